@@ -251,6 +251,7 @@ interface Run {
   step: number | null;
   controller: { owner: string; alive: boolean } | null;
   tags: string[];
+  cost?: { amount: number; waited: number; currency: string; unpriced_hours: number } | null;
   revision: number;
 }
 

@@ -33,14 +33,14 @@ from paceline.wire import Hello, NodeState
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.insight import hangs
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.server.settings import Price
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, audit, nodes, schema, telemetry
 from paceline_backend.store.alerts import rows as alerts
 from paceline_backend.store.fleet import verdicts
 from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.fleet.waiting import DAY_S
 from support.outcomes import keep_outcome
-from support.records import add_run
+from support.records import add_run, waiting_day
 from support.web import SIGNED_IN, serving
 
 ROOT = Path(__file__).parents[1]
@@ -246,10 +246,7 @@ def _weeks(store: Store, today: int) -> Iterator[dict[str, object]]:
             hours = float(random.uniform(60, 190))
             share = float(random.uniform(0.04, 0.2 if number else 0.35))
             worker_s = 3600 * hours
-            yield {
-                **{"day": day, "run": run, "steps": 1_000},
-                **{"worker_s": worker_s, "waited_s": share * worker_s},
-            }
+            yield waiting_day(day, run, worker_s, share * worker_s, steps=1_000)
 
 
 def _verdicts(store: Store, today: int) -> None:

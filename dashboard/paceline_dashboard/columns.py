@@ -59,6 +59,15 @@ RUNS: list[dict[str, Any]] = [
         "cellRenderer": "RunTags",
     },
     {
+        "field": "cost",
+        "headerName": "Cost",
+        "headerTooltip": "Of the workers' time in all steps so far, at the prices of then",
+        "width": 110,
+        "type": "rightAligned",
+        "hide": True,
+        "sortable": False,
+    },
+    {
         "field": "progress",
         "headerName": "Progress",
         "headerTooltip": "Steps done of all steps",

@@ -59,12 +59,14 @@ def _cost() -> html.Section:
             className="bar",
         ),
         html.Div(id="fleet-groups"),
+        html.P(id="fleet-unpriced", className="muted small"),
         labelled="fleet-cost-title",
         beside=[
             tip("cost of waiting", "Worker-hours in which ranks waited for slower ones: four ranks "
-                "that each wait for half an hour are 2 hours. Where an hour of a worker has a "
-                "price, they are money, too. A run counts for each of its tags, so tags may add "
-                "up to more than the days."),
+                "that each wait for half an hour are 2 hours. Where nodes have prices "
+                "(paceline prices), they are money, too: at the price of each node when it "
+                "was. Below, Cost is of all time of the ranks. A run counts for each of its "
+                "tags, so tags may add up to more than the days."),
             save_menu("fleet-cost", "Cost of waiting", ("csv",)),
         ],
     )  # fmt: skip

@@ -23,7 +23,7 @@ from support.pages import (
     open_switch_dialog,
     wait_for_chart,
 )
-from support.records import add_run
+from support.records import add_run, waiting_day
 from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
@@ -122,11 +122,11 @@ def test_no_rule_is_violated_on_other_pages(
         Training(store, bus_url, run).train(60)
     add_run(store, "begun", state="running")
     keep_outcome(store, "a", 0.5, 0.5)
-    day = {"day": int(time.time() // 86_400), "run": "r", "steps": 1}
+    day = waiting_day(int(time.time() // 86_400), "r", 7200.0, 900.0)
     alert = {"rule": "run-waste", "run": "r", "severity": "warning", "words": "Ranks wait."}
     times = {"value": 0.4, "threshold": 0.2, "since": 1.0, "raised_at": 2.0}
     with store.write() as connection:
-        connection.execute(sa.insert(waiting_days).values(**day, worker_s=7200.0, waited_s=900.0))
+        connection.execute(sa.insert(waiting_days).values(day))
         alerts.add(connection, alert | times)
         nodes.expect(connection, "gpu-b1")
     page.goto(str(web.base_url))

@@ -17,12 +17,12 @@ from playwright.sync_api import Page, expect
 from paceline.wire import StepBatch
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.server.origins import Origins
-from paceline_backend.server.settings import Price
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.alerts import rows
 from paceline_backend.store.fleet.tables import waiting_days
 from support.receiver import Receiver, receiving
-from support.records import add_run, hello, record
+from support.records import add_run, hello, record, waiting_day
 from support.web import serving
 
 NEVER = threading.Event()
@@ -93,7 +93,9 @@ def test_the_fleet_says_who_loses_what(
     names = page.locator("#fleet-nodes .name")
     expect(names).to_have_text(["gpu-b1", "gpu-b2", "gpu-c3"])
     notes = page.locator("#fleet-nodes .note")
-    expect(notes).to_have_text(["0 runs", "1 run", "cordoned by ada: its disk is slow, 0 runs"])
+    expect(notes).to_have_text(
+        ["0 runs", "1 run, 0.03 EUR", "cordoned by ada: its disk is slow, 0 runs"]
+    )
     expect(page.locator("#fleet-groups tbody tr")).to_contain_text("owner not known")
     page.locator("#fleet-by").select_option("run")
     expect(page.locator("#fleet-groups tbody tr")).to_contain_text("slow")
@@ -121,8 +123,8 @@ def test_the_focus_stays_while_the_fleet_changes(
     group.focus()
     add_run(store, "other", state="finished")
     with store.write() as connection:  # it has waited for longer, so it comes first
-        day = {"day": int(now // 86_400), "run": "other", "steps": 9}
-        connection.execute(sa.insert(waiting_days).values(day | {"worker_s": 9e6, "waited_s": 8e6}))
+        day = waiting_day(int(now // 86_400), "other", 9e6, 8e6)
+        connection.execute(sa.insert(waiting_days).values(day))
     expect(page.locator("#fleet-groups tbody tr").nth(1)).to_contain_text("slow")
     expect(group).to_be_focused()
     assert link.evaluate("link => link.isConnected")  # nothing changed in its table

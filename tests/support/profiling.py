@@ -56,6 +56,40 @@ def train(fits_on_rank_1: int | None) -> Answer:
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 
+def typical() -> tuple[dict[int, list[int]], list[str], list[tuple[int, int]], int]:
+    """The samples of typical batches, what is said elsewhere, the profile, and how much it read."""
+    with session(24, {"global_batch": 12}) as run:
+        loader, model = run.loader(), run.wrap(network())
+        read: list[int] = []
+        data: Any = loader._loader.dataset
+        plain = type(data).__getitem__
+        type(data).__getitem__ = lambda self, index: (read.append(index), plain(self, index))[1]
+        seen: dict[int, list[int]] = {}
+        said = []
+
+        def refused() -> None:
+            try:
+                loader.typical(2)
+            except PacelineError as error:
+                said.append(str(error))
+
+        def run_batch(samples: int) -> None:
+            indices, x, y = loader.typical(samples)
+            seen[samples] = indices.tolist()
+            mse_loss(model(x), y).backward()
+
+        try:
+            refused()
+            profile = run.profile(run_batch)
+            counted = len(read)
+        finally:
+            type(data).__getitem__ = plain
+        for _ in loader:
+            refused()
+            break
+        return seen, said, profile.times, counted
+
+
 def fail_on(rank: int) -> tuple[str, Profile]:
     """What each rank raises when the callable raises on one; and what it measures after that."""
     with session(24, {"global_batch": 12}) as run:

@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from paceline.node import tokens
 from paceline_backend.api.app import create_app
 from paceline_backend.server.origins import Origins
-from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Price, Proxies, Settings
+from paceline_backend.server.prices import Price
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
 from paceline_backend.server.supervisor import listen
 from paceline_backend.store import Store
 from support.waiting import DEADLINE_S, until

@@ -1,4 +1,4 @@
-"""`paceline nodes`, `check`, `cordon` and `uncordon`: the machines with agents."""
+"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents; and their prices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.commands import prices
 from paceline.commands.options import (
     Json,
     Server,
@@ -18,7 +19,7 @@ from paceline.commands.options import (
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import PacelineError
 
-COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
+COLUMNS = ("id", "state", "type", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
 _MEASURING_S = 90.0
 _LOOK_S = 0.5
 
@@ -28,6 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `pacelin
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
     app.command("nodes")(nodes)
+    prices.register(app)
     app.command("check")(check)
     app.command("cordon")(cordon)
     app.command("uncordon")(uncordon)
@@ -136,6 +138,7 @@ def _row(node: dict[str, Any]) -> dict[str, Any]:
         **node,
         "state": "answers" if node["alive"] else "silent",
         "check": _speeds(node.get("check")),
+        "type": node.get("type"),
         "runs": ", ".join(node["runs"]),
         "spare_of": node.get("spare_of"),
         "cordoned": cordoned,

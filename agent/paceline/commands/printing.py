@@ -49,6 +49,11 @@ def plain(words: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
+def money(amount: float, currency: str) -> str:
+    """An amount with its currency, such as ``1,234.50 EUR``."""
+    return f"{amount:,.2f} {currency}"
+
+
 def spans(numbers: Sequence[int]) -> str:
     """Numbers in few words, such as ``0-3, 7``."""
     made: list[list[int]] = []

@@ -19,12 +19,13 @@ from paceline.commands.options import (
     connected,
     reason,
 )
-from paceline.commands.printing import local_time, plain, print_json, print_table
+from paceline.commands.printing import local_time, money, plain, print_json, print_table
 
 if TYPE_CHECKING:  # `--help` stays light
     from paceline.client import Server as Connection
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
+_COST = "cost"  # a further column where runs have one
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
     *("world", "global_batch", "epoch", "step", "tags", "note", "message"),
@@ -134,7 +135,9 @@ def list_runs(
     if as_json:
         print_json(page)
     else:
-        print_table(COLUMNS, [_row(run) for run in page["items"]])
+        rows = [_row(run) for run in page["items"]]
+        priced = any(row[_COST] for row in rows)
+        print_table((*COLUMNS, _COST) if priced else COLUMNS, rows)
 
 
 def show(
@@ -161,6 +164,9 @@ def show(
             typer.echo(f"{name:13} {local_time(about[name])}")
     for name, value in (about["figures"] or {}).items():
         typer.echo(f"{name:13} {_figure(name, value)}")
+    if cost := about.get("cost"):
+        waited = money(cost["waited"], cost["currency"])
+        typer.echo(f"{'cost':13} {_money(cost)}, of it waiting: {waited}")
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
     columns = ("version", "policy", "parameters", "requested_by", "effective_step")
     print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
@@ -279,7 +285,15 @@ def _at(moment: datetime | None) -> float | None:
 def _row(run: dict[str, Any]) -> dict[str, Any]:
     figures = run.get("figures") or {}  # a server of an earlier release has none
     shown = {name: _figure(name, figures.get(name)) for name in ("step_s", "waste")}
-    return {**run, **shown, "tags": ", ".join(run.get("tags", ()))}
+    cost = run.get("cost") and _money(run["cost"])
+    return {**run, **shown, "tags": ", ".join(run.get("tags", ())), _COST: cost}
+
+
+def _money(cost: dict[str, Any]) -> str:
+    """What a run cost; with what has no price."""
+    unpriced = cost["unpriced_hours"]
+    words = f" + {unpriced:.3g} worker-hours without a price" if unpriced else ""
+    return money(cost["amount"], cost["currency"]) + words
 
 
 def _figure(name: str, value: float | None) -> str | None:

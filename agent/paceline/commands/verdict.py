@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.commands.options import Json, Server, Token, TokenFile, connected
-from paceline.commands.printing import plain, print_json
+from paceline.commands.printing import money, plain, print_json
 
 OptionalRun = Annotated[
     str | None,
@@ -67,6 +67,11 @@ def lines(answer: dict[str, Any]) -> list[str]:
     made = []
     for cause in answer["causes"]:
         made += [plain(cause["words"]), f"  What to do: {plain(cause['to_do'])}."]
+    dear = [cause for cause in answer["causes"] if cause["cost_s"] > 0]
+    if (price := answer.get("price")) is not None and dear:
+        hours = answer["cost_s"] * dear[0]["worker_hours"] / dear[0]["cost_s"]  # of all ranks
+        cost = money(hours * price["amount"], price["currency"])
+        made.append(f"In these steps that is {hours:.3g} worker-hours, {cost}.")
     return made
 
 
@@ -75,13 +80,18 @@ def fleet_lines(answer: dict[str, Any]) -> list[str]:
     made = [plain(answer["words"])]
     if not answer["runs"]:
         return made
-    made.append(f"They have waited {answer['waited_hours']:.2f} worker-hours so far.")
+    currency = answer.get("currency")  # a server of an earlier release does not say
+
+    def waited(of: dict[str, Any]) -> str:
+        words = f"{of['waited_hours']:.2f} worker-hours"
+        return words if currency is None else f"{words} ({money(of['waited_cost'], currency)})"
+
+    made.append(f"They have waited {waited(answer)} so far.")
     for run in answer["runs"]:
         cost = f"{run['lost_workers']:.2f} of {run['workers']} workers lost"
-        waited = f"{run['waited_hours']:.2f} worker-hours waited"
         what = plain(run["what"]) or "no verdict yet"
         name = plain(run["name"])
-        made.append(f"{run['run']}  {name}  {run['level']}: {what} ({cost}, {waited})")
+        made.append(f"{run['run']}  {name}  {run['level']}: {what} ({cost}, {waited(run)} waited)")
     for node in answer["nodes"]:
         runs = "; ".join(f"ranks {_listed(run['ranks'])} of {run['run']}" for run in node["runs"])
         made.append(f"node {plain(node['node'])}: {node['lost_workers']:.2f} workers lost, {runs}")

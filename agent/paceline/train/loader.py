@@ -11,9 +11,12 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from paceline.core.errors import PacelineError
+from paceline.core.terms import whole
 from paceline.train.loop import Loop
 from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
+from paceline.train.profile import spread
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -64,11 +67,34 @@ class Loader:
         self._loop = loop
         # Steps and their turns, given to the DataLoader, not yet to the script.
         self._turns: deque[tuple[Step, Step]] = deque()
+        self._typical: tuple[int, Any] | None = None  # samples, and their batch
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
         if loop.data is not None:
             options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
+
+    def typical(self, samples: int) -> Any:
+        """A batch of typical samples, for `Session.profile`: their sizes are quantiles of all.
+
+        It is read once, so that reading does not count where the same batch is timed again.
+
+        Args:
+            samples: how many, at least 1; samples come again where the data set has fewer.
+
+        Raises:
+            ValueError: `samples` is not a whole number ≥ 1.
+            PacelineError: it is not called within `Session.profile`.
+        """
+        whole("typical", samples, 1)
+        if not self._loop.typical or self._loop.begun:
+            raise PacelineError("typical: call it in what session.profile runs")
+        if self._typical is None or self._typical[0] != samples:
+            self._typical = None  # two batches need not fit into memory
+            batch = self._load(spread(self._loop.typical, samples))
+            data = self._loop.data
+            self._typical = samples, batch if data is None else data.unpacked(batch, 0.0)
+        return self._typical[1]
 
     @property
     def lookahead(self) -> int:
@@ -83,6 +109,7 @@ class Loader:
         loop = self._loop
         if not loop.begin_epoch(self.lookahead):
             return
+        self._typical = None
         self._turns.clear()
         ran_out = False
         longer_s = loop.device.loading_s

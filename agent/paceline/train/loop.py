@@ -75,6 +75,7 @@ class Loop:
         self._filler = meeting.filler
         self.limits = limits
         self.profiles: list[Profile] = []
+        self.typical: list[int] = []  # samples of typical sizes, ascending; empty: no profiling yet
         self.devices: list[RankDevice] = []  # of each rank, once a model is wrapped
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)

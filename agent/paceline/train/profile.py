@@ -183,6 +183,25 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
     return mean, square
 
 
+def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
+    """Gives all ranks typical samples, whose sizes rank 0 knows; each rank calls it.
+
+    Returns:
+        The places of `most` samples in the data set; their sizes are its quantiles, ascending.
+    """
+    if sizes is not None:
+        order = np.argsort(sizes, kind="stable")
+        store.set("profile/typical", json.dumps(spread(order.tolist(), most)))
+    typical: list[int] = json.loads(store.get("profile/typical"))
+    return typical
+
+
+def spread(items: list[int], count: int) -> list[int]:
+    """So many of the items, at equal distances: the middle one, those at a quarter, and so on."""
+    places = (np.arange(count) + 0.5) * len(items) / count
+    return [items[int(place)] for place in places]
+
+
 def listed_limits(limits: Any) -> list[int]:
     """The user's limits as a list: from a number, any kind of sequence, or None (then empty).
 

@@ -31,7 +31,13 @@ from paceline.train.meeting import meet
 from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
-from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
+from paceline.train.profile import (
+    Profile,
+    limits_of,
+    listed_limits,
+    profile_ranks,
+    shared_typical,
+)
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.telling.metrics import MetricNames, Value
@@ -252,10 +258,12 @@ class Session:
         LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once on every
         rank, before the first epoch; if it raised, call it again on every rank. Wrapped models do
         not reduce gradients meanwhile, and have none afterwards. What an optimiser allocates in its
-        first step is not measured.
+        first step is not measured. `Loader.typical` makes batches of the data set's own samples::
+
+            session.profile(lambda n: loss_of(*loader.typical(n)).backward())
 
         Args:
-            run_batch: runs forward and backward on n made-up samples; steps no optimiser.
+            run_batch: runs forward and backward on n samples; steps no optimiser.
             most: samples at most; None: the global batch, more than a rank ever gets.
 
         Raises:
@@ -270,6 +278,7 @@ class Session:
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
+        loop.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
         with loop.statistics.kept():
             profiles = profile_ranks(
                 loop.meeting, models, loop.device.finish, hold, run_batch, most

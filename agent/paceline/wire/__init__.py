@@ -24,6 +24,7 @@ from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
     FAILED_ELSEWHERE,
+    LONGEST_TYPE,
     MOST_PENDING,
     MOST_WHY,
     RENDEZVOUS_GONE,
@@ -88,6 +89,7 @@ __all__ = [
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
     "LIVE_LENGTH",
+    "LONGEST_TYPE",
     "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",

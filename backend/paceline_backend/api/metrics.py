@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -14,10 +14,12 @@ from prometheus_client.registry import Collector
 from paceline.wire import State
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
+from paceline_backend.insight import costs
 from paceline_backend.insight.figures import STEPS, Figures
 from paceline_backend.requests import dead as dead_letters
 from paceline_backend.requests import streams
 from paceline_backend.server import floods, heartbeat
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, StoreError, leases, nodes
 from paceline_backend.store import runs as runs_store
 
@@ -53,6 +55,13 @@ _OF_CAUSES = (
     ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
     ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),
     ("cause_factor", "factor", "So many times slower are ranks that these causes name"),
+)
+
+
+# Per run, where something has a price: name, field of `insight.costs.of_runs`, help.
+_OF_COSTS = (
+    ("cost", "amount", "What its ranks cost in its steps so far"),
+    ("waited_cost", "waited", "What waiting for slower ranks cost so far"),
 )
 
 
@@ -103,9 +112,23 @@ class _ControlPlane(Collector):
         yield GaugeMetricFamily("paceline_controllers", "Runs under a live lease", controllers)
         yield from self._runs()
 
+    def _costs(self, runs: Sequence[str]) -> Iterator[Metric]:
+        """What runs cost; nothing where nothing has a price."""
+        settings: Settings = self.app.state.settings
+        with self.store.read() as connection:
+            told = costs.of_runs(connection, runs, settings.hour_price)
+        known = {run: cost for run, cost in told.items() if cost is not None}
+        for name, field, words in _OF_COSTS if known else ():
+            labels = ["run", "currency"]
+            family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=labels)
+            for run, cost in known.items():
+                family.add_metric([run, cost["currency"]], cost[field])
+            yield family
+
     def _runs(self) -> Iterator[Metric]:
         figures: Figures = self.app.state.figures
         active = figures.active()
+        yield from self._costs([run.run for run in active])
         for name, field, words in _OF_RUNS:
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=["run"])
             for run in active:

@@ -17,6 +17,7 @@ from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requeste
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
+from paceline_backend.insight import costs
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes
 from paceline_backend.store import runs as runs_store
@@ -40,6 +41,14 @@ def settings_of(request: Request) -> Settings:
     """The application's settings."""
     settings: Settings = request.app.state.settings
     return settings
+
+
+def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs as the store gives them, with what each of them cost."""
+    names = [row["id"] for row in rows]
+    with store_of(request).read() as connection:
+        spent = costs.of_runs(connection, names, settings_of(request).hour_price)
+    return [{**row, "cost": spent[row["id"]]} for row in rows]
 
 
 def own_url(request: Request) -> str:
@@ -172,7 +181,7 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
 )
 def get_run(request: Request, response: Response, run: str) -> Any:
     """One run. Its `ETag` is for the `If-Match` of a change."""
-    row = runs_store.get(store_of(request), run)
+    [row] = with_costs(request, [runs_store.get(store_of(request), run)])
     response.headers["ETag"] = etag(row["revision"])
     return row
 

@@ -14,7 +14,8 @@ from paceline.core.errors import PacelineError
 from paceline_backend.commands import parts
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.server.origins import Origins
-from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Price, Proxies, Settings
+from paceline_backend.server.prices import Price
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
 
 _ENVIRONMENT = 3  # exit code, docs/internals.md
 
@@ -104,7 +105,8 @@ HourPrice = Annotated[
     typer.Option(
         envvar="PACELINE_HOUR_PRICE",
         metavar="'2.50 EUR'",
-        help="Of an hour of a worker: costs are told in money, too.",
+        help="Of an hour of a worker, where `paceline prices` has none of its node's type: costs "
+        "are told in money, too.",
     ),
 ]
 MaxStreams = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 import ssl
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from paceline.core.errors import PacelineError
 from paceline.wire.bus import is_loopback
 from paceline_backend.server.origins import Origins
+from paceline_backend.server.prices import Price
 
 PROXY_ROLES = ("viewer", "operator", "admin")
 MAX_STREAMS = 100  # pages of an operator: each has one event stream
@@ -84,39 +84,6 @@ def _parts(text: str | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What an hour of a worker costs."""
-
-    amount: float
-    currency: str
-
-    @property
-    def text(self) -> str:
-        """As `--hour-price` takes it."""
-        return f"{self.amount!r} {self.currency}"
-
-    @classmethod
-    def of(cls, text: str | None) -> Price | None:
-        """As the command line and the environment say it: `2.50 EUR`.
-
-        Raises:
-            PacelineError: it is no amount with a currency.
-        """
-        if not text:
-            return None
-        amount, _, currency = text.strip().partition(" ")
-        try:
-            value = float(amount)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value < 1e6 or not currency.strip().isalpha():
-            raise PacelineError(
-                f"--hour-price {text}: give an amount and a currency, as `2.50 EUR`"
-            )
-        return cls(value, currency.strip())
-
-
-@dataclass(frozen=True)
 class Settings:
     """Where to listen, and which database and bus to use.
 
@@ -144,7 +111,7 @@ class Settings:
     max_streams: int = MAX_STREAMS  # event streams of a client; further ones are refused
     path_prefix: str = ""  # below which a reverse proxy serves this server, such as `/paceline`
     webhook_origins: Origins = field(default_factory=Origins)  # where webhooks may be
-    hour_price: Price | None = None  # of a worker; None: costs are told in hours only
+    hour_price: Price | None = None  # of a worker on a node whose type has no price; None: unknown
     # What stays of runs that are over; None: no limit.
     keep_days: float | None = None
     keep_runs: int | None = None

@@ -96,6 +96,7 @@ nodes = Table(
     Column("check", JSON(none_as_null=True)),  # how fast it is, as its agent measured
     Column("checked_at", Double),  # by the node's clock
     Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
+    Column("type", Text, nullable=False, server_default=""),  # prices go by it; empty: unknown
 )
 
 runs = Table(

@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from paceline.wire import LongPhase, Phase, StepBatch
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.insight import fleet
-from paceline_backend.server.settings import Price
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.fleet import progress, verdicts, waiting
 from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
 from paceline_backend.store.fleet.tables import waiting_days
 from support.command_line import in_process
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, record, waiting_day
 from support.web import serving
 
 NEVER = threading.Event()
@@ -317,7 +317,7 @@ def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:
         answer = client.get("/api/v1/fleet?days=7").json()
         by_run = client.get("/api/v1/fleet?days=7&by=run").json()["groups"]
         verdict = client.get("/api/v1/runs/slow/verdict").json()
-    assert verdict["price"] == {"amount": 2.5, "currency": "EUR"}
+    assert verdict["price"] == {"amount": pytest.approx(2.5), "currency": "EUR"}
     [node] = answer["nodes"]
     assert (node["node"], node["runs"]) == ("n", ["slow"])
     assert node["cordoned"] == {"by": "ada", "at": pytest.approx(now), "reason": "its disk is slow"}
@@ -325,8 +325,12 @@ def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:
     assert sum(node["hours"]) == pytest.approx(0.5, abs=1e-3)
     assert answer["price"] == {"amount": 2.5, "currency": "EUR"}
     assert sum(day["waited_hours"] for day in answer["days"]) == pytest.approx(40 * 0.4 / 3600)
+    assert (answer["currency"], answer["unpriced_hours"]) == ("EUR", 0.0)
     [group] = answer["groups"]
     assert (group["key"], group["runs"]) == ("", 1)
+    for told in (group, node, answer["days"][-1]):
+        assert told["cost"] == pytest.approx(2.5 * told["worker_hours"])
+        assert told["waited_cost"] == pytest.approx(2.5 * told["waited_hours"])
     assert [(each["key"], each["runs"]) for each in by_run] == [("slow", 1)]
 
 
@@ -351,8 +355,7 @@ def test_costs_are_added_up_by_tag(client: httpx.Client, store: Store) -> None:
 def test_of_many_groups_the_cheapest_are_one(store: Store) -> None:
     today = int(time.time() // 86_400)
     rows = [
-        {"day": today, "run": f"r{number}", "steps": 1, "worker_s": 7200.0, "waited_s": 36.0}
-        | ({"waited_s": 3600.0} if number == 7 else {})
+        waiting_day(today, f"r{number}", 7200.0, 3600.0 if number == 7 else 36.0)
         for number in range(103)
     ]
     with store.write() as connection:

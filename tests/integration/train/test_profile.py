@@ -45,6 +45,20 @@ def test_profiles_reach_the_control_plane(ranks: Ranks) -> None:
 
 
 @pytest.mark.ranks
+def test_typical_batches_have_the_quantiles_of_all_sizes(ranks: Ranks) -> None:
+    """Of 24 samples the sizes are 1, 2, 3, 1, 2, 3, …"""
+    for seen, said, times, read in ranks.run(profiling.typical):
+        assert [samples for samples, _ in times] == list(seen) == [2, 4, 8, 12]
+        sizes = {n: [1 + index % 3 for index in indices] for n, indices in seen.items()}
+        assert sizes[2] == [1, 3]
+        assert sizes[4] == [1, 2, 2, 3]
+        assert sizes[12] == [1] * 4 + [2] * 4 + [3] * 4
+        assert len(set(seen[12])) == 12
+        assert read == 2 + 4 + 8 + 12, "a batch is read once, however often it is timed"
+        assert said == ["typical: call it in what session.profile runs"] * 2
+
+
+@pytest.mark.ranks
 def test_a_failure_is_told_on_every_rank_and_another_try_succeeds(ranks: Ranks) -> None:
     said = ranks.run(profiling.fail_on, 1)
     assert [words for words, _ in said] == [

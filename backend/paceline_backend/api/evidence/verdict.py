@@ -12,7 +12,9 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import From, To
 from paceline_backend.insight import verdict as verdicts
-from paceline_backend.store import attempts, runs
+from paceline_backend.server.prices import Price as PriceOfHour
+from paceline_backend.store import Connection, attempts, runs
+from paceline_backend.store.fleet import costs
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
@@ -108,7 +110,8 @@ class PricedVerdict(RunVerdict):
     """A run's verdict, and what its worker-hours cost."""
 
     price: Price | None = Field(
-        description="of a worker-hour, as `paceline server --hour-price` says; null: none"
+        description="of a worker-hour: mean over the time of its ranks in these steps, at the "
+        "prices that their nodes had then; null: not all of them have one"
     )
 
 
@@ -119,6 +122,18 @@ def get_verdict(request: Request, run: str, first: From = None, to: To = None) -
         key = runs.key_of(connection, run)
         placement = attempts.placement(connection, key, to)
         seen = verdicts.read_observed(connection, key, (first, to), placement)
-    price = settings_of(request).hour_price
-    facts = verdicts.facts_of(verdicts.judge(seen))
-    return {**facts, "price": None if price is None else vars(price)}
+        price = _price(connection, key, seen, settings_of(request).hour_price)
+    return {**verdicts.facts_of(verdicts.judge(seen)), "price": price}
+
+
+def _price(
+    connection: Connection, run: int, seen: verdicts.Observed, default: PriceOfHour | None
+) -> dict[str, Any] | None:
+    """What a worker-hour of the steps cost in the mean; None: that of some node is not known."""
+    currency = costs.currency(connection, default)
+    if currency is None or not len(seen.step):
+        return None
+    spent = costs.of_steps(connection, run, int(seen.step[0]), int(seen.step[-1]), default)
+    if spent.unpriced_s or not spent.worker_s:
+        return None
+    return {"amount": spent.cost / (spent.worker_s / 3600), "currency": currency}

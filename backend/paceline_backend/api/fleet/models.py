@@ -29,6 +29,8 @@ class FleetRun(BaseModel):
         description="`share` × `workers`: worker-hours that are lost in an hour", examples=[2.1]
     )
     waited_hours: float = Field(description="worker-hours waited so far", examples=[3.1])
+    cost: float = Field(description="of all time of its ranks so far", examples=[31.0])
+    waited_cost: float = Field(description="of the waiting so far", examples=[7.75])
     hung_s: float = Field(
         description="for so long no rank has gone on; 0: the run does not hang", examples=[0]
     )
@@ -73,6 +75,11 @@ class FleetVerdict(BaseModel):
     waited_hours: float = Field(
         description="worker-hours that these runs waited so far", examples=[5.2]
     )
+    waited_cost: float = Field(description="of that waiting", examples=[13.0])
+    currency: str | None = Field(
+        description="of all costs, which are 0 where it is null: nothing has a price",
+        examples=["EUR"],
+    )
     runs: list[FleetRun] = Field(description="what costs most first")
     waits: list[FleetWait] = Field(description="what costs most first")
     nodes: list[FleetNode] = Field(description="what costs most first")
@@ -83,6 +90,8 @@ class WaitingDay(BaseModel):
 
     worker_hours: float = Field(description="of all ranks of all runs", examples=[960])
     waited_hours: float = Field(description="of these, that they waited", examples=[84.2])
+    cost: float = Field(description="of all time, at the prices of then", examples=[2400.0])
+    waited_cost: float = Field(description="of the waiting", examples=[210.5])
 
 
 class WaitingGroup(WaitingDay):
@@ -96,6 +105,9 @@ class WaitingGroup(WaitingDay):
     runs: int = Field(examples=[3])
     waited_by_day: list[float] = Field(
         description="worker-hours that they waited on each day", examples=[[0, 12.5]]
+    )
+    waited_cost_by_day: list[float] = Field(
+        description="what they waited cost on each day", examples=[[0, 31.25]]
     )
 
 
@@ -111,19 +123,33 @@ class NodeRecord(BaseModel):
     """A node over days."""
 
     node: str = Field(examples=["vm-3"])
+    type: str = Field(description="empty: unknown", examples=["p4d.24xlarge"])
     alive: bool
     runs: list[str] = Field(description="that train there now", examples=[["3f9a1c07be52"]])
     cordoned: NodeCordon | None = Field(examples=[None])
     hours: list[float] = Field(
         description="of each day, in which a verdict named it", examples=[[0, 2.5]]
     )
+    worker_hours: float = Field(description="of ranks there, on these days", examples=[320])
+    waited_hours: float = Field(description="of these, that they waited", examples=[28.1])
+    cost: float = Field(description="of all that time", examples=[800.0])
+    waited_cost: float = Field(description="of the waiting", examples=[70.2])
 
 
 class Fleet(BaseModel):
     """Nodes by day, and what waiting cost."""
 
     first_day: float = Field(description="Unix time at which the first day begins (UTC)")
-    price: Price | None = Field(description="of a worker's hour; null: none was given")
+    price: Price | None = Field(
+        description="of a worker's hour where the type of its node has no price; null: none"
+    )
+    currency: str | None = Field(
+        description="of all costs, which are 0 where it is null: nothing has a price",
+        examples=["EUR"],
+    )
+    unpriced_hours: float = Field(
+        description="worker-hours on nodes without a price, which no cost has", examples=[0]
+    )
     days: list[WaitingDay] = Field(description="oldest first; the last is today")
     groups: list[WaitingGroup] = Field(description="what waited most first")
     nodes: list[NodeRecord] = Field(description="what held runs up most first")

@@ -24,7 +24,7 @@ router = APIRouter(
 def get_fleet_verdict(request: Request) -> Any:
     """Who holds runs up: runs that train by what they lose, what waits where, slow nodes."""
     with store_of(request).read() as connection:
-        return fleet.overview(connection)
+        return fleet.overview(connection, settings_of(request).hour_price)
 
 
 @router.get(
@@ -40,5 +40,5 @@ def get_fleet(
     """Nodes by day, who is cordoned and why, and what waiting cost."""
     price = settings_of(request).hour_price
     with store_of(request).read() as connection:
-        made = fleet.record(connection, days, by, time.time())
+        made = fleet.record(connection, days, by, time.time(), price)
     return {**made, "price": None if price is None else vars(price)}

@@ -12,7 +12,7 @@ from paceline_backend.api.audit.routes import Cursor, Limit
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.history.filters import Filter
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import store_of, with_costs
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter()
@@ -65,4 +65,4 @@ def list_runs(
     except runs_store.CursorError as error:
         errors = [{"field": "cursor", "message": str(error)}]
         raise ProblemError(_INVALID, str(error), errors=errors) from error
-    return {"items": items, "next_cursor": following}
+    return {"items": with_costs(request, items), "next_cursor": following}

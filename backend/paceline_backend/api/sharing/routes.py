@@ -11,9 +11,9 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from paceline_backend.api import report_models
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import From, To
-from paceline_backend.insight import document, quality, trace
+from paceline_backend.insight import costs, document, quality, trace
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -40,10 +40,13 @@ def get_report(
     ] = "json",
 ) -> Any:
     """What each preset of the run achieved; as HTML, with verdict, charts, switches and nodes."""
-    store = store_of(request)
+    store, default = store_of(request), settings_of(request).hour_price
     if form == "json":
-        return {**run_report(store, run, warmup), "quality": quality.of_run(store, run)}
-    return HTMLResponse(document.render(document.read(store, run, warmup)))
+        figures = run_report(store, run, warmup)
+        with store.read() as connection:
+            cost = costs.by_node(connection, run, default)
+        return {**figures, "quality": quality.of_run(store, run), "cost": cost}
+    return HTMLResponse(document.render(document.read(store, run, warmup, default)))
 
 
 @router.get("/trace", responses=_TRACE)

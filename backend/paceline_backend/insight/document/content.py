@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.insight import effects, quality, verdict, workers
+from paceline_backend.insight import costs, effects, quality, verdict, workers
 from paceline_backend.insight.effects import Effect
 from paceline_backend.insight.quality import MetricChange
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 from paceline_backend.insight.verdict import Verdict
 from paceline_backend.insight.whatif.answer import Forecast, kept
+from paceline_backend.server.prices import Price
 from paceline_backend.store import (
     Connection,
     Store,
@@ -68,6 +69,7 @@ class Content:
         forecast: the newest; None: there is none.
         quality: times, target and evaluations; `insight.quality.of_run`.
         metric_changes: before and after switches, by version.
+        cost: so far, in all and by node; `insight.costs.by_node`.
     """
 
     run: Mapping[str, Any]
@@ -84,15 +86,19 @@ class Content:
     forecast: Forecast | None
     quality: Mapping[str, Any]
     metric_changes: Mapping[int, Sequence[MetricChange]]
+    cost: Mapping[str, Any] | None
 
 
-def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
+def read(
+    store: Store, run_id: str, warmup: int = WARMUP_STEPS, default: Price | None = None
+) -> Content:
     """What the database has of a run.
 
     Args:
         store: the database.
         run_id: public id.
         warmup: steps after each policy's start that its figures leave out.
+        default: price of nodes whose type has none.
 
     Raises:
         UnknownRunError: no such run.
@@ -123,6 +129,7 @@ def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
             forecast=next(reversed(kept(forecasts.bodies(connection, key))), None),
             quality=measured,
             metric_changes=quality.after_switches(connection, key),
+            cost=costs.by_node(connection, run_id, default),
         )
 
 

@@ -57,6 +57,7 @@ def render(content: Content) -> str:
         "count": count,
         "moment": moment,
         "ranks": named_ranks,
+        "money": money,
     }
     return environment.get_template("run.html").render(
         run=content.run,
@@ -69,6 +70,7 @@ def render(content: Content) -> str:
         figures=content.figures,
         workers=content.workers,
         nodes=content.nodes,
+        cost=content.cost,
         recommended=advice(content),
         settings=settings(content),
     )
@@ -109,9 +111,19 @@ def tiles(content: Content) -> list[dict[str, str]]:
     rows = [row for row in content.workers if row["compute_s"]]
     if len(rows) > 1:
         made.append(_slowest_tile(rows))
+    if content.cost is not None:
+        made.append(_cost_tile(content.cost))
     if content.quality["target"] is not None:
         made.append(_target_tile(content.quality["target"]))
     return made
+
+
+def _cost_tile(cost: Mapping[str, Any]) -> dict[str, str]:
+    note = f"of it {money(cost['waited'], cost['currency'])} for waiting"
+    if cost["unpriced_hours"]:
+        note += f"; without {cost['unpriced_hours']:.3g} worker-hours that have no price"
+    value = money(cost["amount"], cost["currency"])
+    return {"label": "Cost of its steps", "value": value, "note": note, "level": ""}
 
 
 def _target_tile(target: Mapping[str, Any]) -> dict[str, str]:
@@ -314,6 +326,11 @@ def seconds(value: float | None) -> str:
     if value < 120:
         return f"{value:.3g} s"
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:,.1f} h"
+
+
+def money(amount: float, currency: str) -> str:
+    """An amount with its currency."""
+    return f"{amount:,.2f} {currency}"
 
 
 def percent(value: float | None) -> str:

@@ -6,23 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline_backend.insight import hangs
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, reads
-from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet import costs, progress, verdicts
+from paceline_backend.store.fleet.costs import Spent
 from paceline_backend.store.fleet.progress import Running
 from paceline_backend.store.fleet.verdicts import Kept
 
 
-def overview(connection: Connection) -> dict[str, Any]:
+def overview(connection: Connection, default: Price | None = None) -> dict[str, Any]:
     """Runs that train by what they lose an hour, what waits, and the nodes that hold runs up.
 
     It rests on the verdicts that one worker keeps: a run has none in its first seconds.
+
+    Args:
+        connection: to read from.
+        default: price of nodes whose type has none.
     """
     running = progress.running(connection)
     names = [run.id for run in running]
-    kept, waited = verdicts.newest(connection, names), waiting.of_runs(connection, names)
+    kept, spent = verdicts.newest(connection, names), costs.of_runs(connection, names, default)
     hung = hangs.hung_s(connection, [run.key for run in running])
     runs = [
-        _run(run, kept.get(run.id), waited.get(run.id))
+        _run(run, kept.get(run.id), spent.get(run.id, Spent()))
         | {"hung_s": hung.get(run.key, 0.0), "coasting": _coasts(connection, run)}
         for run in running
     ]
@@ -36,11 +42,13 @@ def overview(connection: Connection) -> dict[str, Any]:
         "waiting_workers": sum(run["waste"] * run["workers"] for run in runs),
         "lost_workers": sum(run["lost_workers"] for run in runs),
         "waited_hours": sum(run["waited_hours"] for run in runs),
+        "waited_cost": sum(run["waited_cost"] for run in runs),
+        "currency": costs.currency(connection, default),
     }
     return made | {"words": _words(made)}
 
 
-def _run(run: Running, kept: Kept | None, waited: tuple[float, float] | None) -> dict[str, Any]:
+def _run(run: Running, kept: Kept | None, spent: Spent) -> dict[str, Any]:
     facts: Mapping[str, Any] = {} if kept is None else kept.body
     workers = run.world or 0
     lost = facts.get("lost_now", 0.0)
@@ -56,7 +64,9 @@ def _run(run: Running, kept: Kept | None, waited: tuple[float, float] | None) ->
         "waste": facts.get("waste_now", 0.0),
         "share": lost,
         "lost_workers": lost * workers,
-        "waited_hours": 0.0 if waited is None else waited[1] / 3600,
+        "waited_hours": spent.waited_s / 3600,
+        "cost": spent.cost,
+        "waited_cost": spent.waited_cost,
         "causes": list(facts.get("causes", ())),
     }
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, nodes
-from paceline_backend.store.fleet import verdicts, waiting
+from paceline_backend.store.fleet import costs, verdicts
+from paceline_backend.store.fleet.costs import Spent
 from paceline_backend.store.fleet.verdicts import Named
 from paceline_backend.store.fleet.waiting import DAY_S
 
 By = Literal["owner", "tag", "run"]
 
 _MOST_GROUPS = 100  # told one by one
+_SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
+_BY_DAY = {"waited_by_day": "waited_hours", "waited_cost_by_day": "waited_cost"}
 
 
-def record(connection: Connection, days: int, by: By, now: float) -> dict[str, Any]:
+def record(
+    connection: Connection, days: int, by: By, now: float, default: Price | None = None
+) -> dict[str, Any]:
     """Nodes by day, and the cost of waiting by day and by owner, tag or run.
 
     Args:
@@ -23,17 +29,21 @@ def record(connection: Connection, days: int, by: By, now: float) -> dict[str, A
         days: how many, until today (UTC).
         by: what the cost is added up by.
         now: Unix time.
+        default: price of nodes whose type has none.
     """
     last = int(now // DAY_S)
     first = last - days + 1
     kept = verdicts.between(connection, first * DAY_S, now)
     hours = straggling(kept, first, days)
-    rows = waiting.days(connection, first, last)
+    rows = costs.days(connection, first, last, default)
+    spent = costs.of_nodes(connection, first, last, default)
     return {
         "first_day": first * DAY_S,
+        "currency": costs.currency(connection, default),
+        "unpriced_hours": sum(row["unpriced_s"] for row in rows) / 3600,
         "days": _days(rows, first, days),
         "groups": _groups(rows, by, first, days),
-        "nodes": _nodes(nodes.listed(connection), hours, days),
+        "nodes": _nodes(nodes.listed(connection), hours, spent, days),
     }
 
 
@@ -71,12 +81,17 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _days(rows: Iterable[Mapping[str, Any]], first: int, days: int) -> list[dict[str, float]]:
-    sums = [{"worker_hours": 0.0, "waited_hours": 0.0} for _ in range(days)]
+    sums = [dict.fromkeys(_SUMS, 0.0) for _ in range(days)]
     for row in rows:
-        day = sums[row["day"] - first]
-        day["worker_hours"] += row["worker_s"] / 3600
-        day["waited_hours"] += row["waited_s"] / 3600
+        for name, value in _sums(row).items():
+            sums[row["day"] - first][name] += value
     return sums
+
+
+def _sums(row: Mapping[str, Any]) -> dict[str, float]:
+    """Hours and money of a row of `store.fleet.costs`."""
+    hours = {"worker_hours": row["worker_s"] / 3600, "waited_hours": row["waited_s"] / 3600}
+    return {**hours, "cost": row["cost"], "waited_cost": row["waited_cost"]}
 
 
 def _groups(
@@ -103,15 +118,17 @@ def _named(row: Mapping[str, Any], by: By) -> list[tuple[str, str]]:
 
 
 def _group(key: str | None, name: str, days: int) -> dict[str, Any]:
-    hours = {"worker_hours": 0.0, "waited_hours": 0.0, "waited_by_day": [0.0] * days}
-    return {"key": key, "name": name, "runs": set(), **hours}
+    by_day: dict[str, list[float]] = {name: [0.0] * days for name in _BY_DAY}
+    return {"key": key, "name": name, "runs": set(), **dict.fromkeys(_SUMS, 0.0), **by_day}
 
 
 def _add(group: dict[str, Any], row: Mapping[str, Any], day: int) -> None:
     group["runs"].add(row["run"])
-    group["worker_hours"] += row["worker_s"] / 3600
-    group["waited_hours"] += row["waited_s"] / 3600
-    group["waited_by_day"][day] += row["waited_s"] / 3600
+    sums = _sums(row)
+    for name in _SUMS:
+        group[name] += sums[name]
+    for name, of in _BY_DAY.items():
+        group[name][day] += sums[of]
 
 
 def _together(groups: Iterable[Mapping[str, Any]], days: int) -> dict[str, Any]:
@@ -119,23 +136,30 @@ def _together(groups: Iterable[Mapping[str, Any]], days: int) -> dict[str, Any]:
     whole = _group(None, "", days)
     for group in groups:
         whole["runs"] |= group["runs"]
-        for hours in ("worker_hours", "waited_hours"):
-            whole[hours] += group[hours]
-        pairs = zip(whole["waited_by_day"], group["waited_by_day"], strict=True)
-        whole["waited_by_day"] = [mine + more for mine, more in pairs]
+        for name in _SUMS:
+            whole[name] += group[name]
+        for name in _BY_DAY:
+            pairs = zip(whole[name], group[name], strict=True)
+            whole[name] = [mine + more for mine, more in pairs]
     return whole
 
 
 def _nodes(
-    listed: Iterable[Mapping[str, Any]], hours: Mapping[str, list[float]], days: int
+    listed: Iterable[Mapping[str, Any]],
+    hours: Mapping[str, list[float]],
+    spent: Mapping[str, Spent],
+    days: int,
 ) -> list[dict[str, Any]]:
-    """Nodes that are listed, and those that verdicts named; what held runs up most first."""
+    """Nodes that are listed, that verdicts named, or that ranks trained on.
+
+    What held runs up most comes first.
+    """
     none = [0.0] * days
-    made = {
-        name: {"node": name, "alive": False, "runs": [], "cordoned": None, "hours": of}
-        for name, of in hours.items()
-    }
+    gone = {"type": "", "alive": False, "runs": [], "cordoned": None}
+    made = {name: {"node": name, **gone} for name in {*hours, *spent} - {""}}
     for node in listed:
-        known = {key: node[key] for key in ("alive", "runs", "cordoned")}
-        made[node["id"]] = {"node": node["id"], **known, "hours": hours.get(node["id"], none)}
+        made[node["id"]] = {"node": node["id"], **{key: node[key] for key in gone}}
+    for name, node in made.items():
+        node["hours"] = hours.get(name, none)
+        node |= _sums(vars(spent.get(name, Spent())))
     return sorted(made.values(), key=lambda node: (-sum(node["hours"]), node["node"]))

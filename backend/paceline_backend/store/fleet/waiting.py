@@ -1,21 +1,28 @@
-"""Time of ranks, and what they wait of it: added up by run and day as steps complete."""
+"""Time of ranks, and what they wait of it, added up as steps complete.
+
+The sums are by run, node, day and price: `store.fleet.costs` turns them into money when it is
+asked, with the price that held at each span's begin. So a price that is put right later counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from paceline_backend.store import attempts as all_attempts
-from paceline_backend.store import segments
+from paceline_backend.store import nodes, segments
 from paceline_backend.store.database import insert
-from paceline_backend.store.fleet.tables import run_progress, waiting_days
-from paceline_backend.store.history import labels
-from paceline_backend.store.schema import attempts, audit, runs, steps
+from paceline_backend.store.fleet.tables import node_prices, run_progress, waiting_days
+from paceline_backend.store.rollups.metrics import of_same_step, over
+from paceline_backend.store.schema import attempts, runs, steps, worker_steps
 
 DAY_S = 86_400.0
-MOST_STEPS = 20_000  # that one transaction counts
+MOST_STEPS = 20_000  # that one transaction counts,
+_MOST_ROWS = 200_000  # and ranks' steps, where ranks are on several nodes
+_TIMES = ("worker_s", "waited_s", "node_s", "node_waited_s")
 _LATE_STEPS = 20  # the newest steps of a run that trains may still be reported again
 
 
@@ -39,9 +46,9 @@ def count(connection: sa.Connection, run: int, *, ended: bool) -> bool:
         counted = counted if first is None else min(counted, first - 1)
         attempt = seen_attempt if first is None and counted >= 0 else attempt
     last = _newest(connection, run) - (0 if ended else _LATE_STEPS)
-    end = _reach(connection, run, counted, last)
+    end = _reach(connection, run, counted, last, _most_steps(connection, run))
     if end > counted:
-        _add(connection, public, _sums(connection, run, counted + 1, end))
+        _add(connection, public, spans_of(connection, run, counted + 1, end))
     done = ended and end >= last
     values = {"counted": max(end, counted), "counted_attempt": attempt, "done": done}
     mine = run_progress.c.run == run
@@ -80,31 +87,137 @@ def _newest(connection: sa.Connection, run: int) -> int:
     return -1 if last is None else int(last.step)
 
 
-def _reach(connection: sa.Connection, run: int, counted: int, last: int) -> int:
+def _most_steps(connection: sa.Connection, run: int) -> int:
+    """How many steps one transaction counts."""
+    several = sa.select(runs.c.world).where(runs.c.key == run, runs.c.nodes_max > 1)
+    world = connection.execute(several).scalar()
+    return max(1, min(MOST_STEPS, _MOST_ROWS // (world or 1)))
+
+
+def _reach(connection: sa.Connection, run: int, counted: int, last: int, most: int) -> int:
     """The last step of one transaction. Numbers of steps may be far apart, so rows are counted."""
     c = steps.c
     between = (c.run == run, c.step > counted, c.step <= last)
-    query = sa.select(c.step).where(*between).order_by(c.step).offset(MOST_STEPS - 1).limit(1)
+    query = sa.select(c.step).where(*between).order_by(c.step).offset(most - 1).limit(1)
     step = connection.execute(query).scalar()
     return last if step is None else int(step)
 
 
-def _sums(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[Any, ...]]:
-    """Day, steps, time of the ranks and what they waited, of a range of steps."""
-    # Under a relaxed synchroniser nobody waits for the slowest rank.
-    apart = [
-        steps.c.step.between(begin, stop - 1)
-        for begin, stop in _merged(segments.apart(connection, run, first, last))
-    ]
-    waits = steps.c.workers * steps.c.compute_max - steps.c.compute_sum
-    waited = sa.case(
-        (sa.or_(sa.false(), *apart), 0.0), else_=sa.case((waits < 0, 0.0), else_=waits)
+def spans_of(connection: sa.Connection, run: int, first: int, last: int) -> list[dict[str, Any]]:
+    """Rows of `waiting_days`, without the run, over a range of its complete steps.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        first: step,
+        last: and the last one, which counts, too.
+    """
+    rows: list[dict[str, Any]] = []
+    for begin, end, placement in all_attempts.placed(connection, run, first, last):
+        names = sorted(set(placement)) or [_only_node(connection, run)]
+        types = nodes.types(connection, names)
+        if len(names) == 1:
+            rows += _of_one_node(connection, run, begin, end, names[0], types[names[0]])
+            continue
+        for node_type in sorted(set(types.values())):
+            ranks = [rank for rank, node in enumerate(placement) if types[node] == node_type]
+            rows += _of_ranks(connection, run, begin, end, placement, node_type, ranks)
+    return rows
+
+
+def _only_node(connection: sa.Connection, run: int) -> str:
+    """The node of a run that has one alone and whose ranks do not say where they are."""
+    c = runs.c
+    query = sa.select(c.node).where(c.key == run, c.nodes_max == 1)
+    return connection.execute(query).scalar() or ""
+
+
+def _of_one_node(
+    connection: sa.Connection, run: int, first: int, last: int, node: str, node_type: str
+) -> list[dict[str, Any]]:
+    """Rows of steps whose ranks are all on one node."""
+    c = steps.c
+    waits = c.workers * c.compute_max - c.compute_sum
+    waited = sa.case((_apart(connection, run, first, last), 0.0), (waits < 0, 0.0), else_=waits)
+    step = (
+        sa.select(
+            _since(node_type).label("since"),
+            (c.workers * c.step_s).label("worker_s"),
+            waited.label("waited_s"),
+            c.step_s.label("node_s"),
+            over(waited, c.workers).label("node_waited_s"),
+        )
+        .where(c.run == run, c.step.between(first, last))
+        .subquery()
+        .c
     )
-    day = sa.cast(sa.func.floor(steps.c.ended_at / DAY_S), sa.Integer)
-    query = sa.select(
-        day, sa.func.count(), sa.func.sum(steps.c.workers * steps.c.step_s), sa.func.sum(waited)
-    ).where(steps.c.run == run, steps.c.step.between(first, last))
-    return [tuple(row) for row in connection.execute(query.group_by(day))]
+    sums = [sa.func.sum(step[name]).label(name) for name in _TIMES]
+    query = sa.select(step.since, sa.func.count().label("steps"), *sums).group_by(step.since)
+    return [_span(row, node, node_type) for row in connection.execute(query).mappings()]
+
+
+def _of_ranks(
+    connection: sa.Connection,
+    run: int,
+    first: int,
+    last: int,
+    placement: Sequence[str],
+    node_type: str,
+    ranks: Sequence[int],
+) -> list[dict[str, Any]]:
+    """Rows of the nodes of one type, which have these ranks."""
+    c, w = steps.c, worker_steps.c
+    waits = c.compute_max - w.compute_s
+    waited = sa.case((_apart(connection, run, first, last), 0.0), (waits < 0, 0.0), else_=waits)
+    of_rank = [w.rank.in_(ranks)] if len(ranks) < len(placement) else []
+    step = (
+        sa.select(
+            _since(node_type).label("since"),
+            w.rank,
+            w.step_s.label("worker_s"),
+            waited.label("waited_s"),
+        )
+        .select_from(steps.join(worker_steps, of_same_step))
+        .where(c.run == run, c.step.between(first, last), *of_rank)
+        .subquery()
+        .c
+    )
+    sums = [sa.func.sum(step[name]).label(name) for name in ("worker_s", "waited_s")]
+    query = sa.select(step.since, step.rank, sa.func.count().label("steps"), *sums)
+    there = Counter(placement)
+    spans: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in connection.execute(query.group_by(step.since, step.rank)):
+        node = placement[row.rank]
+        empty = {"since": row.since, "steps": row.steps, **dict.fromkeys(_TIMES, 0.0)}
+        span = spans.setdefault((node, row.since), empty)
+        span["worker_s"] += row.worker_s
+        span["waited_s"] += row.waited_s
+        span["node_s"] += row.worker_s / there[node]
+        span["node_waited_s"] += row.waited_s / there[node]
+    return [_span(span, node, node_type) for (node, _), span in spans.items()]
+
+
+def _span(sums: Mapping[Any, Any], node: str, node_type: str) -> dict[str, Any]:
+    return {"day": int(sums["since"] // DAY_S), "node": node, "type": node_type, **sums}
+
+
+def _since(node_type: str) -> sa.ColumnElement[Any]:
+    """Where the span of a step begins: its day, or the price of a type that holds at its end."""
+    c, p = steps.c, node_prices.c
+    day = sa.func.floor(c.ended_at / DAY_S) * DAY_S
+    priced = (
+        sa.select(sa.func.max(p.since))
+        .where(p.type == node_type, p.since <= c.ended_at)
+        .correlate(steps)
+        .scalar_subquery()
+    )
+    return sa.case((priced > day, priced), else_=day)
+
+
+def _apart(connection: sa.Connection, run: int, first: int, last: int) -> sa.ColumnElement[bool]:
+    """Whether nobody waits in a step for the slowest rank: the synchroniser is relaxed."""
+    spans = _merged(segments.apart(connection, run, first, last))
+    return sa.or_(sa.false(), *(steps.c.step.between(begin, stop - 1) for begin, stop in spans))
 
 
 def _merged(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -117,46 +230,11 @@ def _merged(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _add(connection: sa.Connection, run: str, sums: Iterable[tuple[Any, ...]]) -> None:
-    names = ("day", "steps", "worker_s", "waited_s")
-    rows = [dict(zip(names, row, strict=True)) | {"run": run} for row in sums]
+def _add(connection: sa.Connection, run: str, spans: Iterable[Mapping[str, Any]]) -> None:
+    rows = [{**span, "run": run} for span in spans]
     if not rows:
         return
-    c = waiting_days.c
+    c, keys = waiting_days.c, ("day", "run", "node", "type", "since")
     added = insert(connection, waiting_days)
-    sums_of = {name: c[name] + added.excluded[name] for name in names[1:]}
-    connection.execute(
-        added.on_conflict_do_update(index_elements=["day", "run"], set_=sums_of), rows
-    )
-
-
-def days(connection: sa.Connection, first: int, last: int) -> list[dict[str, Any]]:
-    """Of a range of days, what each run's ranks spent and waited.
-
-    Each row has the run's `name`, its `owner` (who started it; None: nobody knows) and its `tags`.
-    A run that was pruned has neither name nor tags.
-    """
-    c, a = waiting_days.c, audit.c
-    owners = sa.select(a.run, sa.func.min(a.who).label("owner"))
-    shown = sa.select(c.run).where(c.day.between(first, last))
-    of = owners.where(a.action == "run.create", a.run.in_(shown)).group_by(a.run).subquery()
-    query = (
-        sa.select(
-            c.day, c.run, c.steps, c.worker_s, c.waited_s, runs.c.name, runs.c.key, of.c.owner
-        )
-        .outerjoin(of, of.c.run == c.run)
-        .outerjoin(runs, runs.c.id == c.run)
-        .where(c.day.between(first, last))
-        .order_by(c.day, c.run)
-    )
-    rows = [dict(row) for row in connection.execute(query).mappings()]
-    tags = labels.tags(connection, sorted({row["key"] for row in rows} - {None}))
-    return [{**row, "tags": tags[row["key"]]} for row in rows]
-
-
-def of_runs(connection: sa.Connection, names: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """The time of the ranks of some runs so far, and what they waited of it, in seconds."""
-    c = waiting_days.c
-    query = sa.select(c.run, sa.func.sum(c.worker_s), sa.func.sum(c.waited_s))
-    rows = connection.execute(query.where(c.run.in_(list(names))).group_by(c.run))
-    return {run: (worker_s, waited_s) for run, worker_s, waited_s in rows}
+    sums_of = {name: c[name] + added.excluded[name] for name in ("steps", *_TIMES)}
+    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=sums_of), rows)

@@ -3,7 +3,7 @@ import { BASE, get } from "./api.js";
 import { byId, connection, crumbs, make, poll, problem, renew, text, whenThere } from "./dom.js";
 import { offer, rowsOf } from "./exports.js";
 import { cost, costCsv, costDays, DAY_S, dayOf, groupsOf, shortDay, simpleTable, whoIs } from "./fleetcost.js";
-import { integer, number, percent, plural } from "./format.js";
+import { amount, integer, number, percent, plural } from "./format.js";
 
 const PERIOD_S = 5;
 const MOST_NODES = 40;
@@ -95,8 +95,10 @@ class FleetPage {
   #drawCost() {
     const { fleet } = this;
     const group = fleet.groups.find((/** @type {any} */ each) => each.key === this.only);
-    const days = group ? group.waited_by_day : fleet.days.map((/** @type {any} */ day) => day.waited_hours);
-    renew("fleet-cost", costDays(fleet, days, group ? whoIs(group, fleet.by) : "all runs"));
+    const of = (/** @type {string} */ name) => fleet.days.map((/** @type {any} */ day) => day[name]);
+    const days = group ? [group.waited_by_day, group.waited_cost_by_day] : [of("waited_hours"), of("waited_cost")];
+    renew("fleet-cost", costDays(fleet, days[0], days[1], group ? whoIs(group, fleet.by) : "all runs"));
+    text("fleet-unpriced", unpriced(fleet));
     renew("fleet-groups", groupsOf(fleet, this.only, (key) => {
       this.only = key === this.only ? undefined : key;
       this.#drawCost();
@@ -116,9 +118,9 @@ function draw(verdict, fleet) {
     figure(integer(verdict.runs.length), `running on ${integer(verdict.workers)} workers`),
     figure(integer(held), "held up", held ? "bad" : ""),
     figure(verdict.workers ? percent(verdict.waiting_workers / verdict.workers) : "–", "of worker time waits now"),
-    figure(cost(today.waited_hours, fleet.price), "waited today (UTC)"),
+    figure(cost(today.waited_hours, today.waited_cost, fleet.currency), "waited today (UTC)"),
   );
-  renew("fleet-runs", runs(verdict, fleet.price));
+  renew("fleet-runs", runs(verdict));
   renew("fleet-nodes", record(fleet, verdict.nodes));
 }
 
@@ -131,16 +133,13 @@ function figure(value, words, colour = "") {
   return make("div", { className: "panel" }, make("b", { className: colour }, value), make("span", { className: "muted" }, words));
 }
 
-/**
- * @param {any} verdict
- * @param {any} price
- */
-function runs(verdict, price) {
+/** @param {any} verdict */
+function runs(verdict) {
   if (!verdict.runs.length) return make("p", { className: "muted" }, "No run trains. Verdicts come some seconds after a run's first steps.");
   const rows = verdict.runs.map((/** @type {any} */ run) => [
     make("a", { href: new URL(`runs/${encodeURIComponent(run.run)}`, BASE).pathname, "data-key": run.run }, run.name),
     make("span", { className: LEVELS[run.level] }, run.what ? `${SAID[run.level]}: ${run.what}` : SAID[run.level]),
-    run.policy, ...(run.level === "unknown" ? ["–", "–", "–", "–"] : [integer(run.workers), percent(run.waste), number(run.lost_workers), cost(run.waited_hours, price)]),
+    run.policy, ...(run.level === "unknown" ? ["–", "–", "–", "–"] : [integer(run.workers), percent(run.waste), number(run.lost_workers), cost(run.waited_hours, run.waited_cost, verdict.currency)]),
   ]);
   return simpleTable(["Run", "Verdict", "Policy", "Workers", "Waste now", "Workers lost now", "Waited so far"], rows);
 }
@@ -158,7 +157,7 @@ function record(fleet, now) {
   const cells = fleet.nodes.slice(0, MOST_NODES).flatMap((/** @type {any} */ node) => [
     make("span", { className: `name ${held.has(node.node) ? "bad" : ""}`, title: node.node }, node.node),
     ...node.hours.map((/** @type {number} */ hours, /** @type {number} */ day) => dayCell(fleet, node, hours, day)),
-    make("span", { className: "note", title: note(node) }, note(node)),
+    make("span", { className: "note", title: note(node, fleet.currency) }, note(node, fleet.currency)),
   ]);
   const grid = make("div", { className: "record", role: "img", "aria-label": `Hours a day in which verdicts named each of ${plural(fleet.nodes.length, "node")}` }, ...head, ...cells);
   grid.style.gridTemplateColumns = `minmax(60px, 130px) repeat(${days}, minmax(4px, 18px)) minmax(170px, 1fr)`;
@@ -195,20 +194,35 @@ function dayCell(fleet, node, hours, day) {
   return cell;
 }
 
-/** @param {any} node */
-export function note(node) {
+/**
+ * @param {any} node
+ * @param {string | null} currency of its cost; null: nothing has a price
+ */
+export function note(node, currency = null) {
   const total = node.hours.reduce((/** @type {number} */ sum, /** @type {number} */ hours) => sum + hours, 0);
   const parts = [node.alive ? plural(node.runs.length, "run") : "does not answer"];
   if (node.cordoned) parts.unshift(`cordoned by ${node.cordoned.by}${node.cordoned.reason ? `: ${node.cordoned.reason}` : ""}`);
   if (total > 0) parts.push(`${number(total)} h`);
+  if (currency !== null && node.cost > 0) parts.push(amount(node.cost, currency));
   return parts.join(", ");
+}
+
+/**
+ * What is to be said of time that no cost has.
+ * @param {any} fleet
+ */
+export function unpriced({ currency, unpriced_hours: hours }) {
+  return currency !== null && hours > 0 ? `${number(hours)} worker-hours were on nodes without a price: no cost has them.` : "";
 }
 
 /**
  * Nodes by day as CSV.
  * @param {any} fleet
  */
-export function nodesCsv({ first_day: first, days, nodes }) {
-  const head = ["node", ...days.map((/** @type {any} */ _, /** @type {number} */ day) => dayOf(first + day * DAY_S)), "cordoned by", "reason"];
-  return rowsOf([head, ...nodes.map((/** @type {any} */ node) => [node.node, ...node.hours, node.cordoned?.by, node.cordoned?.reason])]);
+export function nodesCsv({ first_day: first, days, nodes, currency }) {
+  const head = ["node", ...days.map((/** @type {any} */ _, /** @type {number} */ day) => dayOf(first + day * DAY_S)), "cordoned by", "reason", "type", "worker_hours", ...(currency === null ? [] : ["cost", "waited_cost", "currency"])];
+  return rowsOf([head, ...nodes.map((/** @type {any} */ node) => [
+    node.node, ...node.hours, node.cordoned?.by, node.cordoned?.reason, node.type, node.worker_hours,
+    ...(currency === null ? [] : [node.cost, node.waited_cost, currency]),
+  ])]);
 }

@@ -1,20 +1,21 @@
 // What waiting costs: by day, and by owner, tag or run.
 import { make } from "./dom.js";
 import { rowsOf } from "./exports.js";
-import { integer, money, number, percent } from "./format.js";
+import { amount, integer, number, percent } from "./format.js";
 
 export const DAY_S = 86_400;
 const HEADS = /** @type {Record<string, string>} */ ({ owner: "Owner", tag: "Tag", run: "Run" });
 const MOST_GROUPS = 20; // shown; the CSV has all
 
 /**
- * Worker-hours, and money where an hour has a price.
+ * Worker-hours, and what they cost where anything has a price.
  * @param {number} hours
- * @param {{amount: number, currency: string} | null} price
+ * @param {number} money
+ * @param {string | null} currency
  */
-export function cost(hours, price) {
+export function cost(hours, money, currency) {
   const words = `${number(hours)} h`;
-  return price ? `${money(hours, price)} (${words})` : words;
+  return currency === null ? words : `${amount(money, currency)} (${words})`;
 }
 
 /** @param {{worker_hours: number, waited_hours: number}} of */
@@ -44,18 +45,20 @@ export function whoIs({ key, name }, by) {
  * A bar for each day, with its greatest value and its first and last day.
  * @param {any} fleet
  * @param {number[]} hours of each day
+ * @param {number[]} money that they cost
  * @param {string} whose
  */
-export function costDays({ first_day: first, price }, hours, whose) {
+export function costDays({ first_day: first, currency }, hours, money, whose) {
   const most = Math.max(...hours);
+  const told = (/** @type {number} */ day) => cost(hours[day], money[day], currency);
   const bars = hours.map((value, day) => {
-    const bar = make("i", { title: `${dayOf(first + day * DAY_S)}: ${cost(value, price)} waited` });
+    const bar = make("i", { title: `${dayOf(first + day * DAY_S)}: ${told(day)} waited` });
     bar.style.height = `${most > 0 ? (100 * value) / most : 0}%`;
     return bar;
   });
   const label = `Worker-hours that ${whose} waited on each of the last ${bars.length} days; most on a day: ${number(most)} h`;
   return make("div", {},
-    make("p", { className: "cost-most muted small" }, make("span", {}, whose), make("span", {}, most > 0 ? `most on a day: ${cost(most, price)}` : "no waiting on these days")),
+    make("p", { className: "cost-most muted small" }, make("span", {}, whose), make("span", {}, most > 0 ? `most on a day: ${told(hours.indexOf(most))}` : "no waiting on these days")),
     make("div", { className: "cost-days", role: "img", "aria-label": label }, ...bars),
     make("p", { className: "cost-ends muted small" }, make("span", {}, shortDay(first)), make("span", {}, "today (UTC)")));
 }
@@ -66,26 +69,27 @@ export function costDays({ first_day: first, price }, hours, whose) {
  * @param {string | null | undefined} only key of the group that is shown
  * @param {(key: string | null) => void} choose
  */
-export function groupsOf({ groups, price, by }, only, choose) {
+export function groupsOf({ groups, currency, by }, only, choose) {
   if (!groups.length) return make("p", { className: "muted" }, "Nothing has been counted yet. The first hours come a minute after a run's first steps.");
   const rows = groups.slice(0, MOST_GROUPS).map((/** @type {any} */ group) => {
     const button = make("button", { type: "button", className: "group", title: "Show the days of this group", "aria-pressed": String(group.key === only), "data-key": JSON.stringify(group.key) }, whoIs(group, by));
     button.addEventListener("click", () => choose(group.key));
-    return [button, integer(group.runs), share(group), cost(group.waited_hours, price)];
+    const all = currency === null ? [] : [amount(group.cost, currency)];
+    return [button, integer(group.runs), ...all, share(group), cost(group.waited_hours, group.waited_cost, currency)];
   });
-  return simpleTable([HEADS[by] ?? "Who", "Runs", "Waste", "Waited"], rows);
+  return simpleTable([HEADS[by] ?? "Who", "Runs", ...(currency === null ? [] : ["Cost"]), "Waste", "Waited"], rows);
 }
 
 /**
  * Costs as CSV: a row for each day and group that waited.
  * @param {any} fleet
  */
-export function costCsv({ first_day: first, groups, price, by }) {
+export function costCsv({ first_day: first, groups, currency, by }) {
   const rows = groups.flatMap((/** @type {any} */ group) =>
     group.waited_by_day.flatMap((/** @type {number} */ hours, /** @type {number} */ day) =>
-      hours > 0 ? [[dayOf(first + day * DAY_S), whoIs(group, by), hours, ...(price ? [hours * price.amount, price.currency] : [])]] : []));
+      hours > 0 ? [[dayOf(first + day * DAY_S), whoIs(group, by), hours, ...(currency === null ? [] : [group.waited_cost_by_day[day], currency])]] : []));
   rows.sort((/** @type {any[]} */ [x], /** @type {any[]} */ [y]) => (x < y ? -1 : x > y ? 1 : 0));
-  return rowsOf([["day", "who", "waited_hours", ...(price ? ["cost", "currency"] : [])], ...rows]);
+  return rowsOf([["day", "who", "waited_hours", ...(currency === null ? [] : ["cost", "currency"])], ...rows]);
 }
 
 /**

@@ -59,8 +59,17 @@ export function workerHours(hours) {
  * @param {number} hours
  * @param {{amount: number, currency: string}} price of one
  */
-export function money(hours, { amount, currency }) {
-  return `${(hours * amount).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`;
+export function money(hours, { amount: ofOne, currency }) {
+  return amount(hours * ofOne, currency);
+}
+
+/**
+ * An amount of money: "7.75 EUR".
+ * @param {number} value
+ * @param {string} currency
+ */
+export function amount(value, currency) {
+  return `${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`;
 }
 
 /**

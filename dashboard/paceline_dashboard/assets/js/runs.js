@@ -1,7 +1,7 @@
 // The list of runs and the nodes.
 import { get } from "./api.js";
 import { byId, connection, make, poll, problem, show, text, whenThere } from "./dom.js";
-import { bytes, clock, integer, mean, moment, percent, plural } from "./format.js";
+import { amount, bytes, clock, integer, mean, moment, percent, plural } from "./format.js";
 import { RunsFilter } from "./runsfilter.js";
 import { ENDED, simulated, stepsOf } from "./summary.js";
 import { standing } from "./verdict.js";
@@ -160,6 +160,7 @@ class RunsPage {
     if (!this.filter.value.sort) rows.sort((x, y) => Number(x.ended) - Number(y.ended) || (x.ended ? 0 : TONES.indexOf(x.tone) - TONES.indexOf(y.tone)));
     this.grid.setGridOption("rowData", rows);
     this.grid.setColumnsVisible(["tags"], rows.some(({ tags }) => tags?.length));
+    this.grid.setColumnsVisible(["cost"], rows.some(({ cost }) => cost));
     const nothing = rows.length === 0 && !this.filter.narrow;
     show("runs-empty", nothing);
     byId("runs-grid").hidden = nothing;
@@ -186,6 +187,7 @@ function rowOf(run, figures, verdict) {
   const eta = left === null || run.state !== "running" ? "" : clock(Date.now() / 1000 + left);
   return {
     ...run, step_s, se, waste, ended, tone, icon, verdict: title,
+    cost: run.cost ? amount(run.cost.amount, run.cost.currency) : "",
     progress: total === null ? null : Math.min(1, done / total),
     done: ended ? moment(run.ended_at) : eta,
     live: run.state === "running",
@@ -221,13 +223,14 @@ function drawNodes(nodes) {
     );
     return;
   }
-  const head = ["Node", "State", "Cores", "Memory", "GPUs", "Runs", "Last heard", "Version"];
+  const head = ["Node", "State", "Type", "Cores", "Memory", "GPUs", "Runs", "Last heard", "Version"];
   const lines = nodes.map((node) =>
     make(
       "tr",
       {},
       make("th", { scope: "row" }, node.hostname || node.id),
       make("td", {}, make("span", { className: `state ${node.alive ? "running" : "failed"}` }, node.alive ? "alive" : "dead")),
+      make("td", {}, node.type || "–"),
       make("td", {}, integer(node.cores)),
       make("td", {}, bytes(node.memory_bytes)),
       make("td", {}, node.gpus.length ? node.gpus.join(", ") : "none"),
