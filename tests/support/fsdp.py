@@ -231,6 +231,7 @@ class Log:
     policies: list[str] = field(default_factory=list)  # of the segments, on rank 0
     parameters: float = 0.0  # error in the end
     relaxed: bool = False  # a relaxed synchroniser came into force
+    fallback: str = ""  # why not
 
 
 def train(
@@ -284,6 +285,7 @@ def train(
         final = [torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)]
         log.parameters = difference(*final)
         log.policies = list(seen or [])
+        log.fallback = run._loop.gate.suitability._fallback
     return log
 
 

@@ -128,12 +128,13 @@ def test_batchnorm_is_synchronised_over_all_ranks(ranks: Ranks) -> None:
     ids=lambda rules: rules[0],
 )
 def test_under_a_relaxed_policy_gradients_stay_reduced(
-    ranks: Ranks, rules: tuple[str, dict[str, object]], caplog: pytest.LogCaptureFixture
+    ranks: Ranks, rules: tuple[str, dict[str, object]]
 ) -> None:
     plans = partial(fsdp.by_synchronisers, [convert(*rules)])
     logs = ranks.run(partial(fsdp.train, plans, 1, Sharding()))
     for log in logs:
         assert not log.relaxed
+        assert "the model is sharded by fully_shard" in log.fallback
         assert max(log.errors) <= BOUND
 
 

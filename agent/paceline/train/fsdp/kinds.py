@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -13,7 +12,7 @@ def is_dtensor(value: object) -> bool:
     return _is(value, "torch.distributed.tensor", "DTensor")
 
 
-def is_unit(module: nn.Module) -> TypeGuard[Any]:
+def is_unit(module: nn.Module) -> bool:
     """Whether `fully_shard` (FSDP2) was called for this module."""
     return _is(module, "torch.distributed.fsdp", "FSDPModule")
 
