@@ -81,7 +81,7 @@ def sharded(model: nn.Module, replicas: int) -> nn.Module:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Sentences) -> float:
-    """The share of sentences that are classified rightly; all ranks call it, with all of the data."""
+    """The share that is classified rightly; all ranks call it, with all of the data."""
     model.eval()
     hits: list[Tensor] = []
     for batch in DataLoader(data, 50, collate_fn=collate):

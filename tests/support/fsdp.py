@@ -108,9 +108,7 @@ def _made(kind: str, seed: int) -> nn.Module:
     return KINDS[kind]()
 
 
-def compare(
-    kind: str, counts: list[int], loss_mean: str, seed: int, how: Sharding
-) -> list[float]:
+def compare(kind: str, counts: list[int], loss_mean: str, seed: int, how: Sharding) -> list[float]:
     """Errors of three steps in a row, whose ranks have the counts by turns."""
     rank = dist.get_rank()
     current = CurrentStep(dist.get_world_size())
@@ -254,7 +252,10 @@ def train(
         count: N.
     """
     log = Log()
-    with plans() as seen, contextlib.closing(paceline.Session(Sized(count), global_batch=12)) as run:
+    with (
+        plans() as seen,
+        contextlib.closing(paceline.Session(Sized(count), global_batch=12)) as run,
+    ):
         loader, data = run.loader(), Sized(count)
         model = run.wrap(sharded(_network(batchnorm), how), batchnorm=batchnorm)
         reference = _network(batchnorm)
@@ -282,7 +283,9 @@ def train(
                 for optimizer in (ours, theirs):
                     optimizer.step()
                     optimizer.zero_grad()
-        final = [torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)]
+        final = [
+            torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)
+        ]
         log.parameters = difference(*final)
         log.policies = list(seen or [])
         log.fallback = run._loop.gate.suitability._fallback

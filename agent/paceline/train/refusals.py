@@ -54,8 +54,8 @@ def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any
 def _refuse_sharded(model: nn.Module, options: dict[str, Any]) -> None:
     if options:
         raise ValueError(
-            f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, and the model is "
-            "sharded by fully_shard: leave it out, and set what you need by methods of the model"
+            f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, and the model "
+            "is sharded by fully_shard: leave it out, and set what you need by the model's methods"
         )
     if is_wrapped(model):
         raise ValueError(
@@ -82,8 +82,8 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     if is_unit(layer) and not sharded:
         return (
             "is sharded by FSDP2 (fully_shard), and what session.wrap was given is not: call "
-            "fully_shard on the whole model, too, after its parts, and give session.wrap that model "
-            "itself, not what torch.compile makes of it"
+            "fully_shard on the whole model, too, after its parts, and give session.wrap that "
+            "model itself, not what torch.compile makes of it"
         )
     if is_fsdp1(layer):
         return (

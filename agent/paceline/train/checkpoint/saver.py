@@ -66,9 +66,9 @@ class Saver:
     """Loads the newest checkpoint and saves further ones. All ranks make the same calls.
 
     A checkpoint holds rank 0's model and optimiser, since replicas are equal where it is saved, and
-    each rank's random numbers. Of what is sharded, each rank saves its part. Training waits until these are copied to the CPU. A thread writes
-    the copy. Training waits for the thread where more than `every_steps` steps would have to be
-    trained again if all ranks were killed.
+    each rank's random numbers. Of what is sharded, each rank saves its part. Training waits until
+    these are copied to the CPU. A thread writes the copy. Training waits for the thread where more
+    than `every_steps` steps would have to be trained again if all ranks were killed.
 
     Args:
         schedule: where, how often, and how many.
