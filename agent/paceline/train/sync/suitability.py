@@ -123,8 +123,8 @@ class Suitability:
         if any(isinstance(model, WeightedFSDP) for model in self._models):
             return (
                 "the model is sharded by fully_shard, so ranks gather parameters from each other "
-                "in each pass: choose a policy that reduces all gradients in each step, or wrap the "
-                "model without fully_shard"
+                "in each pass: choose a policy that reduces all gradients in each step, or wrap "
+                "the model without fully_shard"
             )
         if any(shares_statistics(model) for model in self._models):
             return (
