@@ -78,7 +78,7 @@ class Waits:
         if self._current.running is None or not torch.is_grad_enabled():
             return
         for node in {tensor.grad_fn for tensor in _differentiable((inputs, more))}:
-            if type(node).__name__ == _REDUCING:
+            if node is not None and type(node).__name__ == _REDUCING:
                 node.register_prehook(self._begin)
                 node.register_hook(self._end)
 
