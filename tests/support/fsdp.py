@@ -190,8 +190,8 @@ def thawed() -> list[float]:
     return errors
 
 
-def timed(slow: int, slow_s: float) -> list[tuple[float, float, float]]:
-    """compute_s, sync_s and the time of steps in which one rank computes for longer."""
+def timed(slow: int, slow_s: float, where: str) -> list[tuple[float, float, float]]:
+    """compute_s, sync_s and the time of steps in which a rank computes for longer in one pass."""
     rank, world = dist.get_rank(), dist.get_world_size()
     current = CurrentStep(world)
     model = sharded(_made("tower", 3), Sharding(reshard=True))
@@ -200,7 +200,13 @@ def timed(slow: int, slow_s: float) -> list[tuple[float, float, float]]:
         if rank == slow and current.running is not None:
             time.sleep(slow_s)
 
-    model.deep[0].register_forward_pre_hook(sleep)
+    def sleep_later(_: nn.Module, __: Any, output: Tensor) -> None:
+        output.register_hook(sleep)
+
+    if where == "forward":
+        model.deep[0].register_forward_pre_hook(sleep)
+    else:
+        model.deep[0].register_forward_hook(sleep_later)
     wrapped = WeightedFSDP(model, current)
     times = []
     for step in range(3):

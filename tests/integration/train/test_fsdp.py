@@ -138,13 +138,17 @@ def test_under_a_relaxed_policy_gradients_stay_reduced(
         assert max(log.errors) <= BOUND
 
 
-def test_waiting_in_collectives_is_no_computing(ranks: Ranks) -> None:
-    """Rank 2 computes for 0.2 s longer; the other ranks wait for it in a unit's all-gather."""
-    for rank, times in enumerate(ranks.run(fsdp.timed, 2, 0.2)):
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_waiting_in_collectives_is_no_computing(ranks: Ranks, where: str) -> None:
+    """Rank 2 computes for 0.2 s longer in a unit that is called twice.
+
+    The others wait for it where a unit's parameters are gathered, or its gradients reduced.
+    """
+    for rank, times in enumerate(ranks.run(fsdp.timed, 2, 0.2, where)):
         for compute_s, sync_s, spent in times[1:]:
             assert compute_s + sync_s <= spent
             if rank == 2:
-                assert compute_s > 0.4  # the unit is called twice
+                assert compute_s > 0.4
             else:
                 assert sync_s > 0.3
                 assert compute_s < sync_s / 2
