@@ -307,8 +307,8 @@ def wrapped_elsewhere(kind: str) -> str:
     """What `Session.wrap` says to a model that something else has wrapped or split.
 
     Args:
-        kind: "ddp"; "part": DDP around a part of the model; "twice": by this session; "fsdp1",
-            "fsdp2", or "dtensor": a parameter of it.
+        kind: "ddp"; "part": DDP around a part of the model; "twice": by this session; "fsdp1", or
+            "dtensor": a parameter of it.
     """
     model: Any = nn.Sequential(network(), nn.Linear(1, 1))
     with session(12, {"global_batch": 4}) as run:
@@ -337,9 +337,6 @@ def _sharded(model: nn.Module, kind: str) -> nn.Module:
 
         return Sharded()
     mesh = device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    if kind == "fsdp2":
-        fsdp.fully_shard(model, mesh=mesh)
-        return model
     return tensor.distribute_module(model, mesh)
 
 

@@ -341,6 +341,6 @@ def wrap(
     return WeightedDDP(model, current, **options)
 
 
-def trained(models: Sequence[WeightedDDP | SingleProcess]) -> list[nn.Parameter]:
-    """The parameters of these models that are trained, in the same order on all ranks."""
-    return [p for model in models for p in model.module.parameters() if p.requires_grad]
+def trained(models: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of wrapped models that are trained, in the same order on all ranks."""
+    return [p for model in models for p in model.parameters() if p.requires_grad]

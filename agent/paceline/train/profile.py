@@ -21,7 +21,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 
 if TYPE_CHECKING:
-    from paceline.train.ddp import SingleProcess, WeightedDDP
+    from paceline.train.fsdp.model import Wrapped
     from paceline.train.meeting import Meeting
 
 _TIMINGS = 3  # timings of each batch size; their median counts
@@ -92,7 +92,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def unreduced(models: Iterable[WeightedDDP | SingleProcess]) -> Iterator[None]:
+def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
     """Within it wrapped models do not reduce gradients; unless it raises, they have none after."""
     with ExitStack() as local:
         for model in models:
@@ -143,7 +143,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
 
 def profile_ranks(
     meeting: Meeting,
-    models: Iterable[WeightedDDP | SingleProcess],
+    models: Iterable[Wrapped],
     finish: Finish,
     hold: Callable[[tuple[float, float]], Hold],
     run_batch: Callable[[int], object],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import nn
@@ -10,6 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.ddp import SingleProcess
+from paceline.train.fsdp.kinds import is_dtensor, is_fsdp1, is_sharded, is_unit
+from paceline.train.fsdp.model import is_wrapped
+from paceline.train.fsdp.units import refuse
 from paceline.train.norms import layers as norms
 
 _OPTIONS = {
@@ -29,41 +31,64 @@ def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any
     """
     if batchnorm not in (None, "sync", "local"):
         raise ValueError(f"batchnorm={batchnorm!r}: give 'sync' or 'local', or leave it out")
+    sharded = is_unit(model)
     for name, layer in model.named_modules():
-        why = _wrapper(layer) or _layer(layer, batchnorm)
+        why = _wrapper(layer, sharded) or _layer(layer, batchnorm)
         if why is not None:
             raise ValueError(f"{name or 'the model'} {why}")
+    if sharded:
+        _refuse_sharded(model, options)
+        return
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
             raise ValueError(
                 f"parameter {name} is a DTensor: each rank has a part of it, and Paceline weighs "
                 "whole gradients; give session.wrap the model before parallelize_module or "
-                "distribute_tensor"
+                "distribute_tensor, or shard it over all ranks with fully_shard"
             )
     for option, reason in _OPTIONS.items():
         if options.get(option) is not None:
             raise ValueError(f"wrap(..., {option}=…) is refused: {reason}")
 
 
-def _wrapper(layer: nn.Module) -> str | None:
+def _refuse_sharded(model: nn.Module, options: dict[str, Any]) -> None:
+    if options:
+        raise ValueError(
+            f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, and the model "
+            "is sharded by fully_shard: leave it out, and set what you need by the model's methods"
+        )
+    if is_wrapped(model):
+        raise ValueError(
+            "the model is sharded, and a session has wrapped it already: give it to session.wrap "
+            "once, or close the other session first"
+        )
+    refuse(model)
+
+
+def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Why a model in another wrapper is refused: its gradients are reduced before they are weighed.
 
     FSDP2 is named before its parameters, which are DTensors, are seen.
+
+    Args:
+        layer: the model, or a part of it.
+        sharded: `fully_shard` was called for the model itself.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
             f"is a {type(layer).__name__} already: give session.wrap the plain model, once, in "
             "place of DistributedDataParallel"
         )
-    if _is(layer, "torch.distributed.fsdp", "FSDPModule"):
+    if is_unit(layer) and not sharded:
         return (
-            "is sharded by FSDP2 (fully_shard), which reduces gradients before Paceline can weigh "
-            "them: give session.wrap the plain model and leave fully_shard out"
+            "is sharded by FSDP2 (fully_shard), and what session.wrap was given is not: call "
+            "fully_shard on the whole model, too, after its parts, and give session.wrap that "
+            "model itself, not what torch.compile makes of it"
         )
-    if _is(layer, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+    if is_fsdp1(layer):
         return (
             "is a FullyShardedDataParallel, which reduces gradients before Paceline can weigh "
-            "them: give session.wrap the plain model and leave FSDP out"
+            "them: shard the model with fully_shard (FSDP2), or leave FSDP out"
         )
     return None
 
@@ -93,6 +118,12 @@ def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[s
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "
         "would not be reduced",
     }
+    if is_sharded(model):
+        raise ValueError(
+            "the model is sharded by fully_shard, whose ranks gather parameters from each other in "
+            "each pass, and with Session(micro_batches=True) ranks have different numbers of "
+            "passes: leave micro_batches out, or fully_shard"
+        )
     if norms.shares_statistics(model, batchnorm):
         raise ValueError(
             "wrap(batchnorm='sync'), or a SyncBatchNorm, and Session(micro_batches=True) do not go "
@@ -105,18 +136,3 @@ def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[s
                 f"wrap({name}=True) and Session(micro_batches=True) do not go together: {why}; "
                 "leave one of them out"
             )
-
-
-def is_dtensor(value: object) -> bool:
-    """Whether a rank has only a part of this tensor."""
-    return _is(value, "torch.distributed.tensor", "DTensor")
-
-
-def _is(value: object, module: str, name: str) -> bool:
-    """Whether a value is of a class of torch, without importing the class's module.
-
-    These modules take a second to import. Where a module was never imported, no value is of its
-    classes.
-    """
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(value, kind)

@@ -22,9 +22,9 @@ from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
-from paceline.train.ddp import wrap
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
@@ -204,13 +204,15 @@ class Session:
     def wrap(self, model: nn.Module, *, batchnorm: str | None = None, **options: Any) -> nn.Module:
         """The model with weighted gradients; replaces DistributedDataParallel.
 
+        A model that `torch.distributed.fsdp.fully_shard` has sharded stays the same object.
+
         Args:
-            model: plain, on its device, in no wrapper of another framework. Wrap each model that
-                is trained.
+            model: plain, on its device, in no wrapper of another framework; or sharded by
+                `fully_shard`, over all ranks. Wrap each model that is trained.
             batchnorm: what its BatchNorm layers normalise by. "sync": the whole global batch, as
                 one process would. "local": each rank's own batch. SyncBatchNorm layers are "sync".
                 The layers are changed in place.
-            **options: of DistributedDataParallel.
+            **options: of DistributedDataParallel; none for a sharded model.
 
         Raises:
             ValueError: a layer, a wrapper or an option that would train wrongly; the message says
@@ -220,14 +222,13 @@ class Session:
         if self._loop.limits.micro_batches:
             refuse_accumulation(model, batchnorm, options)
         adapt(model, batchnorm or "local", self._loop.current)
-        parameter = next(model.parameters(), None)
-        if parameter is not None:
-            self._loop.device.use(parameter.device)
         wrapped = wrap(model, self._loop.current, options)
+        if (device := device_of(wrapped)) is not None:
+            self._loop.device.use(device)
         if not self._loop.gate.models:
             self._loop.introduce()
         self._loop.gate.models.append(wrapped)
-        return wrapped
+        return model if isinstance(wrapped, WeightedFSDP) else wrapped
 
     def optimizer(
         self, optimizer: _Optimizer, scaler: torch.amp.GradScaler | None = None

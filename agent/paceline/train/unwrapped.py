@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from paceline.core.errors import PacelineError
-from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
-from paceline.train.refusals import is_dtensor
+from paceline.train.ddp import CurrentStep
+from paceline.train.fsdp.kinds import is_dtensor
+from paceline.train.fsdp.model import Wrapped
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -72,7 +73,7 @@ class UnwrappedModels:
     def __init__(
         self,
         current: CurrentStep,
-        models: Sequence[WeightedDDP | SingleProcess],
+        models: Sequence[Wrapped],
         store: Store,
         rank: int,
     ) -> None:
@@ -140,7 +141,7 @@ class UnwrappedModels:
     @property
     def wrapped(self) -> set[int]:
         """The `id`s of the parameters of the models that the session wraps."""
-        return {id(p) for model in self._models for p in model.module.parameters()}
+        return {id(p) for model in self._models for p in model.parameters()}
 
     def _meet(self, optimiser: torch.optim.Optimizer) -> _Apart | None:
         """What is to be compared of an optimiser that steps for the first time."""

@@ -228,7 +228,6 @@ def test_a_second_model_whose_gradients_are_reduced_is_not_told_of(ranks: Ranks,
         ("ddp", ["the model is a DistributedDataParallel already: give session.wrap the plain"]),
         ("part", ["1 is a DistributedDataParallel already"]),
         ("twice", ["the model is a WeightedDDP already: give session.wrap the plain model, once"]),
-        ("fsdp2", ["the model is sharded by FSDP2 (fully_shard)", "leave fully_shard out"]),
         (
             "dtensor",
             ["parameter 0.0.weight is a DTensor", "before parallelize_module or distribute_tensor"],

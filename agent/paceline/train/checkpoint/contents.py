@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from paceline.train.ddp import SingleProcess, WeightedDDP
+from paceline.train.fsdp.kinds import is_dtensor, is_sharded
 
 State = dict[str, Any]  # key → tensor, or a value that pickle knows
 
@@ -37,6 +39,29 @@ class Contents:
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
         return state
+
+    def shards(self) -> State:
+        """Of the state, tensors of which each rank has a part; none where no model is sharded."""
+        if not is_sharded(self.model):
+            return {}
+        return {key: value for key, value in self.state().items() if is_dtensor(value)}
+
+    def layout(self) -> dict[str, torch.Tensor]:
+        """Tensors of which each rank has a part, by the keys of what is split over ranks like them.
+
+        Of an optimiser's state, which may not be there yet, the key ends with the parameter:
+        ``optimizer/PARAMETER``.
+        """
+        return dict(self._layout()) if is_sharded(self.model) else {}
+
+    def _layout(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in self.model.state_dict().items():
+            if is_dtensor(value):
+                yield f"model/{name}", value
+        given = (p for group in self.optimizer.param_groups for p in group["params"])
+        for number, parameter in enumerate(given):
+            if is_dtensor(parameter):
+                yield f"optimizer/{number}", parameter
 
     def load(self, state: State) -> None:
         """Puts a state into them.

@@ -66,9 +66,9 @@ class Saver:
     """Loads the newest checkpoint and saves further ones. All ranks make the same calls.
 
     A checkpoint holds rank 0's model and optimiser, since replicas are equal where it is saved, and
-    each rank's random numbers. Training waits until these are copied to the CPU. A thread writes
-    the copy. Training waits for the thread where more than `every_steps` steps would have to be
-    trained again if all ranks were killed.
+    each rank's random numbers. Of what is sharded, each rank saves its part. Training waits until
+    these are copied to the CPU. A thread writes the copy. Training waits for the thread where more
+    than `every_steps` steps would have to be trained again if all ranks were killed.
 
     Args:
         schedule: where, how often, and how many.
@@ -224,7 +224,7 @@ class Saver:
     def _state(self, position: Position) -> State:
         mine = random_state(self._rank)
         if self._rank > 0:
-            return mine
+            return {**mine, **self._contents.shards()}
         return {
             **mine,
             **self._contents.state(),
@@ -237,7 +237,7 @@ class Saver:
 
         path = self._folder.whole(steps)
         try:
-            return storage.read(path, self._rank, self._group)
+            return storage.read(path, self._rank, self._group, self._contents.layout())
         except PacelineError as error:
             raise PacelineError(
                 f"checkpoint {path} cannot be read: {error}: all nodes must share its directory; "

@@ -6,7 +6,7 @@ Import it only where it is needed: torch.distributed.checkpoint takes a second t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,8 +35,19 @@ def write(directory: Path, state: State, group: dist.ProcessGroup | None) -> Non
         save(state, storage_writer=writer, planner=planner, process_group=group)
 
 
-def read(directory: Path, rank: int, group: dist.ProcessGroup | None) -> State:
+def read(
+    directory: Path,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    layout: Mapping[str, torch.Tensor] | None = None,
+) -> State:
     """What ranks wrote into a directory, without what is of other ranks alone.
+
+    Args:
+        directory: of the checkpoint.
+        rank: this rank.
+        group: of the ranks that read; None: a single process.
+        layout: see `Contents.layout`; of what is split over ranks, a rank reads its part.
 
     Raises:
         PacelineError: that failed on a rank, which the message names.
@@ -44,20 +55,32 @@ def read(directory: Path, rank: int, group: dist.ProcessGroup | None) -> State:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = FileSystemReader(directory)
     with _failures_named():
-        state = _template(reader, rank)
+        state = _template(reader, rank, layout or {})
         load(state, storage_reader=reader, planner=planner, process_group=group)
     return state
 
 
-def _template(reader: FileSystemReader, rank: int) -> State:
+def _template(reader: FileSystemReader, rank: int, layout: Mapping[str, torch.Tensor]) -> State:
     """What to read into."""
     return {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        key: _empty(entry, layout.get(_place(key)))
         if isinstance(entry, TensorStorageMetadata)
         else None
         for key, entry in reader.read_metadata().state_dict_metadata.items()
         if of_rank(key, rank)
     }
+
+
+def _place(key: str) -> str:
+    """The key of a layout that says how an entry is split over ranks."""
+    return key.rpartition("/")[0] if key.startswith("optimizer/") else key
+
+
+def _empty(entry: TensorStorageMetadata, like: torch.Tensor | None) -> torch.Tensor:
+    dtype = entry.properties.dtype
+    if like is None or like.shape != entry.size:  # such as an optimiser's number of steps
+        return torch.empty(entry.size, dtype=dtype)
+    return torch.empty_like(like, dtype=dtype, requires_grad=False)
 
 
 @contextmanager

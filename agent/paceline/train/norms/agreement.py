@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
+from paceline.train.ddp import CurrentStep
+from paceline.train.fsdp.model import Wrapped
 from paceline.train.norms.layers import Local
 from paceline.train.parts import Step
 
@@ -25,7 +26,7 @@ class RunningStatistics:
         models: that the session wraps; it adds to them.
     """
 
-    def __init__(self, current: CurrentStep, models: Sequence[WeightedDDP | SingleProcess]) -> None:
+    def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
         self._samples = 0  # that this rank has trained since the last mean
 

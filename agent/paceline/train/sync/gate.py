@@ -16,7 +16,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
-from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP, trained
+from paceline.train.ddp import CurrentStep, trained
+from paceline.train.fsdp import model as sharded
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
 from paceline.train.sync import make
@@ -90,7 +91,7 @@ class SyncGate:
         self._current = current
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
-        self.models: list[WeightedDDP | SingleProcess] = []  # `Session.wrap` adds to it
+        self.models: list[sharded.Wrapped] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
         self.stealing: Stealing | None = None  # None until training begins
         self.outer = Outer()
@@ -142,6 +143,7 @@ class SyncGate:
             PacelineError: a rank left its loop; the message says which rank, and where.
         """
         self._unwrapped.look()
+        sharded.begin(self.models)
         before, self._step = self._step, step
         same_segment = before is not None and before.segment == step.segment
         if not same_segment:
@@ -283,6 +285,7 @@ class SyncGate:
         """Ends this rank's part. If that is in the middle of a segment, the others are told."""
         self._hook.remove()
         self._unwrapped.close()
+        sharded.close(self.models)
         self._current.parameters = list
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"

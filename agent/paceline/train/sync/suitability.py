@@ -8,7 +8,8 @@ from enum import Enum, auto
 
 import torch.distributed as dist
 
-from paceline.train.ddp import SingleProcess, WeightedDDP, trained
+from paceline.train.ddp import trained
+from paceline.train.fsdp.model import WeightedFSDP, Wrapped
 from paceline.train.norms.layers import shares_statistics
 from paceline.train.parts import Step
 from paceline.train.sync.base import Ranks
@@ -25,7 +26,7 @@ _WARNING = (
 _NO_STEP = "torch has seen no step of the wrapped models' optimiser on ranks {ranks}"
 
 OnFallback = Callable[[Step, str], None]  # with the segment's step, and why it is all-reduced
-Models = Sequence[WeightedDDP | SingleProcess]
+Models = Sequence[Wrapped]
 
 
 class Suits(Enum):
@@ -119,6 +120,12 @@ class Suitability:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):
             return "the model is wrapped with static_graph=True"
+        if any(isinstance(model, WeightedFSDP) for model in self._models):
+            return (
+                "the model is sharded by fully_shard, so ranks gather parameters from each other "
+                "in each pass: choose a policy that reduces all gradients in each step, or wrap "
+                "the model without fully_shard"
+            )
         if any(shares_statistics(model) for model in self._models):
             return (
                 "ranks wait for each other in each synchronised BatchNorm layer: wrap the model "

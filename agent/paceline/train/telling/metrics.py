@@ -44,6 +44,10 @@ class MetricNames:
 
 def _check_value(place: str, value: object) -> None:
     if isinstance(value, torch.Tensor):
+        if hasattr(value, "full_tensor"):  # reading it later would wait for other ranks
+            raise TypeError(
+                f"{place} is a DTensor, of which each rank has a part: give its full_tensor()"
+            )
         if value.ndim:
             raise ValueError(
                 f"{place} has the shape {list(value.shape)}: give a number or a tensor without "

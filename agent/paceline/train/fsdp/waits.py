@@ -1,0 +1,130 @@
+"""What ranks wait for each other within the passes of a sharded model.
+
+FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
+backward pass. After the backward pass it reduces the unit's gradients. All of it happens in hooks,
+and torch calls hooks in their order. So FSDP's hooks stand between two of these, and the time
+between the two is no computing. On a CUDA device a stamp is an event of the stream that computes:
+collectives that other streams run beside it cost no time there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from paceline.train.ddp import CurrentStep
+from paceline.train.timing import RunningStep
+
+_REDUCING = "RegisterPostBackwardFunctionBackward"  # FSDP's node, which reduces a unit's gradients
+
+
+class Waits:
+    """Counts FSDP's collectives of one model as waiting. For one thread.
+
+    The last gradients are reduced once the backward pass is through: as with
+    DistributedDataParallel, that is where a slow rank is waited for.
+
+    Args:
+        current: the current step of the session.
+    """
+
+    def __init__(self, current: CurrentStep) -> None:
+        self._current = current
+        self._meeting: AbstractContextManager[None] | None = None  # that has begun
+        self._made: dict[int, list[Tensor]] = {}  # by a module, in its forward pass that ends
+        self._backward: RunningStep | None = None  # whose backward pass is under way
+        self._ends = False  # the backward pass's end is yet to be queued
+
+    def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
+        """Puts hooks around FSDP's; returns what removes them.
+
+        Args:
+            modules: for which `fully_shard` was called.
+        """
+        handles = []
+        for module in modules:
+            handles += [
+                module.register_forward_pre_hook(self._before_forward, prepend=True),
+                module.register_forward_pre_hook(self._at_forward, with_kwargs=True),
+                module.register_forward_hook(self._after_forward, prepend=True),
+                module.register_forward_hook(self._forward_done),
+            ]
+        return handles
+
+    def _begin(self, *_: Any) -> None:
+        running = self._current.running
+        if running is not None and self._meeting is None:
+            self._meeting = running.meeting()
+            self._meeting.__enter__()
+
+    def _end(self, *_: Any) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.__exit__(None, None, None)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, *_: Any) -> None:
+        self._begin()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _at_forward(self, _: nn.Module, inputs: Any, more: Any) -> None:
+        self._end()
+        if self._current.running is None or not torch.is_grad_enabled():
+            return
+        for node in {tensor.grad_fn for tensor in _differentiable((inputs, more))}:
+            if node is not None and type(node).__name__ == _REDUCING:
+                node.register_prehook(self._begin)
+                node.register_hook(self._end)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
+        if self._current.running is None or not torch.is_grad_enabled():
+            return
+        self._made[id(module)] = tensors = _differentiable(output)
+        for tensor in tensors:
+            tensor.register_hook(self._before_backward)  # type: ignore[no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_done(self, module: nn.Module, *_: Any) -> None:
+        for tensor in self._made.pop(id(module), []):
+            tensor.register_hook(self._at_backward)  # type: ignore[no-untyped-call]
+
+    def _before_backward(self, _: Tensor) -> None:
+        running = self._current.running
+        if running is not None and self._backward is not running:
+            self._backward, self._ends = running, True
+            _queue(self._computed)
+        self._begin()
+
+    def _at_backward(self, _: Tensor) -> None:
+        self._end()
+        if self._ends:
+            self._ends = False
+            _queue(self._reduced)
+
+    def _computed(self) -> None:
+        """All gradients are computed. FSDP's own callback, which comes next, reduces the last."""
+        self._end()
+        if self._backward is not None:
+            self._backward.gradients_ready()
+
+    def _reduced(self) -> None:
+        running, self._backward = self._backward, None
+        if running is not None:
+            running.reduced()
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    """Has autograd call this once the backward pass is through, after what was queued before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _differentiable(values: Any) -> list[Tensor]:
+    leaves = tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
