@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
+from paceline.train.seeding.samples import sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
@@ -174,6 +175,19 @@ class Session:
         step = self._loop.running().step
         last = not step.more
         return Batch(step.epoch, step.step, step.samples, step.load, step.weight, last)
+
+    def generator(
+        self, index: SupportsIndex, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """A sample's random numbers in the present epoch, for the loop's body.
+
+        They are those that `paceline.generator` gives to the data set; see there.
+
+        Raises:
+            TypeError, ValueError: `index` is no whole number ≥ 0.
+        """
+        loop = self._loop
+        return torch_generator(sequence_of(loop.terms.seed, loop.epoch, index), device)
 
     def loader(self, **options: Any) -> Loader:
         """The loader of this rank's batches; one per session.
