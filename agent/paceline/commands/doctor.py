@@ -64,7 +64,10 @@ def _document(finding: Finding) -> dict[str, object]:
 def _told(finding: Finding) -> str:
     """A finding for people: its level, what was looked at, what it says, and what to do."""
     first, *more = finding.says.split("\n")
-    lines = [f"{finding.level.value:8} {finding.check}: {first}", *(f"{'':9}{line}" for line in more)]
+    lines = [
+        f"{finding.level.value:8} {finding.check}: {first}",
+        *(f"{'':9}{line}" for line in more),
+    ]
     if finding.do:
         lines.append(f"{'':9}→ {finding.do}")
     return "\n".join(map(plain, lines))

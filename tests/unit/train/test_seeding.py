@@ -26,7 +26,7 @@ def state() -> list[Any]:
 def test_seed_epoch_and_index_give_a_stream_of_their_own(
     first: tuple[int, int, int], second: tuple[int, int, int]
 ) -> None:
-    a, b = (np.random.default_rng(sequence_of(*each)).random(4).tolist() for each in (first, second))
+    a, b = (np.random.default_rng(sequence_of(*of)).random(4).tolist() for of in (first, second))
     assert (a == b) == (first == second)
 
 
@@ -41,8 +41,9 @@ def test_the_streams_of_a_sample_begin_anew_with_each_call(
         of_numpy = [paceline.numpy_generator(index).random() for _ in range(2)]
         with paceline.seeded(index):
             of_globals = torch.rand(3)
+    oracle = torch.rand(3, generator=torch_generator(sequence_of(seed, epoch, index), "cpu"))
     assert torch.equal(first, second)
-    assert torch.equal(first, torch.rand(3, generator=torch_generator(sequence_of(seed, epoch, index), "cpu")))
+    assert torch.equal(first, oracle)
     assert torch.equal(first, of_globals)  # one stream, with and without a generator
     assert of_numpy[0] == of_numpy[1]
 

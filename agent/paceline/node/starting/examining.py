@@ -178,5 +178,11 @@ def _named(message: str) -> int | None:
 def _died(message: str) -> Finding:
     first, _, rest = message.partition("\n")
     lines = "\n".join(rest.splitlines()[-_SHOWN:])
-    says = f"A rank died without a word: {first}" if first else "A rank died without a word."
-    return Finding("script", Level.PROBLEM, f"{says}\n{lines}".rstrip("\n"), "See its last lines.")
+    what = first.partition("; log: ")[0]  # the log is deleted with all the rest
+    says = f"A rank died without a word: {what}" if what else "A rank died without a word."
+    return Finding(
+        "script",
+        Level.PROBLEM,
+        f"{says}\n{lines}".rstrip("\n"),
+        "Let it run with torchrun first. SIGKILL is also what comes where memory runs out.",
+    )

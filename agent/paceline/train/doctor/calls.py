@@ -53,7 +53,9 @@ class Calls:
     @property
     def of_parts(self) -> list[Call]:
         """The calls, the model's own first, and then those of its parts from the outside in."""
-        return sorted(self._calls.values(), key=lambda call: (call.name != "", call.name.count(".")))
+        return sorted(
+            self._calls.values(), key=lambda call: (call.name != "", call.name.count("."))
+        )
 
     def close(self) -> None:
         """Notes nothing any more."""
@@ -95,7 +97,7 @@ def _autocast() -> torch.dtype | None:
 
 
 def tensors(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """The tensors in a value, also in lists, tuples and mappings, with the places that they have."""
+    """The tensors in a value, also in lists, tuples and mappings, with their places."""
     if isinstance(value, Tensor):
         yield place, value
     elif isinstance(value, Mapping):

@@ -48,7 +48,9 @@ def sessions(seen: Seen) -> Iterator[Finding]:
             f"{terms.global_batch}, {terms.steps_per_epoch:,} steps in an epoch."
         )
         if number:
-            says += " The first session alone is planned and reported; this one trains as plain DDP."
+            says += (
+                " The first session alone is planned and reported; this one trains as plain DDP."
+            )
         yield Finding("session", Level.OK, says)
 
 
@@ -124,7 +126,8 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
             continue
         why = known.session._loop.gate.suitability.refusal()
         if why is None:
-            yield Finding("optimizer", Level.OK, "The optimiser is found; relaxed policies may be used.")
+            says = "The optimiser is found; relaxed policies may be used."
+            yield Finding("optimizer", Level.OK, says)
         else:
             yield Finding(
                 "optimizer",
@@ -151,9 +154,10 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
         return Finding(
             "sizes",
             Level.OK,
-            f"Sizes are from {known.sizes_from}: {least:,.4g} to {most:,.4g}, median {middle:,.4g}. "
-            f"If {world} equal ranks get equally many samples, the one with most to do has "
-            f"{uneven:.2f} times the mean of a step, or {padded:.2f} times where batches are padded.",
+            f"Sizes are from {known.sizes_from}: {_plain(least)} to {_plain(most)}, median "
+            f"{_plain(middle)}. If {world} equal ranks get equally many samples, the one with most "
+            f"to do has {uneven:.2f} times the mean of a step, or {padded:.2f} times where batches "
+            "are padded.",
             figures={
                 "min": least, "median": middle, "max": most, "uneven": uneven, "padded": padded,
             },
@@ -174,6 +178,10 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
     )
 
 
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.4g}"
+
+
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
     """How much more than the mean the most loaded of equal ranks has in a step, on average.
 
@@ -189,7 +197,8 @@ def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float,
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
     for start in range(0, min(len(order), batch * _STEPS), batch):
-        parts = [part for r in range(world) if len(part := given[order[start : start + batch][r::world]])]
+        step = given[order[start : start + batch]]
+        parts = [part for rank in range(world) if len(part := step[rank::world])]
         sums, padded = [p.sum() for p in parts], [len(p) * p.max() for p in parts]
         ratios.append((max(sums) * world / sum(sums), max(padded) * world / sum(padded)))
     mean = np.mean(ratios, axis=0)
@@ -259,7 +268,10 @@ def precision(seen: Seen) -> Iterator[Finding]:
         return
     low = precision_of(seen)
     if low is None:
-        says = "The model computes in single precision: the update is that of one process, up to the order of sums."
+        says = (
+            "The model computes in full precision: the update is that of one process, up to the "
+            "order of sums."
+        )
         yield Finding("precision", Level.OK, says)
         return
     yield Finding(

@@ -20,24 +20,25 @@ from paceline.core.errors import PacelineError
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, padding
-from paceline.train.doctor.watching import Seen, is_users, watch, where
+from paceline.train.doctor.watching import Seen, is_users, watch
 
 _PACKAGE = str(Path(paceline.__file__).parent)
-_CHECKS: list[Callable[[Seen], Iterable[Finding]]] = [
-    checks.sessions,
-    checks.loader,
-    checks.models,
-    checks.optimiser,
-    checks.sizes,
-    padding.padding,
-    drawing.model,
-    drawing.samples,
-    checks.batchnorm,
-    checks.precision,
-    checks.checkpoint,
-    checks.warnings,
+_Check = Callable[[Seen], Iterable[Finding]]
+_CHECKS: list[tuple[str, _Check]] = [
+    ("session", checks.sessions),
+    ("loader", checks.loader),
+    ("model", checks.models),
+    ("optimizer", checks.optimiser),
+    ("sizes", checks.sizes),
+    ("padding", padding.padding),
+    ("random numbers", drawing.model),
+    ("random numbers", drawing.samples),
+    ("batchnorm", checks.batchnorm),
+    ("precision", checks.precision),
+    ("checkpoint", checks.checkpoint),
+    ("warning", checks.warnings),
 ]
-_OF_RANK_0 = {checks.sizes, padding.padding, drawing.samples}  # they load samples, and rank 0 has sizes
+_OF_RANK_0 = {checks.sizes, padding.padding, drawing.samples}  # rank 0 has the sizes; samples load
 
 
 class EnoughError(SystemExit):
@@ -81,7 +82,7 @@ class Examination:
         except (EnoughError, _AskedToEndError):
             pass
         except SystemExit as end:
-            self._conclude(None if end.code in (None, 0) else _ended(f"{end.code}"))
+            self._conclude(None if end.code in (None, 0) else _ended(end))
             raise
         except BaseException as error:
             self._conclude(_failure(error))
@@ -105,7 +106,7 @@ class Examination:
             return
         self._concluded = self._concluding = True
         failed_at, self._seen.failed = time.time(), failure is not None
-        findings = [finding for check in _CHECKS for finding in self._found(check)]
+        findings = [found for name, check in _CHECKS for found in self._found(name, check)]
         calls = [calls for session in self._seen.sessions for calls in session.calls]
         steps = max((session.steps for session in self._seen.sessions), default=0)
         if failure is None and 0 < steps < self._steps:
@@ -122,14 +123,14 @@ class Examination:
         rundir.write(path_of(self._folder, self._rank), examined)
         self._concluding = False
 
-    def _found(self, check: Callable[[Seen], Iterable[Finding]]) -> list[Finding]:
+    def _found(self, name: str, check: _Check) -> list[Finding]:
         if self._rank and check in _OF_RANK_0:
             return []
         try:
             return list(check(self._seen))
         except Exception as error:  # of the script's own code, which a check calls
             says = f"This cannot be told: {type(error).__name__}: {error}"
-            return [Finding(check.__name__, Level.NOTE, says)]
+            return [Finding(name, Level.NOTE, says)]
 
     def _close(self) -> None:
         """Ends what the script did not come to end itself."""
@@ -142,7 +143,7 @@ class Examination:
 
 
 def _failure(error: BaseException) -> Finding:
-    """What ended the script: a refusal of Paceline's, which says how to mend it, or another error."""
+    """What ended the script: a refusal of Paceline's, which says what to do, or another error."""
     frames = traceback.extract_tb(error.__traceback__)
     refused = isinstance(error, PacelineError) or (
         isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)
@@ -170,8 +171,8 @@ def _place(error: BaseException) -> str:
     return place
 
 
-def _ended(code: str) -> Finding:
-    says = f"{where()}: the script ended itself with {code!r}."
+def _ended(end: SystemExit) -> Finding:
+    says = f"{_place(end)}: the script ended itself with {end.code!r}."
     return Finding("script", Level.PROBLEM, says, "Give the arguments that it needs.")
 
 

@@ -1,8 +1,9 @@
 """Whether what the model says of a sample depends on the samples that its batch has beside it.
 
 A batch is padded to its longest sample, which is another one when ranks get other parts of a global
-batch. So the smallest sample goes through the model alone, beside a copy of itself, and padded
-beside the largest one, in evaluation mode.
+batch. So the smallest sample goes through the model alone, and padded beside the largest one, in
+evaluation mode. The largest one goes through alone, and beside the smallest one, where nothing pads
+it.
 """
 
 from __future__ import annotations
@@ -90,30 +91,31 @@ def _tolerance(seen: Seen, known: SeenSession) -> float:
 
 def _found(known: SeenSession, tolerance: float) -> Finding:
     small, large = _samples(known)
-    alone, twice, padded = (
-        collated(known, copy.deepcopy(of)) for of in ([small], [small, small], [small, large])
-    )
-    if not _is_padded(alone, padded):
+    batches = [
+        collated(known, copy.deepcopy(samples))
+        for samples in ([small], [small, large], [large], [large, small])
+    ]
+    if not _is_padded(*batches[:2]):
         return Finding("padding", Level.OK, "Batches are not padded.")
     replay = _replay(known)
     name = replay.call.name or type(replay.call.module).__name__
     with _evaluating(known.calls[0].model):
-        outputs = [replay.output(batch) for batch in (alone, twice, padded)]
-        if all(tensor.ndim == 0 for _, tensor in outputs[0]):
-            of_large = replay.output(collated(known, [copy.deepcopy(large)]))
-            losses = [outputs[0], of_large, outputs[2]]
-            return _by_loss(losses, (extent(small), extent(large)), tolerance)
-    beside_itself = _difference(outputs[0], outputs[1])
-    if beside_itself > tolerance:
+        small_alone, padded, large_alone, beside = map(replay.output, batches)
+    if all(tensor.ndim == 0 for _, tensor in small_alone):
+        losses = [small_alone, large_alone, padded]
+        return _by_loss(losses, (extent(small), extent(large)), tolerance)
+    mixed = _difference(large_alone, beside)
+    if mixed > tolerance:
         return Finding(
             "padding",
             Level.PROBLEM,
-            f"What {name} says of a sample depends on the other samples of its batch: beside a "
-            f"copy of itself, it differs by {beside_itself:.1%}.",
-            "Leave out what mixes the samples of a batch, or train with policies that keep batches.",
-            {"difference": beside_itself},
+            f"What {name} says of a sample depends on the other samples of its batch: of a long "
+            f"one, it changes by {mixed:.1%} beside a short one, although nothing is padded there.",
+            "Leave out what mixes the samples of a batch, since ranks get other ones than under "
+            "plain DDP; or train under the policy bsp, which divides batches as plain DDP does.",
+            {"difference": mixed},
         )
-    return _told(name, _difference(outputs[0], outputs[2]), tolerance)
+    return _told(name, _difference(small_alone, padded), tolerance)
 
 
 def _told(name: str, difference: float, tolerance: float) -> Finding:
@@ -244,9 +246,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _difference(
-    alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Tensor]]
-) -> float:
+def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Tensor]]) -> float:
     """How much the first sample's outputs differ, relative to the largest of them.
 
     Args:

@@ -65,6 +65,7 @@ class WorkerInit:
         self._epoch, self._then = epoch, then
 
     def __call__(self, worker: int) -> None:
+        """Begins a worker, in its process."""
         global _loaded
         _loaded = self._epoch
         if self._then is not None:
