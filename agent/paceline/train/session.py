@@ -359,6 +359,20 @@ class Session:
             self._logged.check(metrics)
         running.log(loss, metrics)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """How this rank's newest step went that is over; for trackers such as TensorBoard::
+
+            for name, value in session.figures.items():
+                writer.add_scalar(name, value, session.step)
+
+        It never waits for the device. Empty: no step is over yet. ``paceline/samples`` and
+        ``paceline/load``: of its batch. ``paceline/data_s``: waiting for the batch, in s.
+        ``paceline/compute_s``: forward and backward. ``paceline/sync_s``: reducing, and waiting for
+        other ranks. ``paceline/step_s``: all of it.
+        """
+        return self._loop.figures()
+
     def evaluated(self, *, samples: int | None = None, **metrics: Value) -> None:
         """Reports metrics of held-out data, after an evaluation; charts show them by step.
 

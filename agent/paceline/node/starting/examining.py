@@ -16,13 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-import paceline
 from paceline.node import rundir
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-_INSIDE = Path(paceline.__file__).parent / "train" / "doctor" / "inside.py"
+_INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"  # run by path
 _TICK_S = 0.05
 _GRACE_S = 15.0  # between the last rank's report and the end of the processes
 _SHOWN = 12  # last lines of a log

@@ -15,14 +15,13 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-import paceline
 from paceline.core.errors import PacelineError
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, padding
 from paceline.train.doctor.watching import Seen, is_users, watch
 
-_PACKAGE = str(Path(paceline.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[2])
 _Check = Callable[[Seen], Iterable[Finding]]
 _CHECKS: list[tuple[str, _Check]] = [
     ("session", checks.sessions),
