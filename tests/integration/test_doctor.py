@@ -32,10 +32,10 @@ def faulty(folder: Path, faults: str, *more: str, options: tuple[str, ...] = ())
 
 def levels(document: Any) -> dict[str, set[str]]:
     """Check → its findings' levels."""
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     for finding in document["findings"]:
-        found.setdefault(finding["check"], set()).add(finding["level"])
-    return found
+        kinds.setdefault(finding["check"], set()).add(finding["level"])
+    return kinds
 
 
 def the(document: Any, check: str, level: str) -> Any:
@@ -46,7 +46,7 @@ def the(document: Any, check: str, level: str) -> Any:
 def test_a_script_without_a_fault(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "", "--workers", "1")
     assert (code, document["problems"], document["ranks"]) == (0, 0, 2)
-    assert {level for found in levels(document).values() for level in found} == {"ok"}, document
+    assert {level for kinds in levels(document).values() for level in kinds} == {"ok"}, document
     sizes = the(document, "sizes", "ok")
     assert "dataset.sizes: 3 to 40" in sizes["says"]
     assert 1 < sizes["figures"]["uneven"] < sizes["figures"]["padded"] < 2
@@ -85,7 +85,7 @@ def test_a_fault_is_found_and_no_other(tmp_path: Path, fault: str, check: str, s
 def test_what_is_to_be_known_is_no_problem(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "local,dropout,augmented,autocast,two,checkpoint")
     assert (code, document["problems"]) == (0, 0), document
-    notes = {c for c, found in levels(document).items() if "note" in found}
+    notes = {c for c, kinds in levels(document).items() if "note" in kinds}
     assert notes == {"batchnorm", "random numbers", "precision", "optimizer", "checkpoint"}
     says = " ".join(f["says"] for f in document["findings"] if f["level"] == "note")
     assert "dropout in dropout" in says
@@ -156,7 +156,7 @@ def test_for_people(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "\nproblem  padding: What Net says" in out
     assert "\n         → Mask padded positions" in out
-    assert out.endswith("1 problem found\n")
+    assert out.endswith("1 problem kinds\n")
     assert "2 steps on 2 ranks" in err
 
 

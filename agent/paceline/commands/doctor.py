@@ -46,7 +46,7 @@ def doctor(
         print_json({"script": script, "ranks": nproc, "problems": problems, "findings": listed})
     else:
         for finding in findings:
-            typer.echo(_told(finding))
+            typer.echo(_lines(finding))
         typer.echo(f"{_count(problems, 'problem')} found")
     raise typer.Exit(1 if problems else 0)
 
@@ -61,7 +61,7 @@ def _document(finding: Finding) -> dict[str, object]:
     }
 
 
-def _told(finding: Finding) -> str:
+def _lines(finding: Finding) -> str:
     """A finding for people: its level, what was looked at, what it says, and what to do."""
     first, *more = finding.says.split("\n")
     lines = [

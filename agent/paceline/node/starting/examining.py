@@ -70,19 +70,21 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
     """
     check(launch)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
-        told = Path(folder) / "told"
-        told.mkdir()
+        reports = Path(folder) / "reports"
+        reports.mkdir()
         inside = msgspec.structs.replace(
-            launch, script=str(_INSIDE), args=[str(told), str(steps), launch.script, *launch.args]
+            launch,
+            script=str(_INSIDE),
+            args=[str(reports), str(steps), launch.script, *launch.args],
         )
         record = Record(f"doctor-{secrets.token_hex(4)}", "here", "paceline doctor", "")
         supervisor = Supervisor(inside, rundir.open_data(Path(folder) / "data"), record, None)
         try:
             supervisor.start()
-            late = _wait(supervisor, told, launch.nproc, timeout_s)
+            late = _wait(supervisor, reports, launch.nproc, timeout_s)
         finally:
             supervisor.close()
-        examined = _read(told, launch.nproc)
+        examined = _read(reports, launch.nproc)
         missing = set(range(launch.nproc)) - {rank.rank for rank in examined}
         if missing and late:
             return [*merged(examined), _late(steps, timeout_s)]
@@ -136,27 +138,27 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
     ]
 
 
-def _wait(supervisor: Supervisor, told: Path, nproc: int, timeout_s: float) -> bool:
-    """Waits until the ranks have ended, or have told all; whether that took too long."""
-    deadline, all_told = time.monotonic() + timeout_s, False
+def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
+    """Waits until the ranks have ended, or all have reported; whether that took too long."""
+    deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()
-        if not all_told and len(_read(told, nproc)) == nproc:
-            deadline, all_told = time.monotonic() + _GRACE_S, True
+        if not all_reported and len(_read(reports, nproc)) == nproc:
+            deadline, all_reported = time.monotonic() + _GRACE_S, True
         if time.monotonic() > deadline:
             return True
         time.sleep(_TICK_S)
     return False
 
 
-def _read(told: Path, nproc: int) -> list[Examined]:
-    read = (rundir.read(path_of(told, rank), Examined) for rank in range(nproc))
+def _read(reports: Path, nproc: int) -> list[Examined]:
+    read = (rundir.read(path_of(reports, rank), Examined) for rank in range(nproc))
     return [examined for examined in read if examined is not None]
 
 
-def path_of(told: Path, rank: int) -> Path:
+def path_of(reports: Path, rank: int) -> Path:
     """Where a rank leaves what it found."""
-    return told / f"{rank}.json"
+    return reports / f"{rank}.json"
 
 
 def _late(steps: int, timeout_s: float) -> Finding:

@@ -105,7 +105,9 @@ class Examination:
             return
         self._concluded = self._concluding = True
         failed_at, self._seen.failed = time.time(), failure is not None
-        findings = [found for name, check in _CHECKS for found in self._found(name, check)]
+        findings = [
+            finding for name, check in _CHECKS for finding in self._findings_of(name, check)
+        ]
         calls = [calls for session in self._seen.sessions for calls in session.calls]
         steps = max((session.steps for session in self._seen.sessions), default=0)
         if failure is None and 0 < steps < self._steps:
@@ -122,7 +124,7 @@ class Examination:
         rundir.write(path_of(self._folder, self._rank), examined)
         self._concluding = False
 
-    def _found(self, name: str, check: _Check) -> list[Finding]:
+    def _findings_of(self, name: str, check: _Check) -> list[Finding]:
         if self._rank and check in _OF_RANK_0:
             return []
         try:

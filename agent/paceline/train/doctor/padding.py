@@ -66,14 +66,14 @@ def padding(seen: Seen) -> Iterator[Finding]:
     if known is None or not known.steps:
         return
     try:
-        yield _found(known, _tolerance(seen, known))
+        yield _compared(known, _tolerance(seen, known))
     except CannotTellError as reason:
-        yield _untold(str(reason))
+        yield _unknown(str(reason))
     except Exception as error:  # of the script's own code
-        yield _untold(f"{type(error).__name__}: {error}")
+        yield _unknown(f"{type(error).__name__}: {error}")
 
 
-def _untold(reason: str) -> Finding:
+def _unknown(reason: str) -> Finding:
     return Finding(
         "padding",
         Level.NOTE,
@@ -89,7 +89,7 @@ def _tolerance(seen: Seen, known: SeenSession) -> float:
     return _FINE if devices == {"cpu"} else _GPU
 
 
-def _found(known: SeenSession, tolerance: float) -> Finding:
+def _compared(known: SeenSession, tolerance: float) -> Finding:
     small, large = _samples(known)
     batches = [
         collated(known, copy.deepcopy(samples))
@@ -115,10 +115,10 @@ def _found(known: SeenSession, tolerance: float) -> Finding:
             "plain DDP; or train under the policy bsp, which divides batches as plain DDP does.",
             {"difference": mixed},
         )
-    return _told(name, _difference(small_alone, padded), tolerance)
+    return _of_padding(name, _difference(small_alone, padded), tolerance)
 
 
-def _told(name: str, difference: float, tolerance: float) -> Finding:
+def _of_padding(name: str, difference: float, tolerance: float) -> Finding:
     figures = {"difference": difference}
     if difference > tolerance:
         says = (
@@ -154,7 +154,7 @@ def _by_loss(
             "the model returns its loss alone, and that is no mean over samples or their elements "
             "(or depends on padding)"
         )
-    return _told("the loss", least, tolerance)
+    return _of_padding("the loss", least, tolerance)
 
 
 def _samples(known: SeenSession) -> tuple[Any, Any]:
@@ -204,12 +204,12 @@ def _sources(call: Call, batch: list[tuple[Place, Tensor]]) -> dict[Place, Place
     """Where a call's tensors stand in the batch; None: not all of them do."""
     sources: dict[Place, Place] = {}
     for place, tensor in tensors([call.args, call.kwargs]):
-        found = [(source, part) for source, part in batch if _is_same(tensor, part)]
-        if not found:
+        equal = [(source, part) for source, part in batch if _is_same(tensor, part)]
+        if not equal:
             return None
         # Of several equal ones: the very same tensor, or else one of the same name.
-        found.sort(key=lambda each: (each[1] is not tensor, each[0][-1:] != place[-1:]))
-        sources[place] = found[0][0]
+        equal.sort(key=lambda each: (each[1] is not tensor, each[0][-1:] != place[-1:]))
+        sources[place] = equal[0][0]
     return sources or None
 
 
