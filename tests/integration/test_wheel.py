@@ -1,4 +1,4 @@
-"""Each part of the wheel, installed into an empty environment with what it declares, and no more."""
+"""Each part of the wheel, installed into an empty environment with what it declares alone."""
 
 from __future__ import annotations
 
