@@ -95,16 +95,38 @@ def _compared(known: SeenSession, tolerance: float) -> Finding:
         collated(known, copy.deepcopy(samples))
         for samples in ([small], [small, large], [large], [large, small])
     ]
-    if not _is_padded(*batches[:2]):
+    padded = _is_padded(*batches[:2])
+    try:
+        return _by_outputs(known, batches, padded, (extent(small), extent(large)), tolerance)
+    except CannotTellError:
+        if padded:
+            raise
         return Finding("padding", Level.OK, "Batches are not padded.")
+
+
+def _by_outputs(
+    known: SeenSession, batches: list[Any], padded: bool, extents: tuple[int, int], tolerance: float
+) -> Finding:
+    """Compares what the model says of the samples.
+
+    Args:
+        known: the session.
+        batches: of the small sample alone, of it and the large one, of the large one alone, and of
+            the large one and the small one.
+        padded: the small sample is padded beside the large one.
+        extents: elements of the small sample, and of the large one.
+        tolerance: relative difference that is rounding.
+
+    Raises:
+        CannotTellError: the model cannot be called with these batches.
+    """
     replay = _replay(known)
     name = replay.call.name or type(replay.call.module).__name__
     with _evaluating(known.calls[0].model):
-        small_alone, padded, large_alone, beside = map(replay.output, batches)
-    if all(tensor.ndim == 0 for _, tensor in small_alone):
-        losses = [small_alone, large_alone, padded]
-        return _by_loss(losses, (extent(small), extent(large)), tolerance)
-    mixed = _difference(large_alone, beside)
+        small, small_beside, large, large_beside = map(replay.output, batches)
+    if padded and all(tensor.ndim == 0 for _, tensor in small):
+        return _by_loss([small, large, small_beside], extents, tolerance)
+    mixed = _difference(large, large_beside)
     if mixed > tolerance:
         return Finding(
             "padding",
@@ -115,7 +137,10 @@ def _compared(known: SeenSession, tolerance: float) -> Finding:
             "plain DDP; or train under the policy bsp, which divides batches as plain DDP does.",
             {"difference": mixed},
         )
-    return _of_padding(name, _difference(small_alone, padded), tolerance)
+    if not padded:
+        says = f"Batches are not padded, and what {name} says of a sample depends on no other one."
+        return Finding("padding", Level.OK, says)
+    return _of_padding(name, _difference(small, small_beside), tolerance)
 
 
 def _of_padding(name: str, difference: float, tolerance: float) -> Finding:
