@@ -116,7 +116,8 @@ def merged(examined: Sequence[Examined]) -> list[Finding]:
     if failed:
         first = min(failed, key=lambda rank: rank.failed_at)
         assert first.failure is not None
-        says = f"On rank {first.rank}: {first.failure.says}" if first.rank else first.failure.says
+        everywhere = all(rank.failure == first.failure for rank in examined)
+        says = first.failure.says if everywhere else f"On rank {first.rank}: {first.failure.says}"
         findings.append(msgspec.structs.replace(first.failure, says=says))
     return [*findings, *_alike(examined)]
 
