@@ -31,7 +31,7 @@ class Epoch:
         self.seed = seed
         self._number = torch.zeros((), dtype=torch.int64)
         if shared:
-            self._number.share_memory_()
+            self._number.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def number(self) -> int:
