@@ -252,8 +252,8 @@ def batchnorm(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "batchnorm",
             Level.NOTE,
-            f"{_listed(apart)} normalise by each rank's own batch, whose size the plan changes: "
-            "training differs from that of one process, and between policies.",
+            "BatchNorm layers normalise by each rank's own batch, whose size the plan changes: "
+            f"{_listed(apart)}. Training differs from that of one process, and between policies.",
             "session.wrap(model, batchnorm='sync') normalises by the whole global batch.",
         )
     elif layers:
