@@ -49,7 +49,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     assert {level for kinds in levels(document).values() for level in kinds} == {"ok"}, document
     sizes = the(document, "sizes", "ok")
     assert "dataset.sizes: 3 to 40" in sizes["says"]
-    assert 1 < sizes["figures"]["uneven"] < sizes["figures"]["padded"] < 2
+    assert 1 < sizes["figures"]["padded"] < sizes["figures"]["uneven"] < 2
     assert "stays when it is padded" in the(document, "padding", "ok")["says"]
     assert "faulty_script.py:" in the(document, "session", "ok")["says"]
     # It was ended after its steps, and its own folder was left as it was.
