@@ -50,8 +50,8 @@ app = typer.Typer(
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
 
-for _command in (run, doctor):
-    app.command(context_settings={"allow_interspersed_args": False})(_command)
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(context_settings={"allow_interspersed_args": False})(doctor)
 for _command in (switch, switches):
     app.command()(_command)
 runs.register(app)

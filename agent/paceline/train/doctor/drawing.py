@@ -91,7 +91,8 @@ def _collated(known: SeenSession, seed: int) -> Any:
 def same(a: Any, b: Any) -> bool:
     """Whether two samples are equal; what cannot be compared counts as equal."""
     if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
-        return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+        equal: Any = (a == b) | ((a != a) & (b != b)) if a.shape == b.shape else None
+        return equal is not None and bool(equal.all())
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

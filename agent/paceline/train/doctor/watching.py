@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from paceline.train import session as sessions
+from paceline.train import sizes
 from paceline.train.doctor.calls import Calls, Place, tensors
 from paceline.train.loader import Loader, _Batches
 from paceline.train.session import Session
@@ -82,16 +83,16 @@ class _Noting(logging.Handler):
 
 
 def _note_sessions(seen: Seen) -> None:
-    resolved = sessions.resolve
+    resolved = sizes.resolve
 
     def make(original: Any) -> Any:
         def init(session: Session, dataset: Any, **options: Any) -> None:
             made = SeenSession(where(), dataset=dataset)
             seen.sessions.append(made)
 
-            def resolve(sizes: Any, data: Any) -> npt.NDArray[np.float64]:
-                made.sizes_from = _source(sizes, data)
-                made.sizes = resolved(sizes, data)
+            def resolve(given: Any, data: Any) -> npt.NDArray[np.float64]:
+                made.sizes_from = _source(given, data)
+                made.sizes = resolved(given, data)
                 return made.sizes
 
             _put(sessions, "resolve", lambda _: resolve)
@@ -155,7 +156,7 @@ def _note_loaders(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
             known = next(
                 (s for s in seen.sessions if s.session and s.session._loop is loader._loop), None
             )
-            inner = original(loader)
+            inner: Generator[Any] = original(loader)
             if known is None:
                 return inner
             return _watched(known, loader, inner, steps, end)
