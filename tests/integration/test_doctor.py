@@ -157,7 +157,7 @@ def test_for_people(tmp_path: Path) -> None:
     assert "\nproblem  padding: What Net says" in out
     assert "\nnote     random numbers: The data set draws from the process's random numbers" in out
     assert "\n         → Mask padded positions" in out
-    assert out.endswith("1 problem kinds\n")
+    assert out.endswith("1 problem found\n")
     assert "2 steps on 2 ranks" in err
 
 
