@@ -11,9 +11,21 @@ if TYPE_CHECKING:
     from paceline.client import connect
     from paceline.core.amounts.shapes import Shapes
     from paceline.train.parts import Batch
+    from paceline.train.seeding.samples import generator, numpy_generator, seeded
     from paceline.train.session import Session
 
-__all__ = ["Batch", "PacelineError", "Session", "Shapes", "__version__", "connect", "data"]
+__all__ = [
+    "Batch",
+    "PacelineError",
+    "Session",
+    "Shapes",
+    "__version__",
+    "connect",
+    "data",
+    "generator",
+    "numpy_generator",
+    "seeded",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +42,8 @@ def __getattr__(name: str) -> Any:
         from paceline.core.amounts.shapes import Shapes
 
         return Shapes
+    if name in ("generator", "numpy_generator", "seeded"):
+        return getattr(importlib.import_module("paceline.train.seeding.samples"), name)
     if name == "data":
         return importlib.import_module("paceline.data")
     if name == "connect":

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import typer
 
 from paceline.commands import linking, runs
+from paceline.commands.doctor import doctor
 from paceline.commands.options import (
     Data,
     Env,
@@ -49,11 +50,34 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _log = logging.getLogger(__name__)
+_VERSION = "--version"
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(context_settings={"allow_interspersed_args": False})(doctor)
 for _command in (switch, switches):
     app.command()(_command)
 runs.register(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            _VERSION,
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version; `paceline version` has PyTorch's and the protocol's, too.",
+        ),
+    ] = False,
+) -> None:
+    """The options before a command."""
 
 
 @app.command()
@@ -285,6 +309,7 @@ def main() -> None:
     private.files()
     own = {group.name for group in app.registered_groups}
     own |= {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    own.add(_VERSION)
     if len(sys.argv) < 2 or sys.argv[1] not in own or configuration.path() is not None:
         for entry in entry_points(group="paceline.commands"):
             _add_plugin(entry)

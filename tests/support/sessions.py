@@ -163,6 +163,20 @@ def evaluating(count: int, epochs: int, options: dict[str, Any]) -> list[str]:
     return refusals
 
 
+Figures = dict[str, float]
+
+
+def figures(count: int, batch: int) -> tuple[Figures, list[tuple[int, int, float, Figures]]]:
+    """Figures before the loop; and of each step: its number, samples, load, and figures in it."""
+    with session(count, {"global_batch": batch}) as run:
+        first, steps = run.figures, []
+        model = run.wrap(network())
+        for _, x, y in run.loader():
+            mse_loss(model(x), y).backward()
+            steps.append((run.step, run.batch.samples, run.batch.load, run.figures))
+    return first, steps
+
+
 def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
     """Rank 0 kills a process at a step."""
     if step == when and run.rank == 0:

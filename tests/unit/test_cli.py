@@ -31,6 +31,7 @@ def test_version(main: Main) -> None:
     assert code == 0
     assert json.loads(out)["protocol"] == wire.PROTOCOL_VERSION
     assert main("version")[1].startswith("paceline ")
+    assert main("--version") == (0, f"paceline {json.loads(out)['paceline']}\n", "")
 
 
 @pytest.mark.parametrize(

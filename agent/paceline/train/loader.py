@@ -17,6 +17,7 @@ from paceline.train.loop import Loop
 from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
+from paceline.train.seeding.samples import Epoch, WorkerInit
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -70,6 +71,10 @@ class Loader:
         self._typical: tuple[int, Any] | None = None  # samples, and their batch
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
+        self._epoch = Epoch(loop.terms.seed, shared=ahead)
+        if ahead:
+            begin = WorkerInit(self._epoch, options.get("worker_init_fn"))
+            options = options | {"worker_init_fn": begin}
         if loop.data is not None:
             options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
@@ -111,6 +116,7 @@ class Loader:
             return
         self._typical = None
         self._turns.clear()
+        self._epoch.number = loop.epoch
         ran_out = False
         longer_s = loop.device.loading_s
         try:
@@ -123,7 +129,8 @@ class Loader:
                     loop.data.loading()  # the script's body may have read, too
                 asked = time.perf_counter()
                 try:
-                    batch = next(batches)
+                    with self._epoch.loading():
+                        batch = next(batches)
                 except StopIteration:
                     ran_out = True
                     break
@@ -166,11 +173,12 @@ class Loader:
         loader, dataset = self._loader, self._loader.dataset
         if self._loop.data is not None:
             self._loop.data.loading()
-        if hasattr(dataset, "__getitems__"):
-            samples = dataset.__getitems__(indices)
-        else:
-            samples = [dataset[index] for index in indices]
-        batch = loader.collate_fn(samples)
+        with self._epoch.loading():
+            if hasattr(dataset, "__getitems__"):
+                samples = dataset.__getitems__(indices)
+            else:
+                samples = [dataset[index] for index in indices]
+            batch = loader.collate_fn(samples)
         if loader.pin_memory and torch.cuda.is_available():
             return pin_memory(batch)  # type: ignore[no-untyped-call]
         return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -92,6 +93,7 @@ class Loop:
         self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
+        self._over: deque[RunningStep] = deque(maxlen=2)  # the newest turns of the script's loop
         self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
         self._taken: Step | None = None  # the newest batch that was taken over
         self._meeting: Meeting | None = meeting  # until the loop is closed
@@ -181,6 +183,11 @@ class Loop:
                 "there is no current step: use this inside the loop over session.loader()"
             )
         return self.current.running
+
+    def figures(self) -> dict[str, float]:
+        """Of the newest turn that is over, on the device, too; empty: there is none yet."""
+        over = (turn.figures() for turn in reversed(self._over) if turn.readable)
+        return next(over, {})
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Reports what the script measured on held-out data, once there is a control plane."""
@@ -501,6 +508,7 @@ class Loop:
         if running is None:
             return
         running.over()
+        self._over.append(running)
         self._shapes.look(running.recompiles)
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)

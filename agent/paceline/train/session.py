@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from paceline.train.profile import (
     shared_typical,
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
+from paceline.train.seeding.samples import sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
@@ -180,6 +181,19 @@ class Session:
         step = self._loop.running().step
         last = not step.more
         return Batch(step.epoch, step.step, step.samples, step.load, step.weight, last)
+
+    def generator(
+        self, index: SupportsIndex, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """A sample's random numbers in the present epoch, for the loop's body.
+
+        They are those that `paceline.generator` gives to the data set; see there.
+
+        Raises:
+            TypeError, ValueError: `index` is no whole number ≥ 0.
+        """
+        loop = self._loop
+        return torch_generator(sequence_of(loop.terms.seed, loop.epoch, index), device)
 
     def loader(self, **options: Any) -> Loader:
         """The loader of this rank's batches; one per session.
@@ -354,6 +368,20 @@ class Session:
         if metrics:
             self._logged.check(metrics)
         running.log(loss, metrics)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """How this rank's newest step went that is over; for trackers such as TensorBoard::
+
+            for name, value in session.figures.items():
+                writer.add_scalar(name, value, session.step)
+
+        It never waits for the device. Empty: no step is over yet. ``paceline/samples`` and
+        ``paceline/load``: of its batch. ``paceline/data_s``: waiting for the batch, in s.
+        ``paceline/compute_s``: forward and backward. ``paceline/sync_s``: reducing, and waiting for
+        other ranks. ``paceline/step_s``: all of it.
+        """
+        return self._loop.figures()
 
     def evaluated(self, *, samples: int | None = None, **metrics: Value) -> None:
         """Reports metrics of held-out data, after an evaluation; charts show them by step.

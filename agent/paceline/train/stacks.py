@@ -55,7 +55,7 @@ def register(variables: Mapping[str, str]) -> int | None:
         faulthandler.register(number, file=handle, all_threads=True, chain=False)
         _registered.append(handle)
         main = threading.main_thread().ident or 0
-        announced = Announcement(os.getpid(), number, main, _libraries())
+        announced = Announcement(os.getpid(), number, main, libraries())
         rundir.write(folder / ANNOUNCED, announced)
     except (OSError, RuntimeError) as error:
         _log.warning("this rank gives no stacks when it hangs: %s", error)
@@ -74,7 +74,7 @@ def _free() -> int | None:
     return next((number for number in numbers if not used >> (number - 1) & 1), None)
 
 
-def _libraries() -> list[str]:
+def libraries() -> list[str]:
     """Folders of code that is not the user's."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {*(sysconfig.get_path(name) for name in names), str(Path(paceline.__file__).parent)}

@@ -222,6 +222,18 @@ class RunningStep:
         loss = float(self._loss) if self._loss is not None and self.step.samples else None
         return times[0], times[1] + self._waited_s, loss
 
+    def figures(self) -> dict[str, float]:
+        """What this rank did in the step and how long it took, after it is over."""
+        compute_s, sync_s, _ = self.read()
+        return {
+            "paceline/samples": float(self.step.samples),
+            "paceline/load": self.step.load,
+            "paceline/data_s": self.data_s,
+            "paceline/compute_s": compute_s,
+            "paceline/sync_s": sync_s,
+            "paceline/step_s": self.step_s,
+        }
+
     def metrics(self) -> dict[str, float]:
         """Further metrics that the script logged, after `read`; of a filler there are none."""
         if not self.step.samples:

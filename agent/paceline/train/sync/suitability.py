@@ -83,7 +83,7 @@ class Suitability:
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
-        mine = self._refusal(), self._script.has_stepped  # in this order: looking may collect
+        mine = self.refusal(), self._script.has_stepped  # in this order: looking may collect
         dist.all_gather_object(answers, mine, group=ranks.group)
         why = next((refusal for refusal, _ in answers if refusal is not None), None)
         if why is not None:
@@ -115,7 +115,8 @@ class Suitability:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         return _NO_STEP.format(ranks=", ".join(missing[:_NAMED]) + more)
 
-    def _refusal(self) -> str | None:
+    def refusal(self) -> str | None:
+        """Why this rank's script cannot train under a relaxed synchroniser; None: it can."""
         if not self._models:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):

@@ -1,0 +1,77 @@
+"""`paceline doctor`: what is wrong with a training script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.commands.options import Env, Json
+from paceline.commands.printing import plain, print_json
+
+if TYPE_CHECKING:
+    from paceline.node.starting.examining import Finding
+
+_Script = Annotated[str, typer.Argument(help="Python script that trains.")]
+_Args = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
+
+
+def doctor(
+    script: _Script,
+    args: _Args = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that the script makes.")] = 2,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="When to give up.")
+    ] = 600.0,
+    env: Env = None,
+    as_json: Json = False,
+) -> None:
+    """Runs a script's first steps and tells what is wrong with it. Options come before the script.
+
+    It saves no checkpoint and reports nothing to a server. Exit code 1: something is wrong.
+    """
+    from paceline.node.starting.examining import Level, examine
+    from paceline.node.starting.foreground import say
+    from paceline.node.starting.resume import variables
+    from paceline.wire import Launch
+
+    launch = Launch(script, args or [], nproc, variables(env or []), str(Path.cwd()))
+    say(f"{script}: {_count(steps, 'step')} on {_count(nproc, 'rank')}")
+    findings = examine(launch, steps, timeout)
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    if as_json:
+        listed = [_document(finding) for finding in findings]
+        print_json({"script": script, "ranks": nproc, "problems": problems, "findings": listed})
+    else:
+        for finding in findings:
+            typer.echo(_lines(finding))
+        typer.echo(f"{_count(problems, 'problem')} found")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    return {
+        "check": finding.check,
+        "level": finding.level.value,
+        "says": finding.says,
+        "do": finding.do,
+        "figures": finding.figures,
+    }
+
+
+def _lines(finding: Finding) -> str:
+    """A finding for people: its level, what was looked at, what it says, and what to do."""
+    first, *more = finding.says.split("\n")
+    lines = [
+        f"{finding.level.value:8} {finding.check}: {first}",
+        *(f"{'':9}{line}" for line in more),
+    ]
+    if finding.do:
+        lines.append(f"{'':9}→ {finding.do}")
+    return "\n".join(map(plain, lines))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,190 @@
+"""Examines a training script for `paceline doctor`: runs its first steps, and gathers what it saw.
+
+The ranks run `paceline.train.doctor.inside`, which runs the script, watches it, ends it, and leaves
+an `Examined` in a folder. There is no control plane, and what the run writes of its own is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from paceline.node import rundir
+from paceline.node.rundir import Record
+from paceline.node.supervisor import Supervisor, check
+from paceline.wire import Launch
+
+_INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"  # run by path
+_TICK_S = 0.05
+_GRACE_S = 15.0  # between the last rank's report and the end of the processes
+_SHOWN = 12  # last lines of a log
+
+
+class Level(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    NOTE = "note"  # good to know; the script trains rightly
+    PROBLEM = "problem"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What was found about a script, in plain sentences."""
+
+    check: str  # what was looked at, such as "sizes"
+    level: Level
+    says: str
+    do: str = ""  # what mends it; empty: nothing needs to be done
+    figures: dict[str, float] = {}
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """What was found on one rank."""
+
+    rank: int
+    steps: int  # that were made
+    findings: list[Finding]
+    failure: Finding | None = None  # the script ended with an error
+    failed_at: float = 0.0  # Unix time
+    draws: bool = False  # the model draws random numbers in its forward pass
+    random: str = ""  # names the state of the random numbers in the first step
+
+
+def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
+    """Runs a script's first steps; what was found on all ranks.
+
+    Args:
+        launch: the script, its arguments and its ranks.
+        steps: that each rank makes.
+        timeout_s: after so many seconds the ranks are killed.
+
+    Raises:
+        InputError: the script cannot be launched.
+    """
+    check(launch)
+    with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
+        reports = Path(folder) / "reports"
+        reports.mkdir()
+        inside = msgspec.structs.replace(
+            launch,
+            script=str(_INSIDE),
+            args=[str(reports), str(steps), launch.script, *launch.args],
+        )
+        record = Record(f"doctor-{secrets.token_hex(4)}", "here", "paceline doctor", "")
+        supervisor = Supervisor(inside, rundir.open_data(Path(folder) / "data"), record, None)
+        try:
+            supervisor.start()
+            late = _wait(supervisor, reports, launch.nproc, timeout_s)
+        finally:
+            supervisor.close()
+        examined = _read(reports, launch.nproc)
+        missing = set(range(launch.nproc)) - {rank.rank for rank in examined}
+        if missing and late:
+            return [*merged(examined), _late(steps, timeout_s)]
+        message = supervisor.last.message if supervisor.last is not None else None
+        if missing and _named(message or "") in {None, *missing}:
+            calm = [msgspec.structs.replace(rank, failure=None) for rank in examined]
+            return [*merged(calm), _died(message or "")]
+        return merged(examined)
+
+
+def merged(examined: Sequence[Examined]) -> list[Finding]:
+    """The findings of the first rank, and of the others what is wrong there alone.
+
+    Where ranks failed, the first failure counts: the others follow from it.
+
+    Args:
+        examined: in the order of ranks.
+    """
+    if not examined:
+        return []
+    findings = list(examined[0].findings)
+    known = {(finding.check, finding.level) for finding in findings}
+    for rank in examined[1:]:
+        for finding in rank.findings:
+            if finding.level is Level.PROBLEM and (finding.check, finding.level) not in known:
+                says = f"On rank {rank.rank}: {finding.says}"
+                findings.append(msgspec.structs.replace(finding, says=says))
+    failed = [rank for rank in examined if rank.failure is not None]
+    if failed:
+        first = min(failed, key=lambda rank: rank.failed_at)
+        assert first.failure is not None
+        everywhere = all(rank.failure == first.failure for rank in examined)
+        says = first.failure.says if everywhere else f"On rank {first.rank}: {first.failure.says}"
+        findings.append(msgspec.structs.replace(first.failure, says=says))
+    return [*findings, *_alike(examined)]
+
+
+def _alike(examined: Sequence[Examined]) -> list[Finding]:
+    """Ranks whose random numbers are the same although the model draws some."""
+    states = {rank.random for rank in examined}
+    if len(examined) == 1 or len(states) > 1 or not all(rank.draws for rank in examined):
+        return []
+    return [
+        Finding(
+            "random numbers",
+            Level.NOTE,
+            "All ranks draw the same random numbers in the model's forward pass, because the "
+            "script seeds them alike: dropout drops the same places on each rank.",
+            "Once the model is made, seed each rank differently: "
+            "torch.manual_seed(seed + session.rank).",
+        )
+    ]
+
+
+def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
+    """Waits until the ranks have ended, or all have reported; whether that took too long."""
+    deadline, all_reported = time.monotonic() + timeout_s, False
+    while supervisor.running:
+        supervisor.poll()
+        if not all_reported and len(_read(reports, nproc)) == nproc:
+            deadline, all_reported = time.monotonic() + _GRACE_S, True
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_TICK_S)
+    return False
+
+
+def _read(reports: Path, nproc: int) -> list[Examined]:
+    read = (rundir.read(path_of(reports, rank), Examined) for rank in range(nproc))
+    return [examined for examined in read if examined is not None]
+
+
+def path_of(reports: Path, rank: int) -> Path:
+    """Where a rank leaves what it found."""
+    return reports / f"{rank}.json"
+
+
+def _late(steps: int, timeout_s: float) -> Finding:
+    return Finding(
+        "steps",
+        Level.PROBLEM,
+        f"Not all ranks made {steps} steps within {timeout_s:g} s.",
+        "Give --timeout more seconds if the script needs long to begin; else look where it hangs.",
+    )
+
+
+def _named(message: str) -> int | None:
+    """The rank that failed first, of a failed run's message."""
+    named = re.match(r"rank (\d+) ", message)
+    return None if named is None else int(named[1])
+
+
+def _died(message: str) -> Finding:
+    first, _, rest = message.partition("\n")
+    lines = "\n".join(rest.splitlines()[-_SHOWN:])
+    what = first.partition("; log: ")[0]  # the log is deleted with all the rest
+    says = f"A rank died without a word: {what}" if what else "A rank died without a word."
+    return Finding(
+        "script",
+        Level.PROBLEM,
+        f"{says}\n{lines}".rstrip("\n"),
+        "Let it run with torchrun first. SIGKILL is also what comes where memory runs out.",
+    )

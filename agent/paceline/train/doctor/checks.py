@@ -1,0 +1,339 @@
+"""What follows from what was seen of a script, in sentences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.node.starting.examining import Finding, Level
+from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.nodedata.node import Loaded
+from paceline.train.norms.layers import is_shared
+
+Floats = npt.NDArray[np.float64]
+
+_ADAPTERS = {
+    "lightning": "Lightning: give its Trainer strategy=paceline.lightning.PacelineStrategy().",
+    "transformers.trainer": "Hugging Face's Trainer: import Trainer from paceline.transformers.",
+    "accelerate": "Accelerate: import Accelerator from paceline.accelerate.",
+}
+_FIVE_LINES = (
+    "Before the loop write session = paceline.Session(data, sizes=…, global_batch=…), "
+    "loader = session.loader(…) and model = session.wrap(model)."
+)
+_LOOKED_AT = 16  # samples whose shapes are compared
+_STEPS = 200  # whose loads are divided, to say how uneven sizes are
+# Loggers whose warnings other checks, or nobody, need to repeat.
+_TOLD = {"paceline.train.sizes", "paceline.train.wiring", "paceline.train.device"}
+_UNWRAPPED = "paceline.train.unwrapped"
+
+
+def sessions(seen: Seen) -> Iterator[Finding]:
+    """Whether the script makes a session."""
+    made = [known for known in seen.sessions if known.session is not None]
+    if not seen.sessions and not seen.failed:
+        yield Finding("session", Level.PROBLEM, _without_session(seen), _mend())
+    for number, known in enumerate(made):
+        assert known.session is not None
+        terms = known.session._loop.terms
+        says = (
+            f"A Session is made at {known.where}: {terms.samples:,} samples, global batch "
+            f"{terms.global_batch}, {terms.steps_per_epoch:,} steps in an epoch."
+        )
+        if number:
+            says += (
+                " The first session alone is planned and reported; this one trains as plain DDP."
+            )
+        yield Finding("session", Level.OK, says)
+
+
+def _without_session(seen: Seen) -> str:
+    says = "The script makes no paceline.Session, so it trains as if Paceline were not there."
+    if seen.outside:
+        says += f" Its optimiser stepped {max(seen.outside.values())} times."
+    return says
+
+
+def _mend() -> str:
+    """What a script without a session is to do, by the framework that it uses."""
+    used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
+    return used[0] if used else _FIVE_LINES
+
+
+def loader(seen: Seen) -> Iterator[Finding]:
+    """Whether the script trains on the session's loader."""
+    if not any(known.session for known in seen.sessions):
+        return
+    if any(known.loader for known in seen.sessions):
+        yield Finding("loader", Level.OK, "The script's loop reads session.loader().")
+    elif seen.outside:
+        from_where = f", which it reads at {seen.other_loaders[-1]}," if seen.other_loaders else ""
+        yield Finding(
+            "loader",
+            Level.PROBLEM,
+            f"The script trains on batches of another DataLoader{from_where} and never reads "
+            "session.loader().",
+            "Put loader = session.loader(collate_fn=…, num_workers=…) in place of that DataLoader.",
+        )
+
+
+def models(seen: Seen) -> Iterator[Finding]:
+    """Whether the models that are trained are wrapped."""
+    for known in seen.sessions:
+        if known.session is None or known.loader is None:
+            continue
+        for calls in known.calls:
+            parameters = sum(p.numel() for p in calls.model.parameters() if p.requires_grad)
+            yield Finding(
+                "model",
+                Level.OK,
+                f"{type(calls.model).__name__} is wrapped, with {parameters:,} trained parameters.",
+            )
+        if not known.calls and not seen.failed:  # else the failure says it
+            yield Finding(
+                "model",
+                Level.PROBLEM,
+                "The script reads session.loader(), but gives no model to session.wrap(): nothing "
+                "weighs the gradients of the ranks' different batches.",
+                "Before the loop write model = session.wrap(model), in place of "
+                "DistributedDataParallel.",
+            )
+    for record in seen.warnings:
+        if record.name == _UNWRAPPED:
+            yield Finding("model", Level.PROBLEM, record.getMessage())
+
+
+def optimiser(seen: Seen) -> Iterator[Finding]:
+    """Whether relaxed policies find the optimiser."""
+    for known in seen.sessions:
+        if known.session is None or not known.calls or not known.steps:
+            continue
+        if not seen.inside:
+            yield Finding(
+                "optimizer",
+                Level.NOTE,
+                f"No torch.optim.Optimizer has stepped in {known.steps} steps.",
+                "If gradients accumulate over more steps, give --steps more of them. Policies that "
+                "relax synchronisation act where the optimiser steps.",
+            )
+            continue
+        why = known.session._loop.gate.suitability.refusal()
+        if why is None:
+            says = "The optimiser is found; relaxed policies may be used."
+            yield Finding("optimizer", Level.OK, says)
+        else:
+            yield Finding(
+                "optimizer",
+                Level.NOTE,
+                f"Under policies that relax synchronisation, gradients stay all-reduced: {why}.",
+                "Nothing, unless you want such a policy; then write session.optimizer(optimizer).",
+            )
+
+
+def sizes(seen: Seen) -> Iterator[Finding]:
+    """Where sizes are from, and how uneven they are."""
+    for known in seen.sessions:
+        if known.sizes is None or known.session is None:
+            continue
+        yield _of_sizes(known, known.sizes, max(2, known.session.world))
+
+
+def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
+    assert known.session is not None
+    least, middle, most = float(given.min()), float(np.median(given)), float(given.max())
+    if least < most:
+        terms = known.session._loop.terms
+        uneven, padded = _imbalance(given, terms.global_batch, world, terms.seed)
+        return Finding(
+            "sizes",
+            Level.OK,
+            f"Sizes are from {known.sizes_from}: {_plain(least)} to {_plain(most)}, median "
+            f"{_plain(middle)}. If {world} equal ranks get equally many samples, the one with most "
+            f"to do has {uneven:.2f} times the mean of a step, or {padded:.2f} times where batches "
+            "are padded.",
+            figures={
+                "min": least, "median": middle, "max": most, "uneven": uneven, "padded": padded,
+            },
+        )  # fmt: skip
+    numbers = np.unique(np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)).tolist()
+    extents = [extent(load(known, number)) for number in numbers]
+    if min(extents) == max(extents):
+        says = f"All samples count as equal, and of {len(numbers)} looked at none is larger."
+        return Finding("sizes", Level.OK, says)
+    none = "No sizes are given" if not known.sizes_from else f"{known.sizes_from} are all {least:g}"
+    return Finding(
+        "sizes",
+        Level.PROBLEM,
+        f"{none}, but samples differ: of {len(numbers)} looked at, the largest has "
+        f"{max(extents) / max(1, min(extents)):.1f} times the elements of the smallest.",
+        "Give Session(…, sizes=…) a number for each sample, such as its frames or tokens, or give "
+        "the data set an attribute sizes. Without it Paceline balances numbers of samples only.",
+    )
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.4g}"
+
+
+def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
+    """How much more than the mean the most loaded of equal ranks has in a step, on average.
+
+    Args:
+        given: sizes, [N].
+        batch: samples of a step.
+        world: ranks.
+        seed: of the order.
+
+    Returns:
+        Where a batch costs the sum of its sizes, and where it is padded to its longest sample.
+    """
+    order = np.random.default_rng(seed).permutation(len(given))
+    ratios: list[tuple[float, float]] = []
+    for start in range(0, min(len(order), batch * _STEPS), batch):
+        step = given[order[start : start + batch]]
+        parts = [part for rank in range(world) if len(part := step[rank::world])]
+        sums, padded = [p.sum() for p in parts], [len(p) * p.max() for p in parts]
+        ratios.append((max(sums) * world / sum(sums), max(padded) * world / sum(padded)))
+    mean = np.mean(ratios, axis=0)
+    return float(mean[0]), float(mean[1])
+
+
+def load(known: SeenSession, index: int) -> Any:
+    """A sample, as the session's loader would load it in its present epoch.
+
+    Raises:
+        whatever the data set raises.
+    """
+    if known.loader is None:
+        return known.dataset[index]
+    with known.loader._epoch.loading():
+        return known.dataset[index]
+
+
+def collated(known: SeenSession, samples: list[Any]) -> Any:
+    """A batch of samples, as the session's loader would make it.
+
+    Raises:
+        whatever the script's collate function raises.
+    """
+    assert known.loader is not None
+    with known.loader._epoch.loading():
+        made = known.loader._loader.collate_fn(samples)
+    return made.batch if isinstance(made, Loaded) else made
+
+
+def extent(sample: Any) -> int:
+    """How many elements a sample has, in tensors, arrays, texts and lists of numbers."""
+    if isinstance(sample, torch.Tensor):
+        return sample.numel()
+    if isinstance(sample, np.ndarray):
+        return int(sample.size)
+    if isinstance(sample, str | bytes):
+        return len(sample)
+    if isinstance(sample, Mapping):
+        return sum(map(extent, sample.values()))
+    if isinstance(sample, list | tuple):
+        return sum(map(extent, sample))
+    return 1
+
+
+def batchnorm(seen: Seen) -> Iterator[Finding]:
+    """What BatchNorm layers normalise by."""
+    layers = _named(seen, lambda module: isinstance(module, _BatchNorm))
+    apart = [name for name, layer in layers if not is_shared(layer)]  # type: ignore[arg-type]
+    if apart:
+        yield Finding(
+            "batchnorm",
+            Level.NOTE,
+            "BatchNorm layers normalise by each rank's own batch, whose size the plan changes: "
+            f"{_listed(apart)}. Training differs from that of one process, and between policies.",
+            "session.wrap(model, batchnorm='sync') normalises by the whole global batch.",
+        )
+    elif layers:
+        says = f"{len(layers)} BatchNorm layers normalise by the whole global batch."
+        yield Finding("batchnorm", Level.OK, says)
+
+
+def precision(seen: Seen) -> Iterator[Finding]:
+    """In which precision the model computes, and what "exact" means then."""
+    models = [calls for known in seen.sessions for calls in known.calls]
+    if not models:
+        return
+    low = precision_of(seen)
+    if low is None:
+        says = (
+            "The model computes in full precision: the update is that of one process, up to the "
+            "order of sums."
+        )
+        yield Finding("precision", Level.OK, says)
+        return
+    yield Finding(
+        "precision",
+        Level.NOTE,
+        f"The model computes in {str(low).removeprefix('torch.')}, which rounds coarsely, and how "
+        "depends on which samples a rank's batch holds. “Exact” means here: each step has the same "
+        "samples with the same weights, and parameters differ by rounding, as those of plain DDP "
+        "do with another number of ranks.",
+        "Nothing, if that is fine. To compare step by step, train some steps in float32.",
+    )
+
+
+def precision_of(seen: Seen) -> torch.dtype | None:
+    """The low precision that a wrapped model computes in; None: it does not."""
+    for known in seen.sessions:
+        for calls in known.calls:
+            kinds = {p.dtype for p in calls.model.parameters()} & {torch.bfloat16, torch.float16}
+            if calls.autocast is not None or kinds:
+                return calls.autocast or kinds.pop()
+    return None
+
+
+def checkpoint(seen: Seen) -> Iterator[Finding]:
+    """Whether the script declares checkpoints."""
+    made = [known for known in seen.sessions if known.session is not None]
+    if not made:
+        return
+    declared = next((known.checkpoint for known in made if known.checkpoint), "")
+    if declared:
+        says = f"Where training is, is saved or loaded at {declared}. Here, nothing was kept."
+        yield Finding("checkpoint", Level.OK, says)
+    elif "paceline.train.adapting.loader" in sys.modules:
+        says = "The framework's own checkpoints have where training is."
+        yield Finding("checkpoint", Level.OK, says)
+    else:
+        yield Finding(
+            "checkpoint",
+            Level.NOTE,
+            "The script declares no checkpoint: after a restart it begins at step 0.",
+            "session.checkpoint(directory, model, optimizer, every_steps=…) after session.wrap.",
+        )
+
+
+def warnings(seen: Seen) -> Iterator[Finding]:
+    """What Paceline itself has warned of."""
+    for record in seen.warnings:
+        if record.name not in _TOLD and record.name != _UNWRAPPED:
+            yield Finding("warning", Level.NOTE, record.getMessage())
+
+
+def _named(seen: Seen, fits: Callable[[nn.Module], bool]) -> list[tuple[str, nn.Module]]:
+    """The parts of the wrapped models that fit, with their names."""
+    return [
+        (name or type(module).__name__, module)
+        for known in seen.sessions
+        for calls in known.calls
+        for name, module in calls.model.named_modules()
+        if fits(module)
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

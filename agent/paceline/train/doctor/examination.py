@@ -1,0 +1,182 @@
+"""Runs a script in this rank, watches its first steps, and says what was found."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from paceline.core.errors import PacelineError
+from paceline.node import rundir
+from paceline.node.starting.examining import Examined, Finding, Level, path_of
+from paceline.train.doctor import checks, drawing, padding
+from paceline.train.doctor.watching import Seen, is_users, watch
+
+_PACKAGE = str(Path(__file__).parents[2])
+_Check = Callable[[Seen], Iterable[Finding]]
+_CHECKS: list[tuple[str, _Check]] = [
+    ("session", checks.sessions),
+    ("loader", checks.loader),
+    ("model", checks.models),
+    ("optimizer", checks.optimiser),
+    ("sizes", checks.sizes),
+    ("padding", padding.padding),
+    ("random numbers", drawing.model),
+    ("random numbers", drawing.samples),
+    ("batchnorm", checks.batchnorm),
+    ("precision", checks.precision),
+    ("checkpoint", checks.checkpoint),
+    ("warning", checks.warnings),
+]
+_OF_RANK_0 = {checks.sizes, padding.padding, drawing.samples}  # rank 0 has the sizes; samples load
+
+
+class EnoughError(SystemExit):
+    """Ends the script after its steps."""
+
+
+class _AskedToEndError(SystemExit):
+    """Ends the script because another rank has failed."""
+
+
+class Examination:
+    """One rank's examination of a script.
+
+    Args:
+        folder: where what is found is left.
+        steps: that the script makes.
+        rank: this one.
+    """
+
+    def __init__(self, folder: Path, steps: int, rank: int) -> None:
+        self._folder, self._steps, self._rank = folder, steps, rank
+        self._seen = Seen()
+        self._concluded = self._concluding = False
+
+    def run(self, script: str) -> None:
+        """Runs the script as Python runs it, up to its steps; exits as the script does.
+
+        Raises:
+            SystemExit: the script ended itself.
+            whatever the script raises.
+        """
+        signal.signal(signal.SIGTERM, self._asked_to_end)  # another rank has failed
+        watch(self._seen, self._folder, self._steps, self._end)
+        path = Path(script).absolute()
+        main = ModuleType("__main__")
+        vars(main).update(__file__=str(path), __builtins__=builtins)
+        sys.modules["__main__"] = main
+        try:
+            code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+            exec(code, vars(main))
+        except (EnoughError, _AskedToEndError):
+            pass
+        except SystemExit as end:
+            self._conclude(None if end.code in (None, 0) else _ended(end))
+            raise
+        except BaseException as error:
+            self._conclude(_failure(error))
+            raise
+        finally:
+            self._conclude(None)
+            self._close()
+
+    def _end(self) -> NoReturn:
+        """Called in the script's loop, after its steps."""
+        self._conclude(None)
+        raise EnoughError(0)
+
+    def _asked_to_end(self, number: int, _frame: FrameType | None) -> None:
+        if not self._concluding:
+            raise _AskedToEndError(128 + number)
+
+    def _conclude(self, failure: Finding | None) -> None:
+        """Looks at what was seen, and leaves what is found; once."""
+        if self._concluded:
+            return
+        self._concluded = self._concluding = True
+        failed_at, self._seen.failed = time.time(), failure is not None
+        findings = [
+            finding for name, check in _CHECKS for finding in self._findings_of(name, check)
+        ]
+        calls = [calls for session in self._seen.sessions for calls in session.calls]
+        steps = max((session.steps for session in self._seen.sessions), default=0)
+        if failure is None and 0 < steps < self._steps:
+            findings.append(_short(steps, self._steps))
+        examined = Examined(
+            self._rank,
+            steps,
+            findings,
+            failure,
+            failed_at,
+            any(each.draws for each in calls),
+            next((each.random for each in calls), ""),
+        )
+        rundir.write(path_of(self._folder, self._rank), examined)
+        self._concluding = False
+
+    def _findings_of(self, name: str, check: _Check) -> list[Finding]:
+        if self._rank and check in _OF_RANK_0:
+            return []
+        try:
+            return list(check(self._seen))
+        except Exception as error:  # of the script's own code, which a check calls
+            says = f"This cannot be told: {type(error).__name__}: {error}"
+            return [Finding(name, Level.NOTE, says)]
+
+    def _close(self) -> None:
+        """Ends what the script did not come to end itself."""
+        for seen in self._seen.sessions:
+            if seen.session is not None:
+                seen.session.close()
+        if dist.is_available() and dist.is_initialized():
+            with contextlib.suppress(RuntimeError, ValueError):  # other ranks may have gone
+                dist.destroy_process_group()
+
+
+def _failure(error: BaseException) -> Finding:
+    """What ended the script: a refusal of Paceline's, which says what to do, or another error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    refused = isinstance(error, PacelineError) or (
+        isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)
+    )
+    at = _place(error)
+    if refused:
+        return Finding("refused", Level.PROBLEM, f"{at}: {error}")
+    return Finding(
+        "script",
+        Level.PROBLEM,
+        f"{at}: the script failed with {type(error).__name__}: {error}",
+        "Let it run under plain Python, or with torchrun, first.",
+    )
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the user's own code."""
+    place = "the script"
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if is_users(name):
+            place = f"{Path(name).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _ended(end: SystemExit) -> Finding:
+    says = f"{_place(end)}: the script ended itself with {end.code!r}."
+    return Finding("script", Level.PROBLEM, says, "Give the arguments that it needs.")
+
+
+def _short(made: int, wanted: int) -> Finding:
+    says = f"The script ended after {made} of {wanted} steps."
+    return Finding("steps", Level.NOTE, says)

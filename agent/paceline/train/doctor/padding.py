@@ -1,0 +1,324 @@
+"""Whether what the model says of a sample depends on the samples that its batch has beside it.
+
+A batch is padded to its longest sample, which is another one when ranks get other parts of a global
+batch. So the smallest sample goes through the model alone, and padded beside the largest one, in
+evaluation mode. The largest one goes through alone, and beside the smallest one, where nothing pads
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.node.starting.examining import Finding, Level
+from paceline.train.doctor.calls import Call, Place, at, tensors
+from paceline.train.doctor.checks import collated, extent, load, precision_of
+from paceline.train.doctor.watching import Seen, SeenSession
+
+_LOOKED_AT = 16  # samples, for a small and a large one where sizes do not tell
+_FINE, _GPU, _COARSE = 1e-4, 5e-3, 5e-2  # relative differences that are rounding
+_MEND = (
+    "Mask padded positions in each layer that mixes positions (attention, convolution, pooling, "
+    "normalisation), or pack sequences. Else the same sample gives another gradient in another "
+    "batch, and training differs from plain DDP's."
+)
+
+
+class CannotTellError(Exception):
+    """Why it cannot be told, in words that follow "this cannot be told: "."""
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """How a part of the model is called with another batch.
+
+    Args:
+        call: that was seen.
+        places: of the call's tensors, the places in the batch that they come from.
+    """
+
+    call: Call
+    places: dict[Place, Place]
+
+    def output(self, batch: Any) -> list[tuple[Place, Tensor]]:
+        """The floating-point tensors that the part returns for a batch."""
+        arguments = {
+            place: at(batch, source).to(tensor.device, tensor.dtype)
+            for (place, tensor) in tensors([self.call.args, self.call.kwargs])
+            if (source := self.places.get(place)) is not None
+        }
+        args, kwargs = _replaced([self.call.args, self.call.kwargs], arguments)
+        returned = self.call.module(*args, **kwargs)
+        return [(p, t.float()) for p, t in tensors(returned) if t.is_floating_point()]
+
+
+def padding(seen: Seen) -> Iterator[Finding]:
+    """What padding changes, of the first session whose loop was seen."""
+    known = next((s for s in seen.sessions if s.loader is not None and s.calls), None)
+    if known is None or not known.steps:
+        return
+    try:
+        yield _compared(known, _tolerance(seen, known))
+    except CannotTellError as reason:
+        yield _unknown(str(reason))
+    except Exception as error:  # of the script's own code
+        yield _unknown(f"{type(error).__name__}: {error}")
+
+
+def _unknown(reason: str) -> Finding:
+    return Finding(
+        "padding",
+        Level.NOTE,
+        f"Whether outputs depend on padding cannot be told: {reason}.",
+        "Compare the model's output for a short sample alone with its output in a padded batch.",
+    )
+
+
+def _tolerance(seen: Seen, known: SeenSession) -> float:
+    if precision_of(seen) is not None:
+        return _COARSE
+    devices = {p.device.type for calls in known.calls for p in calls.model.parameters()}
+    return _FINE if devices == {"cpu"} else _GPU
+
+
+def _compared(known: SeenSession, tolerance: float) -> Finding:
+    small, large = _samples(known)
+    batches = [
+        collated(known, copy.deepcopy(samples))
+        for samples in ([small], [small, large], [large], [large, small])
+    ]
+    padded = _is_padded(*batches[:2])
+    try:
+        return _by_outputs(known, batches, padded, (extent(small), extent(large)), tolerance)
+    except CannotTellError:
+        if padded:
+            raise
+        return Finding("padding", Level.OK, "Batches are not padded.")
+
+
+def _by_outputs(
+    known: SeenSession, batches: list[Any], padded: bool, extents: tuple[int, int], tolerance: float
+) -> Finding:
+    """Compares what the model says of the samples.
+
+    Args:
+        known: the session.
+        batches: of the small sample alone, of it and the large one, of the large one alone, and of
+            the large one and the small one.
+        padded: the small sample is padded beside the large one.
+        extents: elements of the small sample, and of the large one.
+        tolerance: relative difference that is rounding.
+
+    Raises:
+        CannotTellError: the model cannot be called with these batches.
+    """
+    replay = _replay(known)
+    name = replay.call.name or type(replay.call.module).__name__
+    with _evaluating(known.calls[0].model):
+        small, small_beside, large, large_beside = map(replay.output, batches)
+    if padded and all(tensor.ndim == 0 for _, tensor in small):
+        return _by_loss([small, large, small_beside], extents, tolerance)
+    mixed = _difference(large, large_beside)
+    if mixed > tolerance:
+        return Finding(
+            "padding",
+            Level.PROBLEM,
+            f"What {name} says of a sample depends on the other samples of its batch: of a long "
+            f"one, it changes by {mixed:.1%} beside a short one, although nothing is padded there.",
+            "Leave out what mixes the samples of a batch, since ranks get other ones than under "
+            "plain DDP; or train under the policy bsp, which divides batches as plain DDP does.",
+            {"difference": mixed},
+        )
+    if not padded:
+        says = f"Batches are not padded, and what {name} says of a sample depends on no other one."
+        return Finding("padding", Level.OK, says)
+    return _of_padding(name, _difference(small, small_beside), tolerance)
+
+
+def _of_padding(name: str, difference: float, tolerance: float) -> Finding:
+    figures = {"difference": difference}
+    if difference > tolerance:
+        says = (
+            f"What {name} says of a short sample changes by {difference:.1%} when it is padded "
+            "beside a long one."
+        )
+        return Finding("padding", Level.PROBLEM, says, _MEND, figures)
+    says = f"What {name} says of a short sample stays when it is padded beside a long one."
+    return Finding("padding", Level.OK, says, figures=figures)
+
+
+def _by_loss(
+    outputs: list[list[tuple[Place, Tensor]]], extents: tuple[int, int], tolerance: float
+) -> Finding:
+    """Where the model returns its loss alone: a mean over samples, or over their elements.
+
+    Args:
+        outputs: of the small sample alone, of the large one alone, and of both.
+        extents: elements of the small sample, and of the large one.
+        tolerance: relative difference that is rounding.
+
+    Raises:
+        CannotTellError: the loss of both is no such mean.
+    """
+    if len(outputs[0]) != 1:
+        raise CannotTellError("the model returns several numbers, and no output for each sample")
+    small, large, both = (float(of[0][1]) for of in outputs)
+    shares = [(0.5, 0.5), tuple(each / sum(extents) for each in extents)]
+    scale = max(abs(small), abs(large), 1e-12)
+    least = min(abs(a * small + b * large - both) / scale for a, b in shares)
+    if least > tolerance:
+        raise CannotTellError(
+            "the model returns its loss alone, and that is no mean over samples or their elements "
+            "(or depends on padding)"
+        )
+    return _of_padding("the loss", least, tolerance)
+
+
+def _samples(known: SeenSession) -> tuple[Any, Any]:
+    """A small and a large sample."""
+    given = known.sizes
+    if given is not None and given.min() < given.max():
+        return load(known, int(given.argmin())), load(known, int(given.argmax()))
+    numbers = np.unique(np.linspace(0, len(known.dataset) - 1, _LOOKED_AT).astype(int)).tolist()
+    loaded = sorted((load(known, number) for number in numbers), key=extent)
+    return loaded[0], loaded[-1]
+
+
+def _is_padded(alone: Any, padded: Any) -> bool:
+    """Whether a sample's tensors become larger beside another one, in more than the batch's size.
+
+    Raises:
+        CannotTellError: the batches are not alike.
+    """
+    shapes = [dict(tensors(batch)) for batch in (alone, padded)]
+    if shapes[0].keys() != shapes[1].keys() or not shapes[0]:
+        raise CannotTellError("the batch is not made of tensors, lists, tuples and mappings")
+    return any(tensor.numel() * 2 < shapes[1][place].numel() for place, tensor in shapes[0].items())
+
+
+def _replay(known: SeenSession) -> _Replay:
+    """The outermost part of the model whose call can be repeated with another batch.
+
+    Raises:
+        CannotTellError: there is none.
+    """
+    losses, model = None, known.calls[0].model
+    for call in known.calls[0].of_parts:
+        if 2 * _parameters(call.module) < _parameters(model):  # an embedding says nothing of it
+            continue
+        places = _sources(call, known.batch)
+        returned = [t for _, t in tensors(call.output) if t.is_floating_point()]
+        if places is None or not returned:
+            continue
+        replay = _Replay(call, places)
+        if any(tensor.ndim for tensor in returned):
+            return replay
+        losses = losses or replay
+    if losses is None:
+        raise CannotTellError("no part of the model is called with the batch's tensors as they are")
+    return losses
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _sources(call: Call, batch: list[tuple[Place, Tensor]]) -> dict[Place, Place] | None:
+    """Where a call's tensors stand in the batch; None: not all of them do.
+
+    A number, such as how many labels count, stays what it was.
+    """
+    sources: dict[Place, Place] = {}
+    for place, tensor in tensors([call.args, call.kwargs]):
+        if tensor.ndim == 0:
+            continue
+        equal = [(source, part) for source, part in batch if _is_same(tensor, part)]
+        if not equal:
+            return None
+        # Of several equal ones: the very same tensor, or else one of the same name.
+        equal.sort(key=lambda each: (each[1] is not tensor, each[0][-1:] != place[-1:]))
+        sources[place] = equal[0][0]
+    return sources or None
+
+
+def _is_same(tensor: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a part of the batch, perhaps on another device or of another type."""
+    if tensor is part:
+        return True
+    if tensor.shape != part.shape:
+        return False
+    return bool(torch.equal(tensor.detach().cpu().double(), part.detach().cpu().double()))
+
+
+def _replaced(value: Any, by: Mapping[Place, Tensor], place: Place = ()) -> Any:
+    """A copy of nested arguments with other tensors."""
+    if place in by:
+        return by[place]
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, by, (*place, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(item, by, (*place, number)) for number, item in enumerate(value)]
+    return value
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode and without gradients; afterwards the modes are as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Tensor]]) -> float:
+    """How much the first sample's outputs differ, relative to the largest of them.
+
+    Args:
+        alone: outputs for a batch of the sample.
+        beside: outputs for a batch of two samples, of which it is the first.
+
+    Raises:
+        CannotTellError: no output has a row for each sample.
+    """
+    others = dict(beside)
+    differences = [
+        difference
+        for place, tensor in alone
+        if place in others and (difference := _between(tensor, others[place])) is not None
+    ]
+    if not differences:
+        raise CannotTellError("no output of the model has a row for each sample")
+    return max(differences)
+
+
+def _between(alone: Tensor, beside: Tensor) -> float | None:
+    """The same of one output; None: it has no row for each sample.
+
+    Padded positions are left out: at the end, or at the beginning where that is nearer.
+    """
+    if alone.ndim != beside.ndim:
+        return None
+    rows = [d for d in range(alone.ndim) if alone.size(d) == 1 and beside.size(d) == 2]
+    if not rows:
+        return None
+    own, first = alone.select(rows[0], 0), beside.select(rows[0], 0)
+    if any(a > b for a, b in zip(own.shape, first.shape, strict=True)):
+        return None
+    ends = (
+        first[tuple(slice(0, n) for n in own.shape)],
+        first[tuple(slice(m - n, m) for n, m in zip(own.shape, first.shape, strict=True))],
+    )
+    scale = max(float(own.abs().max()), 1e-12) if own.numel() else 1.0
+    return min(float((own - end).abs().max()) / scale if own.numel() else 0.0 for end in ends)

@@ -1,0 +1,238 @@
+"""What is noted while a script runs, by functions put around Paceline's and torch's own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from paceline.train import session as sessions
+from paceline.train import sizes
+from paceline.train.doctor.calls import Calls, Place, tensors
+from paceline.train.loader import Loader, _Batches
+from paceline.train.session import Session
+from paceline.train.stacks import libraries
+
+
+@dataclass
+class SeenSession:
+    """A session that the script made, and what it did with it."""
+
+    where: str  # the script made it, such as "train.py:30"
+    session: Session | None = None  # None: it was refused
+    dataset: Any = None
+    sizes: npt.NDArray[np.float64] | None = None  # [N], on rank 0
+    sizes_from: str = ""
+    calls: list[Calls] = field(default_factory=list)  # of each wrapped model
+    loader: Loader | None = None  # once the script has begun to read it
+    batch: list[tuple[Place, Tensor]] = field(default_factory=list)  # tensors of the first one
+    steps: int = 0
+    checkpoint: str = ""  # where it was declared
+
+
+@dataclass
+class Seen:
+    """What a script did so far."""
+
+    sessions: list[SeenSession] = field(default_factory=list)
+    other_loaders: list[str] = field(default_factory=list)  # where the script reads a DataLoader
+    outside: dict[int, int] = field(default_factory=dict)  # optimiser's id → steps in no session
+    inside: int = 0  # steps of optimisers in a session's step
+    warnings: list[logging.LogRecord] = field(default_factory=list)  # of Paceline
+    failed: bool = False  # the script ended with an error
+
+    def of(self, session: Any) -> SeenSession | None:
+        """What is known of a session."""
+        return next((seen for seen in self.sessions if seen.session is session), None)
+
+
+def watch(seen: Seen, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
+    """Notes from now on what the script does in this process.
+
+    Args:
+        seen: where it is noted.
+        folder: for checkpoints, in place of the script's folder: its own stay as they are.
+        steps: that the script makes.
+        end: called after them; it raises what ends the script.
+    """
+    _note_sessions(seen)
+    _note_models(seen)
+    _note_checkpoints(seen, folder)
+    _note_loaders(seen, steps, end)
+    _note_optimisers(seen, steps, end)
+    logging.getLogger("paceline").addHandler(_Noting(seen))
+
+
+class _Noting(logging.Handler):
+    def __init__(self, seen: Seen) -> None:
+        super().__init__(logging.WARNING)
+        self._seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._seen.warnings.append(record)
+
+
+def _note_sessions(seen: Seen) -> None:
+    resolved = sizes.resolve
+
+    def make(original: Any) -> Any:
+        def init(session: Session, dataset: Any, **options: Any) -> None:
+            made = SeenSession(where(), dataset=dataset)
+            seen.sessions.append(made)
+
+            def resolve(given: Any, data: Any) -> npt.NDArray[np.float64]:
+                made.sizes_from = _source(given, data)
+                made.sizes = resolved(given, data)
+                return made.sizes
+
+            _put(sessions, "resolve", lambda _: resolve)
+            original(session, dataset, **options)
+            made.session = session
+
+        return init
+
+    _put(Session, "__init__", make)
+
+
+def _source(sizes: Any, dataset: Any) -> str:
+    """Where a session has its sizes from, in words; empty: it has none."""
+    if isinstance(sizes, str):
+        return "dataset.sizes" if hasattr(dataset, "sizes") else ""
+    return "a function of each sample" if callable(sizes) else "Session(sizes=…)"
+
+
+def _note_models(seen: Seen) -> None:
+    def make(original: Any) -> Any:
+        def wrap(session: Session, model: nn.Module, **options: Any) -> nn.Module:
+            wrapped: nn.Module = original(session, model, **options)
+            known = seen.of(session)
+            if known is not None:
+                known.calls.append(Calls(model, lambda: in_step(session)))
+            return wrapped
+
+        return wrap
+
+    _put(Session, "wrap", make)
+
+
+def _note_checkpoints(seen: Seen, folder: Path) -> None:
+    def checkpoint(original: Any) -> Any:
+        def instead(session: Session, directory: Any, *args: Any, **options: Any) -> None:
+            known = seen.of(session)
+            if known is not None:
+                known.checkpoint = where()
+            own = folder / f"checkpoints-{len(seen.sessions)}"
+            original(session, own, *args, **options)
+
+        return instead
+
+    def state(original: Any) -> Any:
+        def noted(session: Session, *args: Any) -> Any:
+            known = seen.of(session)
+            if known is not None:
+                known.checkpoint = where()
+            return original(session, *args)
+
+        return noted
+
+    _put(Session, "checkpoint", checkpoint)
+    for name in ("state_dict", "load_state_dict"):
+        _put(Session, name, state)
+
+
+def _note_loaders(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
+    def of_session(original: Any) -> Any:
+        def passing(loader: Loader) -> Generator[Any]:
+            known = next(
+                (s for s in seen.sessions if s.session and s.session._loop is loader._loop), None
+            )
+            inner: Generator[Any] = original(loader)
+            if known is None:
+                return inner
+            return _watched(known, loader, inner, steps, end)
+
+        return passing
+
+    def of_torch(original: Any) -> Any:
+        def iterate(loader: DataLoader[Any]) -> Any:
+            if not isinstance(loader.batch_sampler, _Batches):
+                seen.other_loaders.append(where())
+            return original(loader)
+
+        return iterate
+
+    _put(Loader, "__iter__", of_session)
+    _put(DataLoader, "__iter__", of_torch)
+
+
+def _watched(
+    known: SeenSession,
+    loader: Loader,
+    inner: Generator[Any],
+    steps: int,
+    end: Callable[[], NoReturn],
+) -> Generator[Any]:
+    """The loader's batches. After the last step the epoch is left, as by a ``break``."""
+    known.loader = loader
+    try:
+        for batch in inner:
+            if not known.batch:
+                known.batch = list(tensors(batch))  # now: a script may take parts of it out
+            yield batch
+            running = loader._loop.current.running
+            if running is not None and running.step.more:
+                continue
+            for calls in known.calls:
+                calls.close()
+            known.steps += 1
+            if known.steps >= steps:
+                inner.close()
+                end()
+    finally:
+        inner.close()
+
+
+def _note_optimisers(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
+    def stepped(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        if any(s.session is not None and in_step(s.session) for s in seen.sessions):
+            seen.inside += 1
+            return
+        if not any(s.loader is not None for s in seen.sessions):
+            made = seen.outside[id(optimiser)] = seen.outside.get(id(optimiser), 0) + 1
+            if made >= steps:
+                end()
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def in_step(session: Session) -> bool:
+    """Whether the script is in a step of the session's loop."""
+    return session._loop.current.running is not None
+
+
+def where() -> str:
+    """The line of the script, or of a module of the user's, that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of code is the user's: of no library, nor frozen into Python."""
+    return not file.startswith((*libraries(), "<"))
+
+
+def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Puts a function around another one, for as long as the process lives."""
+    setattr(owner, name, make(getattr(owner, name)))

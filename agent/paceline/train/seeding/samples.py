@@ -1,0 +1,162 @@
+"""Random numbers of a sample, seeded by the session's seed, the epoch and the sample's index."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import SupportsIndex
+
+import numpy as np
+import torch
+
+from paceline.core.terms import whole
+
+_LARGEST = 2**63 - 1
+
+# What this process loads samples of. Not of one thread alone: a data set may have threads, too.
+_loaded: Epoch | None = None
+
+
+class Epoch:
+    """The epoch that a session's loader is in, and the session's seed.
+
+    Args:
+        seed: of the session.
+        shared: the DataLoader's workers see it change, too, as they may live for several epochs.
+    """
+
+    def __init__(self, seed: int, *, shared: bool) -> None:
+        self.seed = seed
+        self._number = torch.zeros((), dtype=torch.int64)
+        if shared:
+            self._number.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch, from 0."""
+        return int(self._number)
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._number.fill_(number)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Around what loads samples in this process."""
+        global _loaded
+        before, _loaded = _loaded, self
+        try:
+            yield
+        finally:
+            _loaded = before
+
+
+class WorkerInit:
+    """The ``worker_init_fn`` of a session's DataLoader.
+
+    Args:
+        epoch: that the worker loads.
+        then: the script's own; None: it has none.
+    """
+
+    def __init__(self, epoch: Epoch, then: Callable[[int], object] | None) -> None:
+        self._epoch, self._then = epoch, then
+
+    def __call__(self, worker: int) -> None:
+        """Begins a worker, in its process."""
+        global _loaded
+        _loaded = self._epoch
+        if self._then is not None:
+            self._then(worker)
+
+
+def generator(index: SupportsIndex, device: torch.device | str = "cpu") -> torch.Generator:
+    """Torch's random numbers of a sample, for data sets that `Session.loader` reads.
+
+    They follow from the session's seed, the epoch and the index, so they are the same whichever
+    rank loads the sample, with however many ranks and DataLoader workers, and after a restart, too.
+    In another epoch they are others. Each call begins anew with the first of them.
+
+    Where no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
+    torch's own random numbers.
+
+    Args:
+        index: of the sample in the data set.
+        device: of the generator.
+
+    Raises:
+        TypeError, ValueError: `index` is no whole number ≥ 0.
+    """
+    return torch_generator(_sequence(index), device)
+
+
+def numpy_generator(index: SupportsIndex) -> np.random.Generator:
+    """NumPy's random numbers of a sample, as `generator` has torch's."""
+    return np.random.default_rng(_sequence(index))
+
+
+@contextmanager
+def seeded(index: SupportsIndex) -> Iterator[None]:
+    """Within it, the global random numbers of torch (CPU), NumPy and Python are the sample's.
+
+    For transforms that take no generator, such as torchvision's. Afterwards the process's own
+    random numbers go on as if nothing had been drawn. Use it in one thread at a time::
+
+        def __getitem__(self, index):
+            with paceline.seeded(index):
+                return self.transform(self.images[index]), self.labels[index]
+
+    Raises:
+        TypeError, ValueError: see `generator`.
+    """
+    sequence = _sequence(index)
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    number = _number(sequence)
+    # Not torch.manual_seed: it would seed GPUs, too, and data loading processes have none.
+    torch.default_generator.manual_seed(number)
+    np.random.seed(sequence.generate_state(4))
+    random.seed(number)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+def sequence_of(seed: int, epoch: int, index: SupportsIndex) -> np.random.SeedSequence:
+    """What a sample's random numbers are seeded by.
+
+    Raises:
+        TypeError, ValueError: see `generator`.
+    """
+    low, high = seed % 2**32, seed >> 32  # words of 32 bits: no two seeds begin alike
+    return np.random.SeedSequence((low, high, epoch, _checked(index)))
+
+
+def torch_generator(
+    sequence: np.random.SeedSequence, device: torch.device | str
+) -> torch.Generator:
+    """Torch's random numbers of a sequence."""
+    return torch.Generator(device).manual_seed(_number(sequence))
+
+
+def _sequence(index: SupportsIndex) -> np.random.SeedSequence:
+    if _loaded is not None:
+        return sequence_of(_loaded.seed, _loaded.number, index)
+    _checked(index)
+    return np.random.SeedSequence(int(torch.randint(_LARGEST, ())))
+
+
+def _checked(index: SupportsIndex) -> int:
+    try:
+        return whole("index", operator.index(index), 0)
+    except TypeError:
+        raise TypeError(f"index is {index!r}: it must be a whole number") from None
+
+
+def _number(sequence: np.random.SeedSequence) -> int:
+    """A seed of 64 bits."""
+    return int(sequence.generate_state(1, np.uint64)[0])
