@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import typer
 
 from paceline.commands import linking, runs
+from paceline.commands.observe import observe
 from paceline.commands.options import (
     Data,
     Env,
@@ -48,7 +49,8 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 
-app.command(context_settings={"allow_interspersed_args": False})(run)
+for _command in (run, observe):
+    app.command(context_settings={"allow_interspersed_args": False})(_command)
 for _command in (switch, switches):
     app.command()(_command)
 runs.register(app)

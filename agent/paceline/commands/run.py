@@ -76,6 +76,10 @@ _BackendOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="An option of the backend; repeatable."),
 ]
+_Observe = Annotated[
+    bool,
+    typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
+]
 _Slowdown = Annotated[
     str | None,
     typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: a factor for each rank."),
@@ -102,6 +106,7 @@ def run(
     join_check: _JoinCheck = None,
     backend: _Backend = None,
     backend_option: _BackendOption = None,
+    observe: _Observe = False,
     policy: Policy = None,
     param: Parameters = None,
     name: Name = None,
@@ -127,6 +132,8 @@ def run(
         raise InputError("--backend-option: name the backend with --backend")
     devices = _devices(emulate, slowdown, seconds_per_unit, seconds_per_step, nproc)
     variables = variables_of(env or [])
+    if observe:
+        policy = _observed(policy, param, variables, emulates=devices is not None)
     if devices is not None:
         nproc = len(devices["a_s"])
         variables["PACELINE_EMULATE"] = json.dumps(devices)
@@ -179,6 +186,26 @@ def _devices(
     if slowdown is not None:
         return foreground.emulation(slowdown, seconds_per_unit, seconds_per_step, nproc)
     return None
+
+
+def _observed(
+    policy: str | None, param: list[str] | None, variables: dict[str, str], *, emulates: bool
+) -> str:
+    """What stands in place of a policy; adds the variable for the ranks.
+
+    Raises:
+        InputError: something was asked for that only a Session does.
+    """
+    from paceline.core import observation
+    from paceline.wire import OBSERVED
+
+    if policy is not None or param or emulates:
+        raise InputError(
+            "--observe: nothing is planned or emulated, so leave out --policy, --param, "
+            "--slowdown and --emulate"
+        )
+    variables[observation.VARIABLE] = "1"
+    return OBSERVED
 
 
 def _chosen(

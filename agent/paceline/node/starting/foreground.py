@@ -28,7 +28,7 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.progress import Watch
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
-from paceline.wire import EndRanks, Kill, Launch, State
+from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 SUPERVISOR = "paceline run"  # in a `Record`
 _PLAIN = "bsp"  # the order in which ranks train without a control plane
@@ -136,7 +136,8 @@ def train(
             _refuse_plans(policy, parameters, error)
             if restart_hung_s is not None:
                 raise InputError(f"--restart-hung needs a control plane, and {error}") from error
-            say(f"{error}: training without a control plane, in plain DDP's order")
+            how = "and nobody observes it" if policy == OBSERVED else "in plain DDP's order"
+            say(f"{error}: training without a control plane, {how}")
         else:
             choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
             if policy is not None:
@@ -199,7 +200,7 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
     Raises:
         InputError: another policy or parameters were given.
     """
-    if policy in (None, _PLAIN) and not parameters:
+    if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
     known = entry_points(group="paceline.policies").names  # works without the server's packages
