@@ -252,6 +252,7 @@ interface Run {
   controller: { owner: string; alive: boolean } | null;
   tags: string[];
   revision: number;
+  notice?: string | null; // why it shows no steps, or takes no policy
 }
 
 /** A change that somebody asked for. */
@@ -344,6 +345,7 @@ interface WhatIfAnswer {
   recommended: string | null; // label of a forecast
   left_out: { policy: string; reason: string }[];
   slow_node: { node: string; saving: number; saving_low: number; saving_high: number } | null;
+  assumes?: string; // of an observed run
 }
 
 /** What a switch changed, from `GET effects`. */

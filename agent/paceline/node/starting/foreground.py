@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -34,6 +34,7 @@ SUPERVISOR = "paceline run"  # in a `Record`
 _PLAIN = "bsp"  # the order in which ranks train without a control plane
 _TICK_S = 0.1
 _DELIVER_S = 10.0
+_NOTICE_S = 3.0  # how long the server may take to learn of the end
 
 
 def emulation(
@@ -150,7 +151,10 @@ def train(
             link = stack.enter_context(Link(session))
             say(f"watch it on {client.server}/runs/{record.run}")
         watch = None if link is None else Watch(client, record.run)
-        return supervise(launch, Supervisor(launch, data, record, link), link, watch)
+        code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
+        if watch is not None and watch.now.step is None:
+            tell_notice(client, record.run)
+        return code
 
 
 def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
@@ -219,6 +223,23 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
 def _unseen(message: str) -> str:
     """A run's message without the last lines of rank 0's log, which the terminal shows already."""
     return message.partition("\n")[0] if message.startswith("rank 0 ") else message
+
+
+def tell_notice(client: Client, run: str) -> None:
+    """Says why nothing is known of a run that is over, if the server knows.
+
+    Args:
+        client: of the server.
+        run: its id.
+    """
+    deadline = time.monotonic() + _NOTICE_S
+    with suppress(PacelineError):
+        while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_TICK_S)
+        if now["attempt"] is None and now.get("notice"):
+            say(now["notice"])
 
 
 def say(line: str) -> None:

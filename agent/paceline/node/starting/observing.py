@@ -19,7 +19,7 @@ from paceline.node.delivery import Delivery
 from paceline.node.link import Commands, Link
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
-from paceline.node.starting.foreground import register, say
+from paceline.node.starting.foreground import register, say, tell_notice
 from paceline.wire import OBSERVED, Kill, Launch, State
 
 OBSERVER = "paceline observe"  # in a `Record`
@@ -81,7 +81,9 @@ def observe(
         delivery = Delivery(directory, Record(run, node, OBSERVER, session.control), link)
         stack.callback(delivery.close)
         say(f"watch it on {client.server}/runs/{run}")
-        return Observation(command, delivery, link, node).run()
+        code = Observation(command, delivery, link, node).run()
+        tell_notice(client, run)
+        return code
 
 
 def script_of(command: Sequence[str]) -> str:
