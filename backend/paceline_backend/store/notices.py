@@ -11,8 +11,8 @@ from paceline.wire import OBSERVED, State
 PATIENCE_S = 60.0  # a script may load for so long before its first step
 
 _HELPS = (
-    "`paceline run --observe` and `paceline observe -- torchrun …` show such a script as it is, and "
-    "a Session lets Paceline plan its batches"
+    "`paceline run --observe` and `paceline observe -- torchrun …` show such a script as it is, "
+    "and a Session lets Paceline plan its batches"
 )
 
 

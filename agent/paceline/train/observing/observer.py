@@ -1,4 +1,4 @@
-"""Takes what patched functions see, in one process, and ends observing where anything goes wrong."""
+"""Takes what patched functions see in a process, and ends observing where anything goes wrong."""
 
 from __future__ import annotations
 

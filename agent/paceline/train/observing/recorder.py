@@ -52,9 +52,7 @@ class Recorder:
         if not self._node:  # else another launcher's files are nobody's to read
             stacks.register(variables)
         watch = Watch(environment.attempt, rank, lambda: timeline.activity)
-        self._emitter = emitter_of(
-            environment, environment.run, rank, self._device.memory, watch
-        )
+        self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, watch)
 
     def reads(self, samples: int) -> None:
         """The data set that batches come from has so many samples."""

@@ -189,8 +189,7 @@ class Timeline:
         """
         told = []
         while self._over and (
-            len(self._over) > most
-            or (len(self._over) > 1 and self._over[0].readable(self._clock))
+            len(self._over) > most or (len(self._over) > 1 and self._over[0].readable(self._clock))
         ):
             told.append(self._over.popleft())
         return told
