@@ -124,6 +124,7 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Runs a training script on this machine, like torchrun. Options come before the script."""
+    from paceline.core import observation
     from paceline.node.starting import foreground, several
     from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch
@@ -133,7 +134,7 @@ def run(
     devices = _devices(emulate, slowdown, seconds_per_unit, seconds_per_step, nproc)
     variables = variables_of(env or [])
     if observe:
-        policy = _observed(policy, param, variables, emulates=devices is not None)
+        policy = _observed(policy, param, emulates=devices is not None)
     if devices is not None:
         nproc = len(devices["a_s"])
         variables["PACELINE_EMULATE"] = json.dumps(devices)
@@ -150,6 +151,8 @@ def run(
         choice |= _chosen(backend, backend_option, spares, replace_slow_nodes=replace_slow_nodes)
         with connected(server, token, token_file) as client:
             raise typer.Exit(several.train(client, launch, nodes or "1", choice))
+    if observe:  # where agents start the ranks, the control plane tells them
+        launch.env[observation.VARIABLE] = "1"
     if join_check is not None:
         raise InputError("--join-check: only with --nodes")
     if spares or replace_slow_nodes:
@@ -188,15 +191,12 @@ def _devices(
     return None
 
 
-def _observed(
-    policy: str | None, param: list[str] | None, variables: dict[str, str], *, emulates: bool
-) -> str:
-    """What stands in place of a policy; adds the variable for the ranks.
+def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) -> str:
+    """What stands in place of a policy.
 
     Raises:
         InputError: something was asked for that only a Session does.
     """
-    from paceline.core import observation
     from paceline.wire import OBSERVED
 
     if policy is not None or param or emulates:
@@ -204,7 +204,6 @@ def _observed(
             "--observe: nothing is planned or emulated, so leave out --policy, --param, "
             "--slowdown and --emulate"
         )
-    variables[observation.VARIABLE] = "1"
     return OBSERVED
 
 

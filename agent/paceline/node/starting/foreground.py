@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.core import observation
 from paceline.core.emulation import Emulation
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client
@@ -167,6 +168,8 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     """
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")  # that REST takes
     body = {name: getattr(launch, name) for name in names}
+    # The policy says it, also to an agent that starts the run again.
+    body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
 

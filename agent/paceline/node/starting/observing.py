@@ -66,7 +66,7 @@ def observe(
                 raise
             say(f"{error}: the script runs, and nobody observes it")
             return _started(command, _environment()).wait()
-        args = [each for each in command if each != script]
+        args = list(command[command.index(script) + 1 :])  # the launcher's own come before
         launch = Launch(script, args, 1, {}, str(Path.cwd()))
         choice = {
             "name": name or PurePath(script).stem,

@@ -23,7 +23,7 @@ from paceline.wire import Hello, StepRecord
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 10**8  # of a data set, that the control plane takes
+_MOST_SAMPLES = 2_000_000  # of a data set: the Hello has 8 bytes for each
 
 
 class Recorder:
