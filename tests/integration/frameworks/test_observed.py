@@ -15,7 +15,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline_backend.server.stack import Stack
 from support.e2e import wait_for_end
-from support.frameworks import ROOT, WORLD, _environment, _read
+from support.frameworks import ROOT, WORLD, environment, read
 from support.waiting import until
 
 pytestmark = pytest.mark.ranks
@@ -44,7 +44,7 @@ def test_an_unchanged_script_is_observed(server: Stack, tmp_path: Path, kind: st
         (tmp_path / name).mkdir()
     torchrun(kind, tmp_path / "plain", before=[])
     run = observed(server, kind, tmp_path / "seen")
-    assert _read(tmp_path / "seen") == _read(tmp_path / "plain")  # bit by bit
+    assert read(tmp_path / "seen") == read(tmp_path / "plain")  # bit by bit
     now = server.api("GET", f"/runs/{run}")
     assert (now["policy"], now["world"], now["nproc"]) == ("observed", WORLD, WORLD)
     assert now["step"] + 1 >= 60  # all steps of both ranks
@@ -103,7 +103,7 @@ def torchrun(kind: str, directory: Path, before: Sequence[str]) -> None:
     own = [sys.executable] if before else []
     ended = subprocess.run(
         [sys.executable, *before, *own, *launch, str(SCRIPT), kind, str(directory), *KINDS[kind]],
-        env={**os.environ, **_environment()},
+        env={**os.environ, **environment()},
         capture_output=True,
         text=True,
         timeout=300,
@@ -118,7 +118,7 @@ def paceline(
     where = ["--server", server.url, "--data", str(directory)]
     return subprocess.run(
         [sys.executable, "-m", "paceline", name, *where, *rest],
-        env={**os.environ, **_environment()},
+        env={**os.environ, **environment()},
         capture_output=True,
         text=True,
         timeout=300,
