@@ -103,6 +103,20 @@ def test_an_evaluation_is_no_part_of_a_step(clock: Time) -> None:
     assert (second.data_s, second.step_s) == (1, 6)
 
 
+def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    told = []
+    #  data set and whether a pass begins; an evaluation reads data set 9
+    reads = [(1, True), (1, False), (9, True), (1, False), (1, True), (9, True), (2, True)]
+    for data, first in reads:
+        line.loaded(0, data, ONE, first=first)
+        if data != 9:
+            line.waits()
+            line.reduced()
+            told += line.stepped()
+    assert [step.epoch for step in told + line.closed()] == [0, 0, 0, 1, 2]
+
+
 def test_micro_batches_add_up(clock: Time) -> None:
     line = Timeline(clock)  # type: ignore[arg-type]
     for _ in range(2):

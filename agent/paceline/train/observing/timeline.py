@@ -67,12 +67,12 @@ class Timeline:
         self._ready: Any = None  # when it began to wait; None: it does not
         self._fetched = NOTHING  # the size of the newest batch from a loader
         self._counted = False  # the batch that is computed now is in the step's size
-        self._interrupted = False  # the script read other data after the newest step
         self._loads = False
         self._between = True  # no batch came since the optimiser's newest step
-        self._passes: dict[int, int] = {}  # data set → how often the script began to read it
-        self._data: int | None = None  # the data set of the newest batch,
-        self._trained: int | None = None  # and the one that is trained on
+        self._data = 0  # the data set of the newest batch
+        self._fresh = -1  # the data set that the script began to read since the newest step
+        self._epoch = -1
+        self._loads_s: dict[int, float] = {}  # data set → waiting for its batches, not counted yet
         self._open = ObservedStep(0)
         self._over: deque[ObservedStep] = deque()  # steps that have ended, but for the time to next
         self._compiled = recompilations()
@@ -106,12 +106,9 @@ class Timeline:
             first: it begins a pass over the data.
         """
         if first:
-            self._passes[data] = self._passes.get(data, -1) + 1
+            self._fresh = data
         self._data = data
-        if self._trained in (None, data):
-            self._open.data_s += took_s
-        else:
-            self._interrupted = True
+        self._loads_s[data] = self._loads_s.get(data, 0.0) + took_s
         self._fetched, self._counted, self._between = size, False, False
         self._since, self._since_s = self._clock.stamp(), time.perf_counter()
 
@@ -156,12 +153,12 @@ class Timeline:
             self.waited()
         if not step.size.samples:
             self.entered(self._fetched)
+        step.data_s += self._loads_s.pop(self._data, 0.0)  # of micro-batches
         compiled = recompilations()
         step.recompiles, self._compiled = max(0, compiled - self._compiled), compiled
         step.ended = time.perf_counter()
         step.step_s, step.ended_at = step.ended - step.began, time.time()
-        self._trained = self._data
-        self._between, self._counted, self._interrupted = True, False, False
+        self._between, self._counted = True, False
         self._over.append(step)
         self._open = ObservedStep(step.number + 1)
         return self._told(2)
@@ -174,10 +171,14 @@ class Timeline:
         """A step begins, with its first computing: the step before it took until now."""
         step = self._open
         step.began = self._since_s
-        step.epoch = max(0, self._passes.get(self._data or 0, 0))
+        self._epoch += self._fresh == self._data or self._epoch < 0
+        self._fresh, step.epoch = -1, self._epoch
+        step.data_s = self._loads_s.pop(self._data, 0.0)
+        interrupted = bool(self._loads_s)  # the script read other data, as for an evaluation
+        self._loads_s.clear()
         if self._over:
             last = self._over[-1]
-            until = last.ended + step.data_s if self._interrupted else step.began
+            until = last.ended + step.data_s if interrupted else step.began
             last.step_s = max(last.step_s, until - last.began)
             last.ended_at = time.time() - (time.perf_counter() - last.began) + last.step_s
 
