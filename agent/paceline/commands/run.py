@@ -124,7 +124,7 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Runs a training script on this machine, like torchrun. Options come before the script."""
-    from paceline.core import observation
+    from paceline import observation
     from paceline.node.starting import foreground, several
     from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch

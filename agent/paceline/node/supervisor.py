@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.errors import InputError
 from paceline.node import private, rundir
 from paceline.node.delivery import Delivery

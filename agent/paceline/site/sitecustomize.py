@@ -1,4 +1,4 @@
-"""Lets Paceline observe a script that knows nothing of it; see `paceline.core.observation`.
+"""Lets Paceline observe a script that knows nothing of it; see `paceline.observation`.
 
 Python imports this module when it starts. Whatever happens here, the script goes on.
 """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.core import observation, reform
+from paceline import observation
+from paceline.core import reform
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import msgspec
 import redis
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.errors import PacelineError
 from paceline.wire import COMMANDS_LENGTH, OBSERVED, Launch, commands
 from paceline.wire.bus import publish

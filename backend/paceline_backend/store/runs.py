@@ -16,9 +16,9 @@ from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline_backend.store import attempts, blobs, notices, refusals
+from paceline_backend.store import attempts, blobs, refusals
 from paceline_backend.store.database import Store, now
-from paceline_backend.store.history import Order, RunFilter, days, labels
+from paceline_backend.store.history import Order, RunFilter, days, labels, notices
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios

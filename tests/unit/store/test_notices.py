@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline_backend.store import notices
+from paceline_backend.store.history import notices
 
 LONG_AGO = time.time() - 10 * notices.PATIENCE_S
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core import observation
+from paceline import observation
 from paceline.train.environment import Environment
 from paceline.train.observing import losses, timeline
 from paceline.train.observing.batches import NOTHING, BatchSize, size_of
@@ -142,8 +142,8 @@ def test_a_loss_belongs_to_the_step_that_made_it(clock: Time) -> None:
     line.waits()
     line.reduced()
     line.logged(0.25)  # before it
-    line.stepped()
-    assert [step.loss for step in line.closed()] == [0.5, 0.25]
+    told = line.stepped() + line.closed()
+    assert [step.loss for step in told] == [0.5, 0.25]
 
 
 def test_without_a_backward_pass_that_is_seen(clock: Time) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.emulation import Emulation
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client

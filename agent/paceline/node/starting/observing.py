@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path, PurePath
 from types import FrameType
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.errors import InputError, PacelineError
 from paceline.node import private, rundir
 from paceline.node.client import Client

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.errors import InputError
 from paceline.node import rundir
 from paceline.node.client import Client

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core import observation
+from paceline import observation
 from paceline.train.observing.batches import size_of
 from paceline.train.observing.recorder import Recorder
 from paceline.train.telling.metrics import Value

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from paceline.core import observation
+from paceline import observation
 from paceline.core.amounts.devices import summary
 from paceline.core.version import __version__
 from paceline.train import stacks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 VARIABLE = "PACELINE_OBSERVE"  # set: this process is part of an observed run
 NODE = "PACELINE_NODE"  # the only node of the run, by its name
-SITE = Path(__file__).parents[1] / "site"
+SITE = Path(__file__).parent / "site"
 
 
 def observed(variables: Mapping[str, str]) -> bool:
