@@ -53,9 +53,8 @@ def test_an_unchanged_script_is_observed(server: Stack, tmp_path: Path, kind: st
     slow_ranks = [each["ranks"] for each in verdict["causes"] if each["kind"] == "node"]
     assert slow_ranks == [[1]], verdict["words"]
     workers = server.api("GET", f"/runs/{run}/workers")
-    fast, slow = (each["compute_s"] for each in workers)
-    assert slow > fast + 0.015
-    assert workers[0]["sync_s"] > 0.01 > workers[1]["wait_s"]
+    fast, slow = workers
+    assert slow["compute_s"] > fast["compute_s"] and fast["wait_s"] > slow["wait_s"]
     assert {each["samples"] for each in workers} == {8.0}
 
 
