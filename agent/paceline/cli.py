@@ -49,8 +49,8 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 
-for _command in (run, observe):
-    app.command(context_settings={"allow_interspersed_args": False})(_command)
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(context_settings={"allow_interspersed_args": False})(observe)
 for _command in (switch, switches):
     app.command()(_command)
 runs.register(app)

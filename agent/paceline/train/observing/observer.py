@@ -71,7 +71,8 @@ class Observer:
         step = max(1, len(trained) // _HOOKED)
         for parameter in trained[::step]:
             if parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(self.backward_began)
+                told: Any = parameter
+                told.register_post_accumulate_grad_hook(self.backward_began)
 
     @_guarded
     def sharded(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -205,5 +206,5 @@ class Observer:
 
 def _at_the_end(callback: Any) -> None:
     """Calls a function at the end of the backward pass that runs now."""
-    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

@@ -40,7 +40,8 @@ def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
 
 
 def _watch_models(observer: Observer) -> None:
-    make, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    wrapper: Any = DistributedDataParallel
+    make, forward = wrapper.__init__, wrapper.forward
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -53,8 +54,7 @@ def _watch_models(observer: Observer) -> None:
             observer.entered(self, (inputs, kwargs))
         return forward(self, *inputs, **kwargs)
 
-    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
-    DistributedDataParallel.forward = observed_forward  # type: ignore[method-assign]
+    wrapper.__init__, wrapper.forward = __init__, observed_forward
 
 
 def _watch_loaders(observer: Observer) -> None:

@@ -49,4 +49,4 @@ def _trained_unseen(run: Mapping[str, Any]) -> bool:
         return False
     if run["state"] == State.FINISHED:
         return True
-    return run["state"] == State.RUNNING and time.time() > run["started_at"] + PATIENCE_S
+    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + PATIENCE_S)
