@@ -253,6 +253,7 @@ interface Run {
   tags: string[];
   cost?: { amount: number; waited: number; currency: string; unpriced_hours: number } | null;
   revision: number;
+  notice?: string | null; // why it shows no steps, or takes no policy
 }
 
 /** A change that somebody asked for. */
@@ -345,6 +346,7 @@ interface WhatIfAnswer {
   recommended: string | null; // label of a forecast
   left_out: { policy: string; reason: string }[];
   slow_node: { node: string; saving: number; saving_low: number; saving_high: number } | null;
+  assumes?: string; // of an observed run
 }
 
 /** What a switch changed, from `GET effects`. */

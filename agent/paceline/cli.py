@@ -14,6 +14,7 @@ import typer
 
 from paceline.commands import linking, runs
 from paceline.commands.doctor import doctor
+from paceline.commands.observe import observe
 from paceline.commands.options import (
     Data,
     Env,
@@ -54,6 +55,7 @@ _VERSION = "--version"
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)
+app.command(context_settings={"allow_interspersed_args": False})(observe)
 for _command in (switch, switches):
     app.command()(_command)
 runs.register(app)

@@ -73,6 +73,7 @@ def verdict() -> html.Section:
                         className="verdict-title",
                         role="status",
                     ),
+                    html.P(id="run-notice", hidden=True),
                     html.P(id="verdict-also", hidden=True),
                     html.P(id="verdict-cost", hidden=True),
                     html.P(id="verdict-remedy", hidden=True),

@@ -23,7 +23,7 @@ _LONGEST_S = 500
 Results = list[list[Any]]  # of each rank, of each case
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     packages = Path(paceline_backend.__file__).parents[1]
     path = [str(ROOT / "tests"), str(ROOT / "agent"), str(packages)]
     given = os.environ.get("PYTHONPATH")
@@ -35,13 +35,13 @@ def results(script: Path | str, directory: Path, *cases: Any) -> Results:
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
     ended = subprocess.run(
         [sys.executable, *launch, str(script), str(directory), *map(_as_argument, cases)],
-        env={**os.environ, **_environment()},
+        env={**os.environ, **environment()},
         capture_output=True,
         text=True,
         timeout=_LONGEST_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return _read(directory)
+    return read(directory)
 
 
 def planned(
@@ -53,18 +53,18 @@ def planned(
         "args": [str(directory), *map(_as_argument, cases)],
         "nproc": WORLD,
         "policy": policy,
-        "env": {**_environment(), "PACELINE_EMULATE": json.dumps(EMULATE)},
+        "env": {**environment(), "PACELINE_EMULATE": json.dumps(EMULATE)},
     }
     run = str(stack.api("POST", "/runs", body)["id"])
     wait_for_end(stack, run)
     losses = stack.api("GET", f"/runs/{run}/steps?points=5000")["loss"]
     assert None not in losses  # the adapter reports them
-    return run, _read(directory)
+    return run, read(directory)
 
 
 def _as_argument(case: Any) -> str:
     return case if isinstance(case, str) else json.dumps(case)
 
 
-def _read(directory: Path) -> Results:
+def read(directory: Path) -> Results:
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(WORLD)]

@@ -76,6 +76,10 @@ _BackendOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="An option of the backend; repeatable."),
 ]
+_Observe = Annotated[
+    bool,
+    typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
+]
 _Slowdown = Annotated[
     str | None,
     typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: a factor for each rank."),
@@ -102,6 +106,7 @@ def run(
     join_check: _JoinCheck = None,
     backend: _Backend = None,
     backend_option: _BackendOption = None,
+    observe: _Observe = False,
     policy: Policy = None,
     param: Parameters = None,
     name: Name = None,
@@ -119,6 +124,7 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Runs a training script on this machine, like torchrun. Options come before the script."""
+    from paceline import observation
     from paceline.node.starting import foreground, several
     from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch
@@ -127,6 +133,8 @@ def run(
         raise InputError("--backend-option: name the backend with --backend")
     devices = _devices(emulate, slowdown, seconds_per_unit, seconds_per_step, nproc)
     variables = variables_of(env or [])
+    if observe:
+        policy = _observed(policy, param, emulates=devices is not None)
     if devices is not None:
         nproc = len(devices["a_s"])
         variables["PACELINE_EMULATE"] = json.dumps(devices)
@@ -143,6 +151,8 @@ def run(
         choice |= _chosen(backend, backend_option, spares, replace_slow_nodes=replace_slow_nodes)
         with connected(server, token, token_file) as client:
             raise typer.Exit(several.train(client, launch, nodes or "1", choice))
+    if observe:  # where agents start the ranks, the control plane tells them
+        launch.env[observation.VARIABLE] = "1"
     if join_check is not None:
         raise InputError("--join-check: only with --nodes")
     if spares or replace_slow_nodes:
@@ -179,6 +189,22 @@ def _devices(
     if slowdown is not None:
         return foreground.emulation(slowdown, seconds_per_unit, seconds_per_step, nproc)
     return None
+
+
+def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) -> str:
+    """What stands in place of a policy.
+
+    Raises:
+        InputError: something was asked for that only a Session does.
+    """
+    from paceline.wire import OBSERVED
+
+    if policy is not None or param or emulates:
+        raise InputError(
+            "--observe: nothing is planned or emulated, so leave out --policy, --param, "
+            "--slowdown and --emulate"
+        )
+    return OBSERVED
 
 
 def _chosen(

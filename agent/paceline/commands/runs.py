@@ -28,7 +28,7 @@ COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", 
 _COST = "cost"  # a further column where runs have one
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
-    *("world", "global_batch", "epoch", "step", "tags", "note", "message"),
+    *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
 )
 
 State = Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")]
@@ -156,7 +156,7 @@ def show(
         print_json({"run": about, "switches": switches, "verdict": verdict, "devices": devices})
         return
     for name in _FACTS:
-        value = ", ".join(about[name]) if name == "tags" else about[name]
+        value = ", ".join(about[name]) if name == "tags" else about.get(name)  # older servers
         if value not in (None, ""):
             typer.echo(f"{name:13} {plain(str(value).partition(chr(10))[0])}")
     for name in ("created_at", "started_at", "ended_at"):

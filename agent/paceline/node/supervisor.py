@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from paceline import observation
 from paceline.core.errors import InputError
 from paceline.node import private, rundir
 from paceline.node.delivery import Delivery
@@ -304,6 +305,8 @@ class Supervisor:
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
         if self._launch.nodes_max == 1:  # several nodes have no directory in common that we know
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
+        if self._ranks is not None and observation.observed(env):
+            env = observation.extended(env)
         return env
 
     def _trains(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import observation
 from paceline.core import reform
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,17 @@ class Environment:
     def read(variables: Mapping[str, str]) -> Environment:
         """Reads a process's environment; an empty value counts as absent.
 
+        In an observed run, a session has no control plane: the run's observer reports its steps.
+
         Raises:
             ValueError: a variable must be a number and is none; the message names the variable.
         """
+        environment = Environment.of_observed(variables)
+        return environment.apart() if observation.observed(variables) else environment
+
+    @staticmethod
+    def of_observed(variables: Mapping[str, str]) -> Environment:
+        """As `read`, for the observer of an observed run."""
         spool, reforms = variables.get("PACELINE_SPOOL"), variables.get(reform.VARIABLE)
         first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
         restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
@@ -93,6 +102,10 @@ class Environment:
                 "reports nothing",
                 self.run,
             )
+        return self.apart()
+
+    def apart(self) -> Environment:
+        """The environment without a control plane."""
         return replace(self, run=None, bus=None, key=None, spool=None, reform=None)
 
 

@@ -88,7 +88,7 @@ def connect(
     with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
         if run is not None:
             watch = Watch(attempt, rank, activity)
-            emitter = _emitter(environment, run, rank, memory, watch)
+            emitter = emitter_of(environment, run, rank, memory, watch)
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
@@ -219,9 +219,18 @@ def warn_of_restarts(environment: Environment, start: Position, rank: int, saves
     )
 
 
-def _emitter(
+def emitter_of(
     environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Watch
 ) -> Emitter:
+    """The thread that sends what a rank of a run reports.
+
+    Args:
+        environment: what the launcher told this rank.
+        run: public run id.
+        rank: this rank.
+        memory: measures the memory in use, in bytes.
+        watch: tells what the rank does for long.
+    """
     spool = None
     if environment.spool is not None:
         name = f"attempt{environment.attempt}-rank{rank}"

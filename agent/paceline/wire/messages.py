@@ -20,6 +20,7 @@ from paceline.wire.segment import Segment
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
+OBSERVED = "observed"  # in place of a policy: the script divides its batches itself
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
 LONGEST_TYPE = 200  # characters of `NodeState.type`
 MOST_WHY = 500  # characters of `Fallback.why`

@@ -427,6 +427,10 @@ class Run(BaseModel):
     )
     target: Target | None = Field(description="null: nobody has set one")
     evaluation: Evaluation | None = Field(description="the newest; null: there is none")
+    notice: str | None = Field(
+        description="why it shows no steps, or takes no policy, in words; null: nothing to say",
+        examples=[None],
+    )
 
 
 class RunPage(BaseModel):

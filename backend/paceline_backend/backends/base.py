@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import msgspec
 import redis
 
+from paceline import observation
 from paceline.core.errors import PacelineError
-from paceline.wire import COMMANDS_LENGTH, Launch, commands
+from paceline.wire import COMMANDS_LENGTH, OBSERVED, Launch, commands
 from paceline.wire.bus import publish
 from paceline.wire.sealing import Secrets, seal
 from paceline_backend.server.keys import Keys
@@ -185,6 +186,8 @@ def launch_on(
 
 def _launch(run: str, new: NewRun, credentials: Credentials, node: str) -> Launch:
     env, sealed = dict(new.env), b""
+    if new.policy == OBSERVED:
+        env[observation.VARIABLE] = "1"
     if new.signed:
         keys = credentials.keys
         sealed = seal(Secrets(env, credentials.bus, keys.of_run(run)), keys.of_node(node))

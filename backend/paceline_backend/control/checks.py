@@ -55,7 +55,8 @@ class _Run:
     @cached_property
     def last_attempt(self) -> int:
         """The highest attempt that it may come to."""
-        if backends.plans_itself(self.terms.backend):  # its failures are its scenario's
+        # A scenario has its own failures, and a launcher that is not ours its own restarts.
+        if backends.plans_itself(self.terms.backend) or self.terms.observed:
             return MOST_ATTEMPT
         return min(self.terms.last_attempt, MOST_ATTEMPT)
 

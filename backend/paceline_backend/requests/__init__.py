@@ -23,7 +23,12 @@ from paceline_backend.requests.checking import check_node
 from paceline_backend.requests.cordons import cordon, uncordon
 from paceline_backend.requests.elsewhere import Elsewhere
 from paceline_backend.requests.enlisting import enlist
-from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
+from paceline_backend.requests.errors import (
+    ConflictError,
+    InvalidRequestError,
+    check_policy,
+    refuse_observed,
+)
 from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
 from paceline_backend.requests.labels.target import set_target
@@ -46,6 +51,7 @@ __all__ = [
     "join",
     "launch",
     "leave",
+    "refuse_observed",
     "replace",
     "resume",
     "sessions",

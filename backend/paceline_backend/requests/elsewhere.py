@@ -11,7 +11,7 @@ from paceline_backend.requests.errors import (
     ConflictError,
     InvalidRequestError,
     backend_of,
-    check_policy,
+    check_start,
 )
 from paceline_backend.store import Connection, runs, switches
 from paceline_backend.store.new_runs import NewRun
@@ -71,7 +71,7 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
     except backends.NewRunError as error:
         raise InvalidRequestError(error.field, error.message) from error
     now = switches.latest(connection, runs.key_of(connection, run))
-    check_policy(now.policy, now.parameters, made.most_ranks)
+    check_start(now.policy, now.parameters, made.most_ranks)
     return made
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import PacelineError
-from paceline.wire import problems
+from paceline.wire import OBSERVED, problems
 from paceline_backend import backends, policies
 
 
@@ -44,6 +44,40 @@ def backend_of(name: str) -> backends.Backend:
     except backends.UnknownBackendError as error:
         message = str(error)
         raise InvalidRequestError("backend", message, message) from error
+
+
+def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
+    """Refuses what no run could begin with; as `check_policy`, but a run may also be observed.
+
+    Args:
+        policy: its name, or `OBSERVED`.
+        parameters: of the policy.
+        world: ranks of the run.
+
+    Raises:
+        InvalidRequestError: there is no such policy, or it does not take the parameters.
+    """
+    if policy != OBSERVED:
+        check_policy(policy, parameters, world)
+    elif parameters:
+        raise InvalidRequestError("parameters", "nothing plans an observed run: leave them out")
+
+
+def refuse_observed(run: str, policy: str) -> None:
+    """Refuses to plan a run whose script divides its batches itself.
+
+    Args:
+        run: its public id.
+        policy: of the run.
+
+    Raises:
+        ConflictError: it is observed.
+    """
+    if policy == OBSERVED:
+        raise ConflictError(
+            f"run {run} is observed: its script divides its batches itself, so no policy can be in "
+            "force; give the script a paceline.Session, and start it with `paceline run`"
+        )
 
 
 def check_policy(policy: str, parameters: Mapping[str, Any], world: int) -> None:

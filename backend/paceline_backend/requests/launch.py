@@ -17,7 +17,7 @@ from paceline_backend.requests.errors import (
     ConflictError,
     InvalidRequestError,
     backend_of,
-    check_policy,
+    check_start,
 )
 from paceline_backend.requests.stop import kill
 from paceline_backend.server.keys import Keys
@@ -47,7 +47,7 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
     A run that was recorded and then not started, for whatever reason, has failed with that reason.
     """
     logs.hide_environment(new.env)
-    check_policy(new.policy, new.parameters, new.most_ranks)
+    check_start(new.policy, new.parameters, new.most_ranks)
     spares.check(new, start=start)
     backend = backend_of(new.backend)
     if backend.plans_itself and new.restart_hung_s is not None:

@@ -9,6 +9,7 @@ import redis
 from paceline.wire import (
     COMMANDS_LENGTH,
     CONTROL_LENGTH,
+    OBSERVED,
     Kill,
     State,
     StopTraining,
@@ -35,6 +36,8 @@ def stop(
 ) -> None:
     """Stops a run at its next segment; with `force`, or before it trains, its processes now.
 
+    An observed run has no segments: its processes end now.
+
     Args:
         store: the database.
         bus_url: ``redis://…``.
@@ -58,6 +61,7 @@ def stop(
         with store.write() as connection:
             known = runs.launched(connection, run)
             state, where = State(known.state), known.nodes
+            force |= known.policy == OBSERVED  # no rank follows a plan that could end
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
             record_change(connection, run, by, "run.stop", expected=expected, details=details)

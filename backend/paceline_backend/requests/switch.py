@@ -8,7 +8,7 @@ from typing import Any
 from paceline.wire import LIVE_LENGTH, SwitchRequested, live
 from paceline.wire.bus import publish
 from paceline_backend.requests import streams
-from paceline_backend.requests.errors import check_policy
+from paceline_backend.requests.errors import check_policy, refuse_observed
 from paceline_backend.store import Connection, Store, runs, switches
 from paceline_backend.store.audit import Requester, record_change
 
@@ -43,6 +43,7 @@ def switch(
     Raises:
         UnknownRunError: no such run.
         RunEndedError: the run is over.
+        ConflictError: the run is observed.
         RevisionError: the run has another revision than expected.
         InvalidRequestError: there is no such policy, or it does not take the parameters.
         redis.RedisError: the bus is away.
@@ -50,6 +51,7 @@ def switch(
     """
     with streams.answering(bus_url) as bus:
         known = runs.get(store, run)
+        refuse_observed(run, known["policy"])
         check_policy(policy, parameters, known["world"] or known["nproc"] * known["nodes_max"])
         with store.write() as connection:
             if unless is not None and unless(connection):

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
-from paceline.wire import ENDED, Hello, State
-from paceline_backend.store import attempts, blobs
+from paceline.wire import ENDED, OBSERVED, Hello, State
+from paceline_backend.store import attempts, blobs, refusals
 from paceline_backend.store.database import Store, now
-from paceline_backend.store.history import Order, RunFilter, days, labels
+from paceline_backend.store.history import Order, RunFilter, days, labels, notices
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios
@@ -80,6 +80,7 @@ class Launched:
 
     state: str
     first_attempt: int
+    policy: str
     nodes: tuple[str, ...]  # whose agents, or `paceline run`, may look after processes of the run
 
 
@@ -92,14 +93,20 @@ class Terms:
     max_restarts: int
     first_attempt: int
     backend: str
+    policy: str
     attempt: int | None  # the latest whose Hello is stored,
     world: int | None  # its ranks,
     samples: int | None  # and its data set
 
     @property
+    def observed(self) -> bool:
+        """Whether somebody else started its ranks: then their Hello says how many there are."""
+        return self.policy == OBSERVED
+
+    @property
     def most_ranks(self) -> int:
         """How many ranks it has at most."""
-        return self.nproc * self.nodes_max
+        return refusals.MOST_RANKS if self.observed else self.nproc * self.nodes_max
 
     @property
     def last_attempt(self) -> int:
@@ -145,13 +152,14 @@ def launched(connection: sa.Connection, run: str) -> Launched:
         UnknownRunError: no such run.
     """
     c = runs.c
-    query = sa.select(c.state, c.first_attempt, c.node, c.nodes_max).where(c.id == run, _KEPT)
+    columns = (c.state, c.first_attempt, c.policy, c.node, c.nodes_max)
+    query = sa.select(*columns).where(c.id == run, _KEPT)
     row = connection.execute(query.with_for_update(key_share=True)).one_or_none()
     if row is None:
         raise UnknownRunError(f"no run {run}")
     several = run_nodes.names(connection, run) if row.nodes_max > 1 else []
     nodes = several or ([] if row.node is None else [row.node])
-    return Launched(row.state, row.first_attempt, tuple(nodes))
+    return Launched(row.state, row.first_attempt, row.policy, tuple(nodes))
 
 
 def whole_id(connection: sa.Connection, given: str) -> str:
@@ -283,7 +291,7 @@ def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
-    """Runs that start or train, and whose leader said hello: key → public id.
+    """Runs that start or train, and whose leader said hello and follows plans: key → public id.
 
     Args:
         connection: to read from.
@@ -292,6 +300,7 @@ def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, st
     query = sa.select(runs.c.key, runs.c.id).where(
         runs.c.state.in_((State.STARTING, State.RUNNING)),
         runs.c.hello.is_not(None),
+        runs.c.policy != OBSERVED,
         runs.c.backend.in_(backends),
     )
     return {int(row.key): str(row.id) for row in connection.execute(query)}
@@ -363,6 +372,7 @@ def _select(
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
+        run["notice"] = notices.of_run(run)
         if not keep_key:
             del run["key"]
     return rows

@@ -95,6 +95,16 @@ describe("with a server", () => {
     return () => changes;
   }
 
+  test("auto has no say over an observed run", async () => {
+    await panel();
+    const mode = document.getElementById("auto-mode");
+    assert.equal(mode.disabled, false);
+    const auto = new Auto("runs/r", () => {}, async () => {});
+    answers.push(state("off", 4));
+    await auto.refresh({ state: "running", policy: "observed" });
+    assert.equal(mode.disabled, true);
+  });
+
   test("auto's panel sends the revision that it shows, then the answer's", async () => {
     const changes = await panel();
     answers.push(state("switch", 5), state("recommend", 6));

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import observation
 from paceline.core.emulation import Emulation
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client
@@ -28,12 +29,13 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.progress import Watch
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
-from paceline.wire import EndRanks, Kill, Launch, State
+from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 SUPERVISOR = "paceline run"  # in a `Record`
 _PLAIN = "bsp"  # the order in which ranks train without a control plane
 _TICK_S = 0.1
 _DELIVER_S = 10.0
+_NOTICE_S = 3.0  # how long the server may take to learn of the end
 
 
 def emulation(
@@ -136,7 +138,8 @@ def train(
             _refuse_plans(policy, parameters, error)
             if restart_hung_s is not None:
                 raise InputError(f"--restart-hung needs a control plane, and {error}") from error
-            say(f"{error}: training without a control plane, in plain DDP's order")
+            how = "and nobody observes it" if policy == OBSERVED else "in plain DDP's order"
+            say(f"{error}: training without a control plane, {how}")
         else:
             choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
             if policy is not None:
@@ -149,7 +152,10 @@ def train(
             link = stack.enter_context(Link(session))
             say(f"watch it on {client.server}/runs/{record.run}")
         watch = None if link is None else Watch(client, record.run)
-        return supervise(launch, Supervisor(launch, data, record, link), link, watch)
+        code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
+        if watch is not None and watch.now.step is None:
+            tell_notice(client, record.run)
+        return code
 
 
 def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
@@ -162,6 +168,8 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     """
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")  # that REST takes
     body = {name: getattr(launch, name) for name in names}
+    # The policy says it, also to an agent that starts the run again.
+    body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
 
@@ -199,7 +207,7 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
     Raises:
         InputError: another policy or parameters were given.
     """
-    if policy in (None, _PLAIN) and not parameters:
+    if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
     known = entry_points(group="paceline.policies").names  # works without the server's packages
@@ -218,6 +226,23 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
 def _unseen(message: str) -> str:
     """A run's message without the last lines of rank 0's log, which the terminal shows already."""
     return message.partition("\n")[0] if message.startswith("rank 0 ") else message
+
+
+def tell_notice(client: Client, run: str) -> None:
+    """Says why nothing is known of a run that is over, if the server knows.
+
+    Args:
+        client: of the server.
+        run: its id.
+    """
+    deadline = time.monotonic() + _NOTICE_S
+    with suppress(PacelineError):
+        while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_TICK_S)
+        if now["attempt"] is None and now.get("notice"):
+            say(now["notice"])
 
 
 def say(line: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import observation
 from paceline.core.errors import InputError
 from paceline.node import rundir
 from paceline.node.client import Client
@@ -20,7 +21,7 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import SUPERVISOR, say, supervise
 from paceline.node.starting.progress import Watch
 from paceline.node.supervisor import Supervisor, check
-from paceline.wire import Launch
+from paceline.wire import OBSERVED, Launch
 
 _EMULATE = "PACELINE_EMULATE"
 
@@ -80,7 +81,7 @@ def in_foreground(
     if looked_after(rundir.directory_of(data, run)):
         raise InputError(f"run {run}: a process on this machine still looks after it; end it first")
     launch = Launch(
-        known["script"], known["args"], known["nproc"], _with_emulation(known, env), known["cwd"]
+        known["script"], known["args"], known["nproc"], _as_before(known, env), known["cwd"]
     )
     check(launch)
     check_bus(client, client.version())
@@ -93,8 +94,10 @@ def in_foreground(
         return supervise(launch, Supervisor(launch, data, record, link), link, Watch(client, run))
 
 
-def _with_emulation(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """The given variables, and the device speeds that the run emulated."""
+def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """The given variables, whether the run is observed, and the device speeds that it emulated."""
+    if known["policy"] == OBSERVED:
+        return {observation.VARIABLE: "1", **env}
     if known["emulated"] is None or _EMULATE in os.environ:
         return dict(env)
     return {_EMULATE: json.dumps(known["emulated"]), **env}

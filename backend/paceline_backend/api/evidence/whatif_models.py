@@ -107,6 +107,9 @@ class WhatIf(BaseModel):
     slow_node: SlowNode | None = Field(
         description="the policy in force, if a node that is slow were as fast as the others"
     )
+    assumes: str = Field(
+        description="what the forecasts assume of an observed run; empty: nothing", examples=[""]
+    )
 
 
 class AutoMode(Change):

@@ -27,6 +27,7 @@ from paceline_backend.insight.whatif.answer import (
 )
 from paceline_backend.insight.whatif.cautions import with_cautions
 from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
+from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import DRAWS, Basis, Simulated, simulate
@@ -125,6 +126,7 @@ def of_state(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),
         all_presets=presets is None and relaxed,
+        assumes=ASSUMES if state.observed else "",
     )
 
 

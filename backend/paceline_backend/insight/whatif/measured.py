@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.wire import Hello, Segment
+from paceline.wire import OBSERVED, Hello, Segment
 from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.observed import PLAIN, counted, newest
 from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.planning.load import load
@@ -269,6 +270,7 @@ class State:
     window: Window | None = None
     measured: Measured | None = None
     steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
+    observed: bool = False  # the script divides its batches itself, as `policy` would
 
 
 def read(connection: Connection, run: int, steps: int, cells: int) -> State:
@@ -281,13 +283,19 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> State:
         cells: most records (steps × ranks) to read.
     """
     switch = switches.latest(connection, run)
-    state = State(switch.version, switch.policy, switch.parameters)
+    observed = switch.policy == OBSERVED
+    policy = PLAIN if observed else switch.policy
+    state = State(switch.version, policy, switch.parameters, observed=observed)
     hello = runs.hello(connection, run)
     loaded = load(connection, run)
     if hello is None or loaded is None:
         return state
     steps = max(_FEWEST, min(steps, cells // hello.world))
-    measured = _read_steps(connection, run, hello, loaded[0].step, steps)
+    upto = newest(connection, run, hello) + 1 if observed else loaded[0].step
+    measured = _read_steps(connection, run, hello, upto, steps)
+    if observed:
+        features = counted(measured.features)
+        measured = replace(measured, features=features, load=features.load.sum(axis=1))
     measured = _with_segments(connection, run, hello, measured)
     steady = _planned(connection, run, hello.attempt, switch.version, measured.step)
     if switch.effective_step is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import Hello, RunState, State
+from paceline.wire import OBSERVED, Hello, RunState, State
 from paceline_backend.store import blobs, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.nodes import run_nodes
@@ -41,6 +41,7 @@ class LockedRun:
     first_attempt: int
     attempts: int
     nodes_max: int
+    policy: str
     rendezvous: str | None
     changes: dict[str, Any] = field(default_factory=dict, init=False)
     nodes: dict[str, RunNode] = field(default_factory=dict, init=False)  # of its launch
@@ -110,6 +111,8 @@ class LockedRun:
             hello=blobs.pack(hello),
             device=hello.device,
         )
+        if self.policy == OBSERVED and self.nodes_max == 1:  # who started them did not say
+            self.set(nproc=hello.world)
 
     def take_state(self, change: RunState) -> None:
         """Takes in a change of the run's life.

@@ -3,7 +3,7 @@ import { change, get } from "./api.js";
 import { overtakenWords } from "./changes.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { moment } from "./format.js";
-import { ENDED } from "./summary.js";
+import { ENDED, observed } from "./summary.js";
 
 /** @type {Record<string, (last: NonNullable<AutoState["last"]>) => string>} */
 const DECIDED = {
@@ -46,7 +46,7 @@ export class Auto {
     if (answer.revision < this.answer?.revision) return; // a later answer was faster
     this.#draw(answer);
     const ended = ENDED.includes(run.state);
-    this.mode.disabled = this.relaxed.disabled = ended;
+    this.mode.disabled = this.relaxed.disabled = ended || observed(run);
     show("auto-accept", !ended && answer.last?.decided === "recommend" && answer.last.policy !== run.policy);
   }
 

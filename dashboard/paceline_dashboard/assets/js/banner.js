@@ -3,7 +3,7 @@ import { BASE, get } from "./api.js";
 import { ranksIn } from "./costs.js";
 import { byId, make, show, text } from "./dom.js";
 import { duration } from "./format.js";
-import { ENDED, simulated } from "./summary.js";
+import { ENDED, observed, simulated } from "./summary.js";
 import { coasting, cost, failure, hanging, headline, nextTime, nodeFirst, remedy } from "./verdict.js";
 
 const FORECAST_S = 120; // least time between two requests for forecasts: the server simulates for seconds
@@ -108,13 +108,14 @@ export class Banner {
    * @param {string[]} nodes on which the slow ranks are
    */
   #buttons(run, calls, nodes) {
-    const best = calls ? this.whatif.best : undefined;
+    const best = calls && !observed(run) ? this.whatif.best : undefined;
     show("verdict-switch", best !== undefined);
     show("dock", !ENDED.includes(run.state));
     const words = best ? `Switch to ${best.label}…` : "Switch policy…";
     if (best) text("verdict-switch", words);
     text("dock-switch", words);
     byId("dock-switch").className = best ? "primary" : "";
+    byId("dock-switch").disabled = observed(run);
     const replaceable = nodes.length === 1 && (run.nodes_max ?? 1) > 1 && !simulated(run);
     show("verdict-replace", replaceable);
     if (nodes.length === 1) byId("verdict-replace").value = nodes[0];

@@ -4,11 +4,12 @@ import { byId, make, show, text } from "./dom.js";
 import { integer, moment, seconds } from "./format.js";
 import { changeWords, interval, scaleOf } from "./interval.js";
 import { changesOf, groupOf, same } from "./options.js";
-import { ENDED, simulated } from "./summary.js";
+import { ENDED, observed, simulated } from "./summary.js";
 import { SwitchDialog } from "./switchdialog.js";
 
 /** @type {Record<Changes, string>} */
 const TAGS = { nothing: "ok", batches: "warn", training: "bad" };
+const OBSERVED = "An observed run cannot be switched: its script divides its batches itself. With a paceline.Session it could be.";
 
 export class PolicyPanel {
   /**
@@ -48,9 +49,10 @@ export class PolicyPanel {
   update(run) {
     this.run = { ...run, revision: Math.max(run.revision, this.run?.revision ?? 0) };
     const ended = ENDED.includes(run.state);
-    const why = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
+    const cannot = observed(run) ? OBSERVED : "";
+    const why = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : cannot;
     for (const id of ["switch-open", "switch-revert"]) {
-      byId(id).disabled = ended || !this.presets.length;
+      byId(id).disabled = ended || cannot !== "" || !this.presets.length;
       byId(id).title = why;
     }
     this.dialog.update(this.run);
@@ -70,7 +72,7 @@ export class PolicyPanel {
   draw() {
     const preset = this.presets.find((known) => known.name === this.run.policy);
     text("policy-current", this.run.policy);
-    text("policy-summary", preset?.summary ?? "");
+    text("policy-summary", preset?.summary ?? (observed(this.run) ? OBSERVED : ""));
     const parameters = this.data.switches.at(-1)?.parameters ?? {};
     const set = Object.entries(parameters).filter(([name, value]) => !same([value], [preset?.parameters[name]?.default]));
     text("policy-changed", set.map(([name, value]) => `${name} = ${brief(value)}`).join(", "));

@@ -15,6 +15,12 @@ const MOST_NAMED = 16; // with more workers, only the range is shown
 export const simulated = (run) => run.backend === "simulated";
 
 /**
+ * Whether a run's script divides its batches itself, so that no policy can be in force.
+ * @type {(run: Run) => boolean}
+ */
+export const observed = (run) => run.policy === "observed";
+
+/**
  * All steps of a run; null: unknown.
  * @param {Run} run
  */
@@ -53,6 +59,8 @@ export function drawHeader(run, row, leftS, hung) {
   text("run-emulated", simulated(run) ? "simulated" : "device speeds are emulated");
   byId("run-emulated").title = emulation(run.emulated);
   drawController(run);
+  text("run-notice", run.notice ?? "");
+  show("run-notice", Boolean(run.notice));
   byId("stop-open").disabled = ENDED.includes(run.state);
   show("resume-open", resumable(run));
   show("stop-open", !resumable(run));
@@ -63,7 +71,7 @@ export function drawHeader(run, row, leftS, hung) {
 /** @param {Run} run */
 function drawController(run) {
   const ended = ENDED.includes(run.state);
-  show("run-controller", !ended && !["pending", "queued"].includes(run.state) && !simulated(run)); // a simulated run plans by itself
+  show("run-controller", !ended && !["pending", "queued"].includes(run.state) && !simulated(run) && !observed(run)); // a simulated run plans by itself
   const alive = Boolean(run.controller?.alive);
   text("run-controller", alive ? "controller planning" : "no controller: coasting");
   byId("run-controller").className = alive ? "badge" : "badge warn";

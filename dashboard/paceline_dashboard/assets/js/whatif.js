@@ -4,7 +4,7 @@ import { byId, make, problem, show, text } from "./dom.js";
 import { integer, moment, percent, seconds } from "./format.js";
 import { estimateOf, forecastWords, interval, scaleOf } from "./interval.js";
 import { GROUPS, ofGroup, optionsOf } from "./options.js";
-import { ENDED } from "./summary.js";
+import { ENDED, observed } from "./summary.js";
 
 const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy machine
 const LISTED = 4; // options in the panel; the dialog has all
@@ -107,10 +107,11 @@ export class WhatIf {
     text("whatif-words", answer.reason ?? `${answer.current.policy} takes ${seconds(answer.current.step_time_s)} a step.`);
     this.#recommend(best, scale);
     byId("whatif-forecasts").replaceChildren(...others.map((option) => this.#row(option, scale)));
-    show("whatif-all", answer.forecasts.length > 0);
+    show("whatif-all", answer.forecasts.length > 0 && !observed(this.run));
     text("whatif-all", `All ${integer(all.length)} options…`);
     const rest = `From steps ${integer(answer.first_step)}–${integer(answer.step)}, ${moment(answer.made_at)}. Bars bound 95 %. The models are off by ${percent(answer.fit_error)}.`;
-    text("whatif-note", answer.reason ? "" : rest);
+    const assumed = answer.assumes ? ` Assumed: ${answer.assumes}.` : "";
+    text("whatif-note", answer.reason ? "" : rest + assumed);
     show("whatif-old", this.#old);
   }
 
@@ -126,7 +127,7 @@ export class WhatIf {
     byId("whatif-best-interval").replaceChildren(interval(estimateOf(best.forecast), scale, "brand"));
     text("whatif-best-about", `${best.summary} ${best.changes === "nothing" ? "Training identical." : "Batches composed differently."}`);
     byId("whatif-look").value = best.label;
-    byId("whatif-look").disabled = ENDED.includes(this.run.state);
+    byId("whatif-look").disabled = ENDED.includes(this.run.state) || observed(this.run);
   }
 
   /**
@@ -143,7 +144,7 @@ export class WhatIf {
       make("span", { className: "forecast-figure" }, forecastWords(forecast)),
     );
     const looks = byId("run-body").classList.contains("only-looks"); // a viewer, who cannot switch
-    button.disabled = looks || ENDED.includes(this.run.state) || this.#old;
+    button.disabled = looks || ENDED.includes(this.run.state) || observed(this.run) || this.#old;
     button.addEventListener("click", () => this.#open(option.label));
     const warning = forecast.harmful ? [make("span", { className: "saving-warning" }, forecast.warnings[0])] : [];
     return make("li", {}, button, ...warning);

@@ -1,0 +1,203 @@
+"""`paceline observe`: starts a command whose ranks report to a run, and sees to the run's life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from types import FrameType
+
+from paceline import observation
+from paceline.core.errors import InputError, PacelineError
+from paceline.node import private, rundir
+from paceline.node.client import Client
+from paceline.node.delivery import Delivery
+from paceline.node.link import Commands, Link
+from paceline.node.rundir import Record
+from paceline.node.session import check_bus, of_run
+from paceline.node.starting.foreground import register, say, tell_notice
+from paceline.wire import OBSERVED, Kill, Launch, State
+
+OBSERVER = "paceline observe"  # in a `Record`
+_TICK_S = 0.1
+_DELIVER_S = 10.0
+_KILL_AFTER_S = 8.0
+_PASSED_ON = ("PACELINE_CA_FILE", "PACELINE_LOG_FORMAT", "PACELINE_SPOOL_BYTES")
+
+
+def observe(
+    command: Sequence[str],
+    *,
+    data: Path,
+    node: str,
+    server: str | None,
+    default_server: str,
+    token: str | None,
+    name: str | None,
+) -> int:
+    """Registers an observed run, runs the command, and reports its end; returns its exit code.
+
+    Without a control plane at the default address the command runs all the same.
+
+    Args:
+        command: a launcher with its arguments, such as torchrun.
+        data: the data directory.
+        node: this machine's name.
+        server: URL of a server that must answer; None: `default_server`, which may be away.
+        default_server: URL of the server to use if it answers.
+        token: for the server.
+        name: of the run; None: the script's.
+
+    Raises:
+        InputError: there is no such command, or the server refused the run.
+        PacelineError: the server does not answer or speaks another protocol version.
+    """
+    script = script_of(command)
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(server or default_server, token))
+        try:
+            check_bus(client, client.version())
+        except PacelineError as error:
+            if server is not None:
+                raise
+            say(f"{error}: the script runs, and nobody observes it")
+            return _started(command, _environment()).wait()
+        args = list(command[command.index(script) + 1 :])  # the launcher's own come before
+        launch = Launch(script, args, 1, {}, str(Path.cwd()))
+        choice = {
+            "name": name or PurePath(script).stem,
+            "node": node,
+            "policy": OBSERVED,
+            "launch": False,
+        }
+        run = register(client, launch, choice)
+        session = of_run(client, run, node)
+        link = stack.enter_context(Link(session))
+        directory = rundir.directory_of(data, run)
+        delivery = Delivery(directory, Record(run, node, OBSERVER, session.control), link)
+        stack.callback(delivery.close)
+        say(f"watch it on {client.server}/runs/{run}")
+        code = Observation(command, delivery, link, node).run()
+        tell_notice(client, run)
+        return code
+
+
+def script_of(command: Sequence[str]) -> str:
+    """The training script in a command: its first argument that ends in .py, else the command."""
+    if not command:
+        raise InputError("observe: give a command, such as -- torchrun --nproc-per-node 2 train.py")
+    return next((each for each in command[1:] if each.endswith(".py")), command[0])
+
+
+class Observation:
+    """A command whose ranks report to a run, from its start to the report of its end.
+
+    Args:
+        command: what to run; it has this terminal.
+        delivery: of the run.
+        link: to the bus.
+        node: this machine's name.
+    """
+
+    def __init__(self, command: Sequence[str], delivery: Delivery, link: Link, node: str) -> None:
+        self._command = command
+        self._delivery = delivery
+        self._link = link
+        self._node = node
+        self._commands = Commands(link)
+        self._stopping: str | None = None
+        self._kill_at = 0.0
+
+    def run(self) -> int:
+        """Runs the command to its end; returns its exit code, or 128 + a signal's number."""
+        delivery = self._delivery
+        delivery.report(State.STARTING)
+        try:
+            process = _started(self._command, self._environment())
+        except InputError as error:
+            delivery.report(State.FAILED, 0, None, str(error))
+            self._deliver()
+            raise
+        delivery.report(State.RUNNING)
+
+        def ask(number: int, _frame: FrameType | None) -> None:
+            self._stop(process, "interrupted", signal.Signals(number))
+
+        # Ctrl-C reaches the command from the terminal.
+        signal.signal(signal.SIGINT, lambda *_: self._note("interrupted"))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, ask)
+        while (code := process.poll()) is None:
+            self._obey(process)
+            if self._kill_at and time.monotonic() > self._kill_at:
+                process.kill()
+            delivery.pump()
+            time.sleep(_TICK_S)
+        self._report_end(code)
+        self._deliver()
+        return code if code >= 0 else 128 - code
+
+    def _environment(self) -> dict[str, str]:
+        session, env = self._link.session, _environment()
+        env["PACELINE_RUN"] = self._delivery.record.run
+        env["PACELINE_BUS"] = session.bus
+        if session.key is not None:
+            env["PACELINE_KEY"] = session.key.hex()
+        env["PACELINE_SPOOL"] = str(self._delivery.directory / "spool")
+        env[observation.NODE] = self._node
+        return observation.extended(env)
+
+    def _note(self, why: str) -> None:
+        self._stopping = self._stopping or why
+
+    def _stop(self, process: subprocess.Popen[bytes], why: str, number: signal.Signals) -> None:
+        if self._kill_at:
+            return
+        self._note(why)
+        self._kill_at = time.monotonic() + _KILL_AFTER_S
+        process.send_signal(number)
+
+    def _obey(self, process: subprocess.Popen[bytes]) -> None:
+        for run, command in self._commands.read(0.001):
+            if isinstance(command, Kill) and run == self._delivery.record.run:
+                self._stop(process, command.reason, signal.SIGTERM)
+
+    def _report_end(self, code: int) -> None:
+        exit_code = code if code >= 0 else None
+        if self._stopping is not None:
+            self._delivery.report(State.STOPPED, 0, exit_code, self._stopping)
+        elif code == 0:
+            self._delivery.report(State.FINISHED, 0, 0)
+        else:
+            how = f"ended with code {code}"
+            if code < 0:
+                how = f"was killed by {signal.Signals(-code).name}"
+            message = f"{self._command[0]} {how}; its output is where it was started"
+            self._delivery.report(State.FAILED, 0, exit_code, message)
+
+    def _deliver(self) -> None:
+        """Delivers what is left if the bus is there; an agent delivers the rest."""
+        deadline = time.monotonic() + _DELIVER_S
+        while self._link.up and not self._delivery.settled and time.monotonic() < deadline:
+            self._delivery.pump()
+            time.sleep(0.02)
+
+
+def _environment() -> dict[str, str]:
+    """This process's variables, without our own, which may hold secrets."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED_ON or not name.startswith("PACELINE_")
+    }
+
+
+def _started(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=env, umask=private.given_umask())
+    except OSError as error:
+        raise InputError(f"observe: {command[0]} cannot be started: {error.strerror}") from error

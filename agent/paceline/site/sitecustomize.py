@@ -1,0 +1,42 @@
+"""Lets Paceline observe a script that knows nothing of it; see `paceline.observation`.
+
+Python imports this module when it starts. Whatever happens here, the script goes on.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+
+def _next_sitecustomize() -> None:
+    """Runs the `sitecustomize` that Python would have imported without this folder, if any."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib takes long
+    others = [each for each in sys.path if os.path.abspath(each or ".") != here]  # noqa: PTH100
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _observe() -> None:
+    if not os.environ.get("PACELINE_OBSERVE"):
+        return
+    try:
+        from paceline.train.observing.start import watch
+    except ImportError as error:
+        if "RANK" in os.environ:
+            sys.stderr.write(
+                f"paceline: rank {os.environ['RANK']} is not observed: {error}; install paceline "
+                f"for {sys.executable}\n"
+            )
+        return
+    watch()
+
+
+try:
+    _observe()
+finally:
+    _next_sitecustomize()

@@ -1,0 +1,110 @@
+"""Where PyTorch tells the observer what a script does.
+
+The names that begin with an underscore are private to PyTorch; a test says which version of torch
+has lost one. Without them the script trains on, and is observed less, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+if TYPE_CHECKING:
+    from paceline.train.observing.observer import Observer
+
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+def apply(observer: Observer) -> None:
+    """Observes DistributedDataParallel, loaders and optimisers."""
+    _watch_models(observer)
+    _watch_loaders(observer)
+
+    def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        observer.stepped(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
+    """What is observed once the script imports it, by the module's name."""
+    return {_FSDP: lambda module: _watch_shards(observer, module.FSDPParamGroup)}
+
+
+def _watch_models(observer: Observer) -> None:
+    wrapper: Any = DistributedDataParallel
+    make, forward = wrapper.__init__, wrapper.forward
+
+    @wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, *args, **kwargs)
+        observer.wrapped(self)
+
+    @wraps(forward)
+    def observed_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():  # torch.compile sees the forward pass alone
+            observer.entered(self, (inputs, kwargs))
+        return forward(self, *inputs, **kwargs)
+
+    wrapper.__init__, wrapper.forward = __init__, observed_forward
+
+
+def _watch_loaders(observer: Observer) -> None:
+    iterators = dataloader._BaseDataLoaderIter
+    following = iterators.__next__
+
+    @wraps(following)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        began = time.perf_counter()
+        with observer.loading():
+            batch = following(self)
+        observer.loaded(self, batch, time.perf_counter() - began)
+        return batch
+
+    iterators.__next__ = __next__  # type: ignore[method-assign]
+
+
+def _watch_shards(observer: Observer, group: Any) -> None:
+    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait."""
+    make = group.__init__
+
+    @wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, *args, **kwargs)
+        observer.sharded([each.sharded_param for each in self.fsdp_params])
+
+    group.__init__ = __init__
+    for name in ("unshard", "wait_for_unshard", "post_backward", "finalize_backward"):
+        setattr(group, name, _waiting(observer, getattr(group, name)))
+
+
+def _waiting(observer: Observer, method: Any) -> Any:
+    gathers = method.__name__ in ("unshard", "wait_for_unshard")
+
+    @wraps(method)
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held_out = gathers and not torch.is_grad_enabled() and not _in_backward(self)
+        if held_out or torch.compiler.is_compiling():
+            return method(self, *args, **kwargs)
+        if method.__name__ == "post_backward":
+            observer.sharded_backward_began()
+        observer.waits()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            observer.waited()
+
+    return observed
+
+
+def _in_backward(group: Any) -> bool:
+    state = getattr(group, "_training_state", None)
+    return str(getattr(state, "name", "")).endswith("BACKWARD")

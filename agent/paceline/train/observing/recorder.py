@@ -1,0 +1,126 @@
+"""Reports the steps of an observed rank."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from paceline import observation
+from paceline.core.amounts.devices import summary
+from paceline.core.version import __version__
+from paceline.train import stacks
+from paceline.train.device import Device
+from paceline.train.environment import Environment
+from paceline.train.observing.timeline import ObservedStep, Timeline
+from paceline.train.telling.metrics import Value, on_host
+from paceline.train.watch import Watch
+from paceline.train.wiring import emitter_of
+from paceline.wire import Hello, StepRecord
+
+logger = logging.getLogger(__name__)
+
+_MOST_SAMPLES = 2_000_000  # of a data set: the Hello has 8 bytes for each
+
+
+class Recorder:
+    """A rank's timeline, and the thread that sends what comes of it.
+
+    Args:
+        variables: the process's environment, of an observed run.
+        rank: this rank,
+        world: and how many there are.
+        device: of the model.
+    """
+
+    def __init__(
+        self, variables: Mapping[str, str], rank: int, world: int, device: torch.device
+    ) -> None:
+        environment = Environment.of_observed(variables)
+        assert environment.run is not None, "the launcher names the run"
+        self._environment, self._rank, self._world = environment, rank, world
+        self._node = variables.get(observation.NODE) or ""
+        self._device = Device(None, rank, world)
+        self._device.use(device)
+        self._seq = 0
+        self._samples = 0  # of the data set; 0: unknown
+        self._said = rank > 0  # the Hello, which rank 0 sends
+        self.timeline = timeline = Timeline(self._device.clock)
+        if not self._node:  # else another launcher's files are nobody's to read
+            stacks.register(variables)
+        watch = Watch(environment.attempt, rank, lambda: timeline.activity)
+        self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, watch)
+
+    def reads(self, samples: int) -> None:
+        """The data set that batches come from has so many samples."""
+        self._samples = min(samples, _MOST_SAMPLES)
+
+    def stepped(self) -> None:
+        """The optimiser has stepped."""
+        self._report(self.timeline.stepped())
+
+    def logged(self, loss: Value) -> None:
+        """The script logged a loss."""
+        self.timeline.logged(on_host(loss))
+
+    def close(self) -> None:
+        """Delivers what is left and ends the thread, in a few seconds at most."""
+        self._report(self.timeline.closed())
+        self._emitter.close()
+
+    def _report(self, steps: Iterable[ObservedStep]) -> None:
+        for step in steps:
+            if not self._said:
+                self._said = True
+                self._emitter.send(self._hello(step))
+            self._emitter.record(self._record(step))
+            self._seq += 1
+
+    def _record(self, step: ObservedStep) -> StepRecord:
+        compute_s, sync_s = step.read(self._device.clock)
+        return StepRecord(
+            attempt=self._environment.attempt,
+            rank=self._rank,
+            seq=self._seq,
+            step=step.number,
+            epoch=step.epoch,
+            segment=0,
+            samples=step.size.samples,
+            load=step.size.load,
+            data_s=step.data_s,
+            compute_s=compute_s,
+            sync_s=sync_s,
+            step_s=step.step_s,
+            ended_at=step.ended_at,
+            loss=None if step.loss is None else float(step.loss),
+            memory_bytes=self._emitter.memory_bytes,
+            squares=step.size.squares,
+            longest=step.size.longest,
+            recompiles=step.recompiles,
+        )
+
+    def _hello(self, step: ObservedStep) -> Hello:
+        """The run's description: of what only the script knows, what its first step tells."""
+        placement = self._environment.placed(self._world)
+        if not placement and self._node:
+            placement = [self._node] * self._world
+        global_batch = step.size.samples * self._world
+        return Hello(
+            attempt=self._environment.attempt,
+            world=self._world,
+            global_batch=global_batch,
+            seed=0,
+            sizes=np.ones(max(self._samples, global_batch), "<f8").tobytes(),
+            loss_mean="samples",
+            drop_last=False,
+            epochs=None,
+            lookahead=0,
+            started_at=time.time(),
+            paceline=__version__,
+            torch=str(torch.__version__),
+            device=summary([self._device.described()]),
+            placement=placement,
+        )

@@ -1,0 +1,109 @@
+"""What observing an unchanged script costs a step.
+
+Two real ranks train a convolutional network under torch's DistributedDataParallel, with a loader
+and a script that know nothing of Paceline. Blocks of steps with and without observing follow each
+other in pairs and in random order, so that what else the machine does meets both alike. Records go
+to a spool on disk.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from batchnorm import CLASSES, Ranks, interval, network
+from harness import Check, finish, parser
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.train.observing import patches
+from paceline.train.observing.observer import Observer
+
+WORLD, BLOCK, WARM = 2, 10, 2
+BOUND = 1.01  # of a step's time over that without observing
+
+
+def measure(pairs: int, batch: int) -> tuple[list[tuple[float, float]], int]:
+    """Seconds of a block of steps, observed and not, of each pair; and how many were observed."""
+    observer = Observer()
+    patches.apply(observer)
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    images = torch.randn(batch * BLOCK, 3, 32, 32, generator=generator)
+    labels = torch.randint(CLASSES, (len(images),), generator=generator)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=batch)
+    seen = 0
+
+    def block(observed: bool) -> float:
+        nonlocal seen
+        observer.over = not observed
+        seen += BLOCK * observed
+        dist.barrier()
+        began = time.perf_counter()
+        for x, y in loader:
+            loss = cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return time.perf_counter() - began
+
+    shuffled = random.Random(1)  # the same on all ranks
+    times: list[tuple[float, float]] = []
+    for pair in range(WARM + pairs):
+        took = {on: block(on) for on in shuffled.sample((True, False), 2)}
+        if pair >= WARM:
+            times.append((took[True], took[False]))
+    observer.over = False
+    recorder = observer._recorder
+    assert recorder is not None
+    observer.close()
+    assert recorder._seq == seen, "each observed step is reported"
+    return times, seen
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options = parser(__doc__).parse_args()
+    pairs, batch = (10, 8) if options.quick else (60, 16)
+    ranks = Ranks(WORLD)
+    with tempfile.TemporaryDirectory() as spool:
+        env = {"PACELINE_OBSERVE": "1", "PACELINE_RUN": "bench", "PACELINE_SPOOL": spool}
+        try:
+            answers = ranks.run(partial(measure, pairs, batch), env=env, timeout_s=900)
+        finally:
+            ranks.stop()
+        assert any(Path(spool).rglob("*")), "records are spooled"
+    every = [times for times, _ in answers]
+    with_s, without_s = (
+        [max(times[pair][which] for times in every) / BLOCK for pair in range(pairs)]
+        for which in (0, 1)
+    )
+    ratios = [a / b for a, b in zip(with_s, without_s, strict=True)]
+    low, high = interval(ratios)
+    results = {
+        "observed_s": statistics.median(with_s),
+        "plain_s": statistics.median(without_s),
+        "ratio": float(np.median(ratios)),
+        "interval_95": [low, high],
+        "steps_observed": answers[0][1],
+    }
+    checks = [Check("an observed step over the same unobserved", results["ratio"], BOUND, "<=")]
+    table = (
+        f"step observed {1e3 * results['observed_s']:.2f} ms, unobserved "
+        f"{1e3 * results['plain_s']:.2f} ms: {results['ratio']:.4f} ({low:.4f} to {high:.4f})"
+    )
+    config = {"ranks": WORLD, "batch": batch, "pairs": pairs, "steps_in_a_block": BLOCK}
+    finish(options, config, results, checks, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""What an observer makes of what happens in a script."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections import UserDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import observation
+from paceline.train.environment import Environment
+from paceline.train.observing import losses, timeline
+from paceline.train.observing.batches import NOTHING, BatchSize, size_of
+from paceline.train.observing.imports import AfterImport
+from paceline.train.observing.observer import Observer
+from paceline.train.observing.timeline import Timeline
+from paceline.wire import Phase
+
+ONE = BatchSize(4, 8.0, 16.0, 2.0)
+seconds = st.floats(0.001, 10)
+
+
+class Time:
+    """A clock that tests set, also in place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    time = perf_counter
+
+    def stamp(self) -> float:
+        return self.now
+
+    def between(self, first: float, second: float) -> float:
+        return second - first
+
+    def passed(self, _stamp: float) -> bool:
+        return True
+
+    def wait(self, _stamp: float) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(timeline, "time", made)
+    return made
+
+
+def a_step(line: Timeline, clock: Time, times: tuple[float, ...], data: int = 1) -> Any:
+    """Loads, computes, waits and steps in these times."""
+    load, compute, wait, after = times
+    clock.now += load
+    line.loaded(load, data, ONE, first=False)
+    clock.now += compute
+    line.waits()
+    clock.now += wait
+    line.reduced()
+    clock.now += after
+    return line.stepped()
+
+
+@given(st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=2, max_size=6))
+def test_the_parts_of_steps_are_what_happened(steps: list[tuple[float, ...]]) -> None:
+    clock: Any = Time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "time", clock)
+        line = Timeline(clock)
+        told = [step for times in steps for step in a_step(line, clock, times)]
+        told += line.closed()
+    assert [step.number for step in told] == list(range(len(steps)))
+    for step, (load, compute, wait, after), following in zip(
+        told, steps, [*steps[1:], None], strict=True
+    ):
+        assert step.data_s == load
+        assert step.read(clock) == pytest.approx((compute, wait))
+        until_next = compute + wait + after + (0 if following is None else following[0])
+        assert step.step_s == pytest.approx(until_next)
+        assert step.size == ONE
+
+
+def test_an_evaluation_is_no_part_of_a_step(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    a_step(line, clock, (1, 2, 3, 1))
+    clock.now += 50
+    line.loaded(50, 2, ONE, first=True)  # other data
+    assert line.activity == (1, Phase.COMPUTE)
+    told = a_step(line, clock, (1, 2, 3, 1)) + line.closed()
+    first, second = told
+    assert first.step_s == pytest.approx(2 + 3 + 1 + 1)
+    assert (second.data_s, second.step_s) == (1, 6)
+
+
+def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    told = []
+    #  data set and whether a pass begins; an evaluation reads data set 9
+    reads = [(1, True), (1, False), (9, True), (1, False), (1, True), (9, True), (2, True)]
+    for data, first in reads:
+        line.loaded(0, data, ONE, first=first)
+        if data != 9:
+            line.waits()
+            line.reduced()
+            told += line.stepped()
+    assert [step.epoch for step in told + line.closed()] == [0, 0, 0, 1, 2]
+
+
+def test_micro_batches_add_up(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    for _ in range(2):
+        clock.now += 1
+        line.loaded(1, 1, ONE, first=False)
+        line.entered(ONE)
+        line.entered(ONE)  # the model is called twice
+        clock.now += 2
+        line.waits()
+        line.reduced()
+    line.stepped()
+    [step] = line.closed()
+    assert step.size == ONE + ONE
+    assert (step.data_s, step.read(clock)) == (2, (4.0, 0.0))
+
+
+def test_a_loss_belongs_to_the_step_that_made_it(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    a_step(line, clock, (1, 1, 1, 1))
+    line.logged(0.5)  # after the optimiser's step
+    clock.now += 1
+    line.loaded(1, 1, ONE, first=False)
+    line.waits()
+    line.reduced()
+    line.logged(0.25)  # before it
+    told = line.stepped() + line.closed()
+    assert [step.loss for step in told] == [0.5, 0.25]
+
+
+def test_without_a_backward_pass_that_is_seen(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    line.loaded(0, 1, ONE, first=True)
+    clock.now += 3
+    line.stepped()
+    [step] = line.closed()
+    assert (step.read(clock), step.size) == ((3.0, 0.0), ONE)
+
+
+def test_sizes_of_batches() -> None:
+    words = torch.zeros(4, 7)
+    wanted = BatchSize(4, 28.0, 196.0, 7.0)
+    for batch in (
+        words,
+        [words, torch.zeros(4)],
+        ((words,), {"labels": torch.zeros(4)}),
+        UserDict(scale=torch.tensor(1.0), words=words),
+    ):
+        assert size_of(batch) == wanted
+    assert size_of(["a", "b"], samples=2) == BatchSize(2, 2.0, 2.0, 1.0)
+    assert size_of(object()).samples == 1
+    assert NOTHING + ONE == ONE
+
+
+@pytest.mark.parametrize("name", ["loss", "train/loss", "Train.Loss", "train_loss", "loss/total"])
+def test_names_of_losses(name: str) -> None:
+    assert losses.is_loss(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["val_loss", "eval/loss", "losses", "lossless", "accuracy", "test.loss", "blossom"]
+)
+def test_names_of_others(name: str) -> None:
+    assert not losses.is_loss(name)
+
+
+def test_losses_are_seen_once_a_logger_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "class SummaryWriter:\n"
+        "    def add_scalar(self, tag, scalar_value, global_step=None):\n"
+        "        return tag\n"
+    )
+    package = tmp_path / "tensorboardX"
+    package.mkdir()
+    (package / "__init__.py").write_text("from tensorboardX.writer import SummaryWriter\n")
+    (package / "writer.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[tuple[str, Any]] = []
+    observer: Any = SimpleNamespace(logged=lambda name, value: seen.append((name, value)))
+    finder = AfterImport(losses.later(observer))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    try:
+        writer = importlib.import_module("tensorboardX").SummaryWriter()
+        assert writer.add_scalar("train/loss", 0.5, global_step=3) == "train/loss"
+        assert writer.add_scalar("val/loss", 0.7) == "val/loss"
+        with pytest.raises(TypeError):
+            writer.add_scalar()
+    finally:
+        for name in ("tensorboardX", "tensorboardX.writer"):
+            sys.modules.pop(name, None)
+    assert seen == [("train/loss", 0.5)]
+
+
+def test_metrics_of_each_logger() -> None:
+    metric = SimpleNamespace(key="loss", value=0.5)
+    assert losses._mapped({"loss": 0.5}, step=1) == {"loss": 0.5}
+    assert losses._of_run("run", "loss", 0.5, step=1) == {"loss": 0.5}
+    assert losses._listed("run", metrics=[metric]) == {"loss": 0.5}
+    assert losses._named("loss", 0.5, 1) == {"loss": 0.5}
+
+
+def test_an_error_ends_observing_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    observer = Observer()
+    with caplog.at_level(logging.WARNING):
+        observer.wrapped(torch.nn.Linear(2, 2))  # there is no process group
+        observer.wrapped(torch.nn.Linear(2, 2))
+    assert observer.over
+    assert len(caplog.records) == 1
+    assert "is not observed any more" in caplog.text
+
+
+def test_what_a_process_gets() -> None:
+    given = observation.extended({"PYTHONPATH": "/mine", "PACELINE_RUN": "r"})
+    first, rest = given["PYTHONPATH"].split(":", 1)
+    assert (Path(first) / "sitecustomize.py").is_file() and rest == "/mine"
+    assert Environment.read(given).run is None  # a session leaves the run to the observer
+    assert Environment.of_observed(given).run == "r"
