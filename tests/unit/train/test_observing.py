@@ -133,6 +133,19 @@ def test_micro_batches_add_up(clock: Time) -> None:
     assert (step.data_s, step.read(clock)) == (2, (4.0, 0.0))
 
 
+def test_waiting_between_two_backward_passes_is_no_computing(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    line.loaded(0, 1, ONE, first=True)  # both micro-batches at once
+    for _ in range(2):
+        clock.now += 2
+        line.waits()
+        clock.now += 1
+        line.reduced()
+    line.stepped()
+    [step] = line.closed()
+    assert step.read(clock) == (4, 2)
+
+
 def test_a_loss_belongs_to_the_step_that_made_it(clock: Time) -> None:
     line = Timeline(clock)  # type: ignore[arg-type]
     a_step(line, clock, (1, 1, 1, 1))
