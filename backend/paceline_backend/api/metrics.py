@@ -113,12 +113,12 @@ class _ControlPlane(Collector):
         yield from self._runs()
 
     def _costs(self, runs: Sequence[str]) -> Iterator[Metric]:
-        """What runs cost; nothing where nothing has a price."""
+        """What runs cost; no series where nothing has a price."""
         settings: Settings = self.app.state.settings
         with self.store.read() as connection:
             told = costs.of_runs(connection, runs, settings.hour_price)
         known = {run: cost for run, cost in told.items() if cost is not None}
-        for name, field, words in _OF_COSTS if known else ():
+        for name, field, words in _OF_COSTS:
             labels = ["run", "currency"]
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=labels)
             for run, cost in known.items():

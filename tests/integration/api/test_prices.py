@@ -150,7 +150,7 @@ def test_everything_that_tells_money_uses_the_nodes_own_price(
     counted(store)
     assert spot.get("/api/v1/runs/r").json()["cost"] is None
     assert spot.get("/api/v1/runs/r/verdict").json()["price"] is None
-    assert "paceline_run_cost" not in spot.get("/metrics").text
+    assert "paceline_run_cost{" not in spot.get("/metrics").text
     put(spot).raise_for_status()
     # 40 steps are counted so far. A step of 3.6 s on a p4d costs 3.6 cents; one of its two ranks
     # waits for 2 s of it.
