@@ -285,7 +285,7 @@ def _bus_parts(url: str) -> SplitResult:
 def _add_plugin(entry: EntryPoint) -> None:
     """Adds the commands of another package, or a command that says which packages are missing."""
     try:
-        register = entry.load()
+        entry.load()(app)  # it may import what it needs only when it is called
     except ImportError as error:
         reason = str(error)
 
@@ -299,8 +299,6 @@ def _add_plugin(entry: EntryPoint) -> None:
                 f"paceline {entry.name} needs packages that are not installed ({reason}): "
                 "pip install 'paceline[server]'"
             )
-    else:
-        register(app)
 
 
 def main() -> None:

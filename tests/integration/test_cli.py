@@ -111,10 +111,11 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_missing_server_packages_are_named() -> None:
+@pytest.mark.parametrize("package", ["paceline_backend", "sqlalchemy"])
+def test_missing_server_packages_are_named(package: str) -> None:
     code = (
         "import sys; sys.argv[1:] = ['server', '--port', '1']; sys.modules['fastapi'] = None\n"
-        "sys.modules['paceline_backend'] = None\n"
+        f"sys.modules[{package!r}] = None\n"
         "from paceline.cli import main; main()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,20 +1,16 @@
-"""Each part of the wheel, installed into an empty environment with what it declares alone."""
+"""The wheel, installed into an empty environment with what the library alone declares."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
-from support.waiting import DEADLINE_S, TRAINING_S, until
+from support.waiting import TRAINING_S
 
 pytestmark = [pytest.mark.long, pytest.mark.ranks, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
@@ -102,44 +98,3 @@ def test_the_library_alone(wheel: Path, tmp_path: Path) -> None:
     assert "pip install 'paceline[server]'" in library.run("paceline", "server", code=3)
     version = importlib.metadata.version("paceline")
     assert library.run("paceline", "--version") == f"paceline {version}\n"
-
-
-def test_the_server(wheel: Path, tmp_path: Path) -> None:
-    server = Installed(tmp_path, wheel, "server")
-    log = tmp_path / "server.log"
-    arguments = ["server", "--port", "0", "--data", str(tmp_path / "data")]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(server.bin / "paceline"), *arguments],
-            env=environment() | {"XDG_STATE_HOME": str(tmp_path / "state")},
-            cwd=tmp_path,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        ready = until(lambda: re.search(r"http://[\d.:]+", log.read_text()), "the server's address")
-        until(lambda: _answers(f"{ready[0]}/readyz"), "the server to be ready", 3 * DEADLINE_S)
-        page = httpx.get(ready[0], follow_redirects=True)
-        assert page.status_code == 401 or "login" in str(page.url), page
-        assert _answers(f"{ready[0]}/login")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 0, log.read_text()[-3000:]
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=DEADLINE_S).status_code == 200
-    except httpx.TransportError:
-        time.sleep(0.2)
-        return False
-
-
-@pytest.mark.parametrize("framework", ["accelerate", "transformers", "lightning"])
-def test_an_adapter(wheel: Path, tmp_path: Path, framework: str) -> None:
-    adapter = Installed(tmp_path, wheel, framework)
-    assert not adapter.packages & {"fastapi", "sqlalchemy", "dash", "scikit-learn"}
-    example = str(ROOT / "examples" / "frameworks" / f"with_{framework}.py")
-    data = ("--data", str(tmp_path / "data"))
-    out = adapter.run("paceline", "run", "--nproc", "2", *data, example, "--epochs", "1")
-    assert "held-out" in out or "train_loss" in out, out
