@@ -13,8 +13,6 @@ from urllib.parse import SplitResult, urlsplit
 import typer
 
 from paceline.commands import linking, runs
-from paceline.commands.doctor import doctor
-from paceline.commands.observe import observe
 from paceline.commands.options import (
     Data,
     Env,
@@ -37,7 +35,9 @@ from paceline.commands.options import (
     type_of,
 )
 from paceline.commands.printing import print_json, print_table
-from paceline.commands.run import run
+from paceline.commands.starting.doctor import doctor
+from paceline.commands.starting.observe import observe
+from paceline.commands.starting.run import run
 from paceline.commands.switching import switch, switches
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.version import __version__

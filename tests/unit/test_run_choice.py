@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands import run
+from paceline.commands.starting import run
 from paceline.node.starting import several
 
 

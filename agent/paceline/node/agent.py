@@ -268,8 +268,8 @@ class Agent:
 
     def _node_type(self) -> str:
         """What this machine is; empty: the provider is yet to say."""
-        told = None if self._notices is None else self._notices.node_type()
-        given = self._type if self._type is not None else told
+        noticed = None if self._notices is None else self._notices.node_type()
+        given = self._type if self._type is not None else noticed
         return self._device if given is None else given
 
     def _busy(self) -> list[str]:

@@ -116,8 +116,8 @@ class _ControlPlane(Collector):
         """What runs cost; no series where nothing has a price."""
         settings: Settings = self.app.state.settings
         with self.store.read() as connection:
-            told = costs.of_runs(connection, runs, settings.hour_price)
-        known = {run: cost for run, cost in told.items() if cost is not None}
+            costs_of = costs.of_runs(connection, runs, settings.hour_price)
+        known = {run: cost for run, cost in costs_of.items() if cost is not None}
         for name, field, words in _OF_COSTS:
             labels = ["run", "currency"]
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=labels)

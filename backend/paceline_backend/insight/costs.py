@@ -23,7 +23,7 @@ def of_runs(
     """
     currency = costs.currency(connection, default)
     spent = {} if currency is None else costs.of_runs(connection, runs, default)
-    return {run: _told(spent[run], currency) if run in spent else None for run in runs}
+    return {run: _amounts(spent[run], currency) if run in spent else None for run in runs}
 
 
 def by_node(connection: Connection, run: str, default: Price | None) -> dict[str, Any] | None:
@@ -42,10 +42,10 @@ def by_node(connection: Connection, run: str, default: Price | None) -> dict[str
         }
         for node, each in spent.items()
     ]
-    return {**_told(sum(spent.values(), Spent()), currency), "nodes": nodes}
+    return {**_amounts(sum(spent.values(), Spent()), currency), "nodes": nodes}
 
 
-def _told(spent: Spent, currency: str | None) -> dict[str, Any]:
+def _amounts(spent: Spent, currency: str | None) -> dict[str, Any]:
     return {
         "amount": spent.cost,
         "waited": spent.waited_cost,

@@ -328,9 +328,9 @@ def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:
     assert (answer["currency"], answer["unpriced_hours"]) == ("EUR", 0.0)
     [group] = answer["groups"]
     assert (group["key"], group["runs"]) == ("", 1)
-    for told in (group, node, answer["days"][-1]):
-        assert told["cost"] == pytest.approx(2.5 * told["worker_hours"])
-        assert told["waited_cost"] == pytest.approx(2.5 * told["waited_hours"])
+    for row in (group, node, answer["days"][-1]):
+        assert row["cost"] == pytest.approx(2.5 * row["worker_hours"])
+        assert row["waited_cost"] == pytest.approx(2.5 * row["waited_hours"])
     assert [(each["key"], each["runs"]) for each in by_run] == [("slow", 1)]
 
 

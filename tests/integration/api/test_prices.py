@@ -173,8 +173,8 @@ def test_everything_that_tells_money_uses_the_nodes_own_price(
     assert verdict["price"] == {"amount": pytest.approx((36.0 + 1.8) / 3), "currency": "USD"}
     fleet_verdict = spot.get("/api/v1/verdict").json()
     assert fleet_verdict["currency"] == "USD"
-    for told in (fleet_verdict, *fleet_verdict["runs"]):
-        assert told["waited_cost"] == pytest.approx(waited)
+    for row in (fleet_verdict, *fleet_verdict["runs"]):
+        assert row["waited_cost"] == pytest.approx(waited)
     assert fleet_verdict["runs"][0]["cost"] == pytest.approx(cost)
     spot.put("/api/v1/runs/r/tags/speech").raise_for_status()
     fleet = spot.get("/api/v1/fleet?by=tag").json()

@@ -78,11 +78,11 @@ def test_the_parts_of_steps_are_what_happened(steps: list[tuple[float, ...]]) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "time", clock)
         line = Timeline(clock)
-        told = [step for times in steps for step in a_step(line, clock, times)]
-        told += line.closed()
-    assert [step.number for step in told] == list(range(len(steps)))
+        reported = [step for times in steps for step in a_step(line, clock, times)]
+        reported += line.closed()
+    assert [step.number for step in reported] == list(range(len(steps)))
     for step, (load, compute, wait, after), following in zip(
-        told, steps, [*steps[1:], None], strict=True
+        reported, steps, [*steps[1:], None], strict=True
     ):
         assert step.data_s == load
         assert step.read(clock) == pytest.approx((compute, wait))
@@ -97,15 +97,15 @@ def test_an_evaluation_is_no_part_of_a_step(clock: Time) -> None:
     clock.now += 50
     line.loaded(50, 2, ONE, first=True)  # other data
     assert line.activity == (1, Phase.COMPUTE)
-    told = a_step(line, clock, (1, 2, 3, 1)) + line.closed()
-    first, second = told
+    reported = a_step(line, clock, (1, 2, 3, 1)) + line.closed()
+    first, second = reported
     assert first.step_s == pytest.approx(2 + 3 + 1 + 1)
     assert (second.data_s, second.step_s) == (1, 6)
 
 
 def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None:
     line = Timeline(clock)  # type: ignore[arg-type]
-    told = []
+    reported = []
     #  data set and whether a pass begins; an evaluation reads data set 9
     reads = [(1, True), (1, False), (9, True), (1, False), (1, True), (9, True), (2, True)]
     for data, first in reads:
@@ -113,8 +113,8 @@ def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None
         if data != 9:
             line.waits()
             line.reduced()
-            told += line.stepped()
-    assert [step.epoch for step in told + line.closed()] == [0, 0, 0, 1, 2]
+            reported += line.stepped()
+    assert [step.epoch for step in reported + line.closed()] == [0, 0, 0, 1, 2]
 
 
 def test_micro_batches_add_up(clock: Time) -> None:
@@ -155,8 +155,8 @@ def test_a_loss_belongs_to_the_step_that_made_it(clock: Time) -> None:
     line.waits()
     line.reduced()
     line.logged(0.25)  # before it
-    told = line.stepped() + line.closed()
-    assert [step.loss for step in told] == [0.5, 0.25]
+    reported = line.stepped() + line.closed()
+    assert [step.loss for step in reported] == [0.5, 0.25]
 
 
 def test_without_a_backward_pass_that_is_seen(clock: Time) -> None:

@@ -71,8 +71,8 @@ class Observer:
         step = max(1, len(trained) // _HOOKED)
         for parameter in trained[::step]:
             if parameter.is_leaf:
-                told: Any = parameter
-                told.register_post_accumulate_grad_hook(self.backward_began)
+                watched: Any = parameter
+                watched.register_post_accumulate_grad_hook(self.backward_began)
 
     @_guarded
     def sharded(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -161,11 +161,11 @@ class Timeline:
         self._between, self._counted = True, False
         self._over.append(step)
         self._open = ObservedStep(step.number + 1)
-        return self._told(2)
+        return self._passed(2)
 
     def closed(self) -> list[ObservedStep]:
         """The script is over. Returns all steps that are left."""
-        return self._told(0)
+        return self._passed(0)
 
     def _begin(self) -> None:
         """A step begins, with its first computing: the step before it took until now."""
@@ -182,15 +182,15 @@ class Timeline:
             last.step_s = max(last.step_s, until - last.began)
             last.ended_at = time.time() - (time.perf_counter() - last.began) + last.step_s
 
-    def _told(self, most: int) -> list[ObservedStep]:
+    def _passed(self, most: int) -> list[ObservedStep]:
         """Steps that are over and that the device has passed. The newest may still get its loss.
 
         Args:
             most: so many may be left, until the device is waited for.
         """
-        told = []
+        steps = []
         while self._over and (
             len(self._over) > most or (len(self._over) > 1 and self._over[0].readable(self._clock))
         ):
-            told.append(self._over.popleft())
-        return told
+            steps.append(self._over.popleft())
+        return steps

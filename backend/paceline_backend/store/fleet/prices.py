@@ -89,8 +89,8 @@ def remove(connection: sa.Connection, node_type: str, since: float | None) -> in
 
 def currency(connection: sa.Connection) -> str | None:
     """The currency of the types' prices; None: no type has one."""
-    found = connection.execute(sa.select(node_prices.c.currency).limit(1)).scalar()
-    return None if found is None else str(found)
+    known = connection.execute(sa.select(node_prices.c.currency).limit(1)).scalar()
+    return None if known is None else str(known)
 
 
 def in_force(

@@ -1,0 +1,1 @@
+"""Commands that start a training script: `run`, `observe` and `doctor`."""
