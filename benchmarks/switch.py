@@ -77,6 +77,8 @@ def wait(api: Api, run: str, until: Any, timeout_s: float = 300.0) -> dict[str, 
         now: dict[str, Any] = api("GET", f"/runs/{run}")
         if until(now):
             return now
+        if now["state"] == "failed":
+            raise RuntimeError(f"run {run} failed: {now['message']}")
         time.sleep(0.05)
     raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
 
