@@ -122,10 +122,14 @@ def _one_slow(times: int, steps: int, long: bool = False, step_s: float = 0.02) 
     return Scenario(name, "digits", steps, devices, contenders, foretold=times < 10 and not long)
 
 
-def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
-    """Half of the ranks are `apart_ms` slower; RNA's section 8.2 has 50 ms."""
-    devices = _steps(*[0.005] * 4, *[0.005 + apart_ms / 1e3] * 4, most_s=0.05)
-    name = f"two groups, {apart_ms} ms apart"
+def _groups(apart_ms: int, contenders: Mapping[str, Contender], times: int = 1) -> Scenario:
+    """Half of the ranks are `apart_ms` slower; RNA's section 8.2 has 50 ms.
+
+    With `times` above 1 all takes so many times as long, see `_one_slow`.
+    """
+    fast_s, apart_s = 0.005 * times, apart_ms * times / 1e3
+    devices = _steps(*[fast_s] * 4, *[fast_s + apart_s] * 4, most_s=0.05 * times)
+    name = f"two groups, {apart_ms} ms apart{f', {times} times as long' if times > 1 else ''}"
     return Scenario(name, "digits", 64, devices, contenders, foretold=apart_ms == 50)
 
 
@@ -162,6 +166,7 @@ SCENARIOS = {
         EVEN_LARGE, "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), _FEW, foretold=False
     ),
     "groups": _groups(50, CONTENDERS),
+    "groups-slowly": _groups(50, CONTENDERS, 3),
     "groups-100": _groups(100, _FURTHER),
     "groups-200": _groups(200, _FURTHER),
     "mixed": Scenario(
