@@ -190,6 +190,39 @@ def test_only_runs_with_new_steps_are_counted_again(
     assert sorted(row[1] for row in counted(store)) == [40, 100]
 
 
+def test_a_run_that_cannot_be_counted_holds_up_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = waiting.count
+    broken = {1, 3, 4}
+
+    def some(connection: sa.Connection, run: int, *, ended: bool) -> bool:
+        if run in broken:
+            raise IndexError("of this run")
+        return count(connection, run, ended=ended)
+
+    monkeypatch.setattr(waiting, "count", some)
+    monkeypatch.setattr("paceline_backend.control.fleet.watch._MOST_ENDED", 1)
+    for run in ("a", "b", "c", "d"):
+        trained(store, run, 3.0)
+    over = {"state": "finished", "ended_at": time.time() - 100}
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).where(schema.runs.c.key >= 3).values(over))
+    time_s = [0.0]
+    watch = FleetWatch(store, "a", clock=lambda: time_s[0])
+    for _ in range(3):
+        watch.look(NEVER)
+    for run in ("a", "c", "d"):
+        assert caplog.text.count(f"run {run}: its time is not counted") == 1
+    assert [row[1] for row in counted(store)] == [40]
+    broken.clear()
+    trained(store, "a", 3.0, first=60)
+    time_s[0] = 601.0
+    for _ in range(2):
+        watch.look(NEVER)
+    assert sorted(row[1] for row in counted(store)) == [40, 60, 60, 100]
+
+
 def test_steps_that_are_trained_again_count_once_they_are(store: Store) -> None:
     trained(store, "r", 3.0)
     FleetWatch(store, "a").look(NEVER)

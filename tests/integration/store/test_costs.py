@@ -255,6 +255,22 @@ def test_a_node_that_changes_its_type_costs_what_it_cost(store: Store) -> None:
     assert spent(store, "r").cost == pytest.approx(10.0 + 9.0 * 20)
 
 
+def test_ranks_that_a_smaller_world_does_not_have_are_left_out(store: Store) -> None:
+    """Ranks choose the numbers of steps: the second attempt leaves out two of the first's."""
+    have(store, a="x", b="x")
+    add_run(store, "r", state="running", nproc=1, nodes_max=3)
+    larger = {step: (DAY_S + step, [1.0] * 3, [1.0] * 3) for step in range(4)}
+    trained(store, "r", ["a", "b", "b"], larger)
+    telemetry.write(store, [("r", hello(world=2, attempt=1, step=2, placement=["a", "b"]))])
+    ended_at = DAY_S + 9
+    again = [record(4, rank, 1, step_s=2.0, compute_s=1.0, ended_at=ended_at) for rank in range(2)]
+    telemetry.write(store, [("r", StepBatch(again))])
+    count_all(store, "r")
+    with store.read() as connection:
+        nodes = costs.of_run_nodes(connection, "r", None)
+    assert [nodes[node].worker_s for node in "ab"] == [2 + 2 + 2.0, 4 + 2 + 2.0]
+
+
 def test_under_a_relaxed_synchroniser_no_node_waits(store: Store) -> None:
     have(store, a="x", b="y")
     price(store, "x", 1.0)

@@ -33,6 +33,7 @@ _OVERDUE_S = 600.0  # without a new step for so long, a verdict goes on no longe
 _SHARE = 0.05  # of this process's time, at most, goes to the verdicts of a run
 _TURN_S = 1.0  # verdicts of one look take no longer, unless a single one does
 _MOST_ENDED = 20  # runs in one look, as after an upgrade of a database with many
+_RECOUNT_S = 600.0  # from a failure to count a run until the next try
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class FleetWatch:
         self._judged: dict[int, _Judged] = {}  # by run
         self._covered: dict[int, float] = {}  # run → from when on its coverage is due
         self._counted: dict[int, tuple[int, int]] = {}  # run → its newest step when last counted
+        self._uncounted: dict[int, float] = {}  # run that failed → from when on it is tried again
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out the database."""
@@ -177,22 +179,40 @@ class FleetWatch:
 
     def _count(self, seen: list[Running], stop: threading.Event) -> None:
         """Counts the time spent waiting in new steps, in transactions of some milliseconds."""
+        self._uncounted = {run: at for run, at in self._uncounted.items() if at > self._clock()}
         with self._store.read() as connection:
             before = now(connection) - SETTLE_S
-            ended = progress.unfinished(connection, before, _MOST_ENDED)
+            most = _MOST_ENDED + len(self._uncounted)
+            ended = progress.unfinished(connection, before, most)
         for run in seen:
             place = (run.attempt, run.step)
             if run.step < 0 or self._counted.get(run.key) == place:
                 continue
-            if not self._counted_all(run.key, False, stop):
+            if not self._counted_all(run.key, run.id, False, stop):
                 return
             self._counted[run.key] = place
-        for key in ended:
-            if not self._counted_all(key, True, stop):
+        for key, public in ended.items():
+            if not self._counted_all(key, public, True, stop):
                 return
 
-    def _counted_all(self, run: int, is_over: bool, stop: threading.Event) -> bool:
-        """Counts a run's steps; False: not all: it is another worker's duty, or this one ends."""
+    def _counted_all(self, run: int, public: str, is_over: bool, stop: threading.Event) -> bool:
+        """Counts a run's steps; False: it is another worker's duty, or this one ends.
+
+        A run that cannot be counted holds up no other.
+        """
+        if run in self._uncounted:
+            return True
+        try:
+            return self._counted_through(run, is_over, stop)
+        except StoreUnavailableError:
+            raise
+        except Exception:  # a run's cost is not worth those of all others
+            self._uncounted[run] = self._clock() + _RECOUNT_S
+            words = "run %s: its time is not counted; the next try is in %.0f s"
+            log.exception(words, public, _RECOUNT_S)
+            return True
+
+    def _counted_through(self, run: int, is_over: bool, stop: threading.Event) -> bool:
         while not stop.is_set():
             with self._store.write() as connection:
                 if not duties.hold(connection, DUTY, self._owner, HOLD_S):

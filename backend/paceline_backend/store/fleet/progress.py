@@ -111,15 +111,18 @@ def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> No
     connection.execute(sa.update(run_progress).where(mine).values(**values))
 
 
-def unfinished(connection: sa.Connection, ended_before: float, limit: int) -> list[int]:
-    """Keys of runs that ended before a Unix time, and of which not all steps are counted."""
+def unfinished(connection: sa.Connection, ended_before: float, limit: int) -> dict[int, str]:
+    """Runs that ended before a Unix time, and of which not all steps are counted.
+
+    Their public ids by key, the newest first.
+    """
     c = runs.c
     query = (
-        sa.select(c.key)
+        sa.select(c.key, c.id)
         .outerjoin(run_progress, run_progress.c.run == c.key)
         .where(c.state.in_(ENDED), c.pruned_at.is_(None), c.ended_at < ended_before)
         .where(sa.or_(run_progress.c.run.is_(None), ~run_progress.c.done))
         .order_by(c.key.desc())
         .limit(limit)
     )
-    return list(connection.execute(query).scalars())
+    return {row.key: row.id for row in connection.execute(query)}

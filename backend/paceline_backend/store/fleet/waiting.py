@@ -169,7 +169,9 @@ def _of_ranks(
     c, w = steps.c, worker_steps.c
     waits = c.compute_max - w.compute_s
     waited = sa.case((_apart(connection, run, first, last), 0.0), (waits < 0, 0.0), else_=waits)
-    of_rank = [w.rank.in_(ranks)] if len(ranks) < len(placement) else []
+    world = len(placement)
+    # An earlier attempt's steps may have ranks that this smaller world does not have.
+    of_rank = w.rank.in_(ranks) if len(ranks) < world else w.rank < world
     step = (
         sa.select(
             _since(node_type).label("since"),
@@ -178,7 +180,7 @@ def _of_ranks(
             waited.label("waited_s"),
         )
         .select_from(steps.join(worker_steps, of_same_step))
-        .where(c.run == run, c.step.between(first, last), *of_rank)
+        .where(c.run == run, c.step.between(first, last), of_rank)
         .subquery()
         .c
     )
