@@ -289,10 +289,32 @@ def test_under_a_relaxed_synchroniser_no_node_waits(store: Store) -> None:
 
 def test_the_same_price_again_changes_nothing(store: Store) -> None:
     with store.write() as connection:
-        first = prices.put(connection, "x", None, Price(1.0, "EUR"), "ada", None)
-        assert prices.put(connection, "x", None, Price(1.0, "EUR"), "bob", None) == first
+        prices.put(connection, "x", 1.0, Price(1.0, "EUR"), "ada", None)
+        prices.put(connection, "x", None, Price(1.0, "EUR"), "bob", None)
+        [row] = prices.listed(connection)
+        assert row["set_by"] == "ada"
         prices.put(connection, "x", None, Price(1.0, "EUR", "node"), "bob", None)
         assert [row["per"] for row in prices.listed(connection)] == ["node", "worker"]
+
+
+def test_a_price_set_now_is_put_right_from_its_second_on(store: Store) -> None:
+    with store.write() as connection:
+        wrong = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)
+        assert wrong["since"] == int(wrong["since"]), "the command line takes whole seconds"
+        prices.put(connection, "x", wrong["since"], Price(32.77, "EUR"), "ada", None)
+        [row] = prices.listed(connection)
+        assert row["amount"] == 32.77
+        assert prices.in_force(connection, "x", row["set_at"], None) == Price(32.77, "EUR")
+
+
+def test_a_price_set_now_holds_where_another_began_within_this_second(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prices, "now", lambda _: 100.75)
+    with store.write() as connection:
+        prices.put(connection, "x", 100.5, Price(1.0, "EUR"), "ada", None)
+        prices.put(connection, "x", None, Price(2.0, "EUR"), "ada", None)
+        assert prices.in_force(connection, "x", 100.75, None) == Price(2.0, "EUR")
 
 
 def test_prices_are_in_one_currency(store: Store) -> None:

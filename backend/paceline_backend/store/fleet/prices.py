@@ -6,6 +6,7 @@ default of `paceline server --hour-price`, are in one currency: amounts of sever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,8 @@ def put(
     Args:
         connection: to write with.
         node_type: of the nodes.
-        since: Unix time, in place of a price from the same time on; None: now.
+        since: Unix time, in place of a price from the same time on; None: now, in whole seconds,
+            so that people can name the moment when they put the price right.
         price: of an hour.
         by: who asks.
         default: price of types that have none.
@@ -48,7 +50,12 @@ def put(
     """
     _lock(connection)
     at = now(connection)
-    key = {"type": node_type, "since": at if since is None else since}
+    held = _row(connection, node_type, at)
+    if since is None and held is not None and _price(held) == price:
+        return held
+    if since is None:  # but not before the price that it ends
+        since = max(float(math.floor(at)), 0.0 if held is None else held["since"])
+    key = {"type": node_type, "since": since}
     others = [row for row in listed(connection) if {name: row[name] for name in key} != key]
     for currency in sorted({row["currency"] for row in others}):
         if currency != price.currency:
@@ -57,9 +64,6 @@ def put(
                 f"in {currency}, or delete the others first"
             )
     check_default(default, price.currency)
-    held = _row(connection, node_type, at)
-    if since is None and held is not None and _price(held) == price:
-        return held
     values = {"amount": price.amount, "currency": price.currency, "per": price.per}
     values |= {"set_at": at, "set_by": by}
     rows = insert(connection, node_prices).values(**key, **values)
