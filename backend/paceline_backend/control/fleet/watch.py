@@ -178,7 +178,10 @@ class FleetWatch:
             progress.change(connection, run.key, {"inexact": inexact if epochs else None})
 
     def _count(self, seen: list[Running], stop: threading.Event) -> None:
-        """Counts the time spent waiting in new steps, in transactions of some milliseconds."""
+        """Counts the time spent waiting in new steps, in transactions of some milliseconds.
+
+        A simulated run's time is virtual, and does not count.
+        """
         self._uncounted = {run: at for run, at in self._uncounted.items() if at > self._clock()}
         with self._store.read() as connection:
             before = now(connection) - SETTLE_S
@@ -186,7 +189,7 @@ class FleetWatch:
             ended = progress.unfinished(connection, before, most)
         for run in seen:
             place = (run.attempt, run.step)
-            if run.step < 0 or self._counted.get(run.key) == place:
+            if run.step < 0 or self._counted.get(run.key) == place or run.backend == "simulated":
                 continue
             if not self._counted_all(run.key, run.id, False, stop):
                 return

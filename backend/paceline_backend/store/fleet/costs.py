@@ -1,4 +1,7 @@
-"""What ranks' time, and what they waited of it, cost: `waiting_days` with the prices of then."""
+"""What ranks' time, and what they waited of it, cost: `waiting_days` with the prices of then.
+
+The time of simulated runs is virtual, and costs nothing. Earlier releases counted it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from paceline_backend.store.history import labels
 from paceline_backend.store.schema import audit, runs
 
 SUMS = ("worker_s", "waited_s", "cost", "waited_cost", "unpriced_s")
+_SIMULATED = sa.exists().where(runs.c.id == waiting_days.c.run, runs.c.backend == "simulated")
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def of_nodes(
 def of_steps(
     connection: sa.Connection, run: int, first: int, last: int, default: Price | None
 ) -> Spent:
-    """What a range of a run's complete steps cost, its last step included.
+    """What a range of a run's complete steps cost, its last step included; nothing if simulated.
 
     Args:
         connection: to read from.
@@ -124,6 +128,9 @@ def of_steps(
         last: and the last one.
         default: price of types that have none.
     """
+    backend = connection.execute(sa.select(runs.c.backend).where(runs.c.key == run)).scalar()
+    if backend == "simulated":
+        return Spent()
     spans = waiting.spans_of(connection, run, first, last)
     return sum((priced(connection, span, default) for span in spans), Spent())
 
@@ -170,6 +177,6 @@ def _sums(
     return (
         sa.select(*by, *sums)
         .select_from(waiting_days.outerjoin(node_prices, held))
-        .where(*where)
+        .where(*where, ~_SIMULATED)
         .group_by(*by)
     )

@@ -114,13 +114,15 @@ def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> No
 def unfinished(connection: sa.Connection, ended_before: float, limit: int) -> dict[int, str]:
     """Runs that ended before a Unix time, and of which not all steps are counted.
 
-    Their public ids by key, the newest first.
+    Their public ids by key, the newest first. Simulated runs are none of them: their time is
+    virtual.
     """
     c = runs.c
     query = (
         sa.select(c.key, c.id)
         .outerjoin(run_progress, run_progress.c.run == c.key)
         .where(c.state.in_(ENDED), c.pruned_at.is_(None), c.ended_at < ended_before)
+        .where(c.backend != "simulated")
         .where(sa.or_(run_progress.c.run.is_(None), ~run_progress.c.done))
         .order_by(c.key.desc())
         .limit(limit)
