@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from paceline.train.doctor import drawing
+from paceline.node import rundir
+from paceline.node.starting.examining import Examined, Finding, Level, path_of
+from paceline.train.doctor import drawing, examination, padding
+from paceline.train.doctor.calls import Calls, tensors
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.seeding.samples import Epoch
 
@@ -86,3 +92,79 @@ def test_random_numbers_of_the_data_sets_own() -> None:
 @pytest.mark.parametrize("make", [float, with_paceline, seeds_itself, lambda _: np.float32("nan")])
 def test_samples_that_depend_on_no_rank(make: Callable[[int], Any]) -> None:
     assert "takes no random numbers that depend on the rank" in says(seen(make))
+
+
+class Pooled(nn.Module):
+    """The mean over a series' points, each divided by something that depends on its length."""
+
+    def __init__(self, divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.divide = divide
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
+        inside = torch.arange(series.shape[1]) < lengths[:, None]
+        pooled = (series * inside).sum(1) / lengths
+        out: Tensor = self.head(pooled[:, None])
+        return self.divide(out, inside)
+
+
+def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return pad_sequence(samples, batch_first=True), torch.tensor([len(s) for s in samples])
+
+
+def trained(model: nn.Module) -> Seen:
+    """A script whose model was called once with a batch of series of 2 to 6 points."""
+    what = seen(lambda index: torch.arange(2.0 + index), padded)
+    (known,) = what.sessions
+    batch = padded([torch.ones(3), torch.ones(5)])
+    known.steps, known.batch = 1, list(tensors(batch))
+    known.calls = [Calls(model, lambda: True)]
+    model(*batch)
+    known.calls[0].close()
+    return what
+
+
+def nan_where_padded(out: Tensor, inside: Tensor) -> Tensor:
+    return torch.where(inside.all(1)[:, None], out, torch.nan)
+
+
+def masked(out: Tensor, inside: Tensor) -> Tensor:
+    """One of two numbers is masked, and the other one stays or depends on padding."""
+    return torch.stack([out[:, 0], torch.full_like(out[:, 0], -torch.inf)], 1)
+
+
+def masked_and_padded(out: Tensor, inside: Tensor) -> Tensor:
+    return masked(out * (2 - inside.float().mean(1))[:, None], inside)
+
+
+@pytest.mark.parametrize(
+    ("divide", "level", "says"),
+    [
+        (lambda out, _: out, Level.OK, "stays when it is padded"),
+        (lambda out, _: out * torch.nan, Level.NOTE, "cannot be told: the model's output has NaN"),
+        (nan_where_padded, Level.NOTE, "cannot be told: the model's output has NaN"),
+        (masked, Level.OK, "stays when it is padded"),
+        (masked_and_padded, Level.PROBLEM, "when it is padded beside a long one"),
+        (lambda out, _: out.mean() * torch.nan, Level.NOTE, "loss is NaN or infinite"),
+    ],
+    ids=["right", "nan", "nan-where-padded", "masked", "masked-and-padded", "loss"],
+)
+def test_padding_where_numbers_are_not_finite(
+    divide: Callable[[Tensor, Tensor], Tensor], level: Level, says: str
+) -> None:
+    (finding,) = padding.padding(trained(Pooled(divide)))
+    assert finding.level is level, finding
+    assert says in finding.says
+
+
+def test_figures_that_json_has_no_number_for_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"most": 1.0, "nan": float("nan"), "inf": float("inf")}
+    finding = Finding("sizes", Level.OK, "…", figures=figures)
+    monkeypatch.setattr(examination, "_CHECKS", [("sizes", lambda _: [finding])])
+    examination.Examination(tmp_path, 2, 0)._conclude(None)
+    read = rundir.read(path_of(tmp_path, 0), Examined)
+    assert read is not None
+    assert read.findings[0].figures == {"most": 1.0}

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,11 +167,13 @@ def _by_loss(
         tolerance: relative difference that is rounding.
 
     Raises:
-        CannotTellError: the loss of both is no such mean.
+        CannotTellError: the loss of both is no such mean, or a loss is not finite.
     """
     if len(outputs[0]) != 1:
         raise CannotTellError("the model returns several numbers, and no output for each sample")
-    small, large, both = (float(of[0][1]) for of in outputs)
+    small, large, both = losses = [float(of[0][1]) for of in outputs]
+    if not all(map(math.isfinite, losses)):
+        raise CannotTellError("the model's loss is NaN or infinite")
     shares = [(0.5, 0.5), tuple(each / sum(extents) for each in extents)]
     scale = max(abs(small), abs(large), 1e-12)
     least = min(abs(a * small + b * large - both) / scale for a, b in shares)
@@ -290,7 +293,7 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
         beside: outputs for a batch of two samples, of which it is the first.
 
     Raises:
-        CannotTellError: no output has a row for each sample.
+        CannotTellError: no output has a row for each sample, or numbers are not finite.
     """
     others = dict(beside)
     differences = [
@@ -300,6 +303,8 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
     ]
     if not differences:
         raise CannotTellError("no output of the model has a row for each sample")
+    if not all(map(math.isfinite, differences)):
+        raise CannotTellError("the model's output has NaN or infinite numbers")
     return max(differences)
 
 
@@ -320,5 +325,22 @@ def _between(alone: Tensor, beside: Tensor) -> float | None:
         first[tuple(slice(0, n) for n in own.shape)],
         first[tuple(slice(m - n, m) for n, m in zip(own.shape, first.shape, strict=True))],
     )
-    scale = max(float(own.abs().max()), 1e-12) if own.numel() else 1.0
-    return min(float((own - end).abs().max()) / scale if own.numel() else 0.0 for end in ends)
+    return min(_relative(own, end) for end in ends)
+
+
+def _relative(alone: Tensor, beside: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest number of the first.
+
+    Infinite where one has NaN or an infinite number and the other another. NaN where no number is
+    finite, so that nothing can be compared.
+    """
+    if not alone.numel():
+        return 0.0
+    finite = alone.isfinite() & beside.isfinite()
+    same = (alone == beside) | (alone.isnan() & beside.isnan())
+    if not (same | finite).all():
+        return math.inf
+    if not finite.any():
+        return math.nan
+    alone, beside = alone[finite], beside[finite]
+    return float((alone - beside).abs().max()) / max(float(alone.abs().max()), 1e-12)
