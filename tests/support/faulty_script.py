@@ -116,6 +116,9 @@ def main() -> None:
     if session is not None and not faults & {"wrap", "checkpoint"}:
         session.checkpoint(options.folder / "checkpoints", model, optimizers[0], every_steps=1)
 
+    if session is not None and "states" in faults:
+        session.load_state_dict(state=session.state_dict())
+
     for _ in range(1):
         for step, (series, lengths, labels) in enumerate(loader):
             if step == 1 and rank == 1 and "raises" in faults:
@@ -132,6 +135,8 @@ def main() -> None:
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
+            if session is not None and "states" in faults:
+                torch.save(session.state_dict(), options.folder / f"{rank}.pt")
     (options.folder / "trained").touch()
 
 
