@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +120,7 @@ def trained(model: nn.Module) -> Seen:
     (known,) = what.sessions
     batch = padded([torch.ones(3), torch.ones(5)])
     known.steps, known.batch = 1, list(tensors(batch))
-    known.calls = [Calls(model, lambda: True)]
+    known.calls = [Calls(model, lambda: True, lambda: known.batch)]
     model(*batch)
     known.calls[0].close()
     return what
@@ -168,3 +169,27 @@ def test_figures_that_json_has_no_number_for_are_left_out(
     read = rundir.read(path_of(tmp_path, 0), Examined)
     assert read is not None
     assert read.findings[0].figures == {"most": 1.0}
+
+
+def test_activations_are_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    batch = torch.rand(2, 3)
+    calls = Calls(model, lambda: True, lambda: list(tensors([batch])))
+    made: list[weakref.ref[Tensor]] = []
+    for part in model:
+        part.register_forward_hook(lambda _, __, output: made.append(weakref.ref(output)))
+    model(batch).sum().backward()
+    assert len(made) == 3
+    assert [reference() for reference in made] == [None] * 3
+    # The model and its first part had the batch itself.
+    assert [call.name for call in calls.of_parts] == ["", "0"]
+    assert calls.called
+    assert not any(call.numbers for call in calls.of_parts)
+
+
+def test_a_tensor_that_cannot_be_compared_does_not_end_the_script() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    calls = Calls(model, lambda: True, lambda: list(tensors([torch.rand(2, 3)])))
+    torch.vmap(model)(torch.rand(4, 2, 3))  # the model sees tensors of 2 by 3 with no values
+    assert calls.called
+    assert calls.of_parts == []

@@ -30,7 +30,7 @@ def model(seen: Seen) -> Iterator[Finding]:
     """Random numbers that the model draws in its forward pass, such as dropout's."""
     for known in seen.sessions:
         for calls in known.calls:
-            if not calls.of_parts or not known.steps:
+            if not calls.called or not known.steps:
                 continue
             if not calls.draws:
                 says = "The model draws no random numbers in its forward pass."

@@ -118,7 +118,7 @@ def _note_models(seen: Seen) -> None:
             wrapped: nn.Module = original(session, model, **options)
             known = seen.of(session)
             if known is not None:
-                known.calls.append(Calls(model, lambda: in_step(session)))
+                known.calls.append(Calls(model, lambda: in_step(session), lambda: known.batch))
             return wrapped
 
         return wrap
