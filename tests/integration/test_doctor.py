@@ -104,6 +104,12 @@ def test_a_script_that_saves_by_itself(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]
 
 
+def test_a_sharded_model_is_called_on_no_rank_alone(tmp_path: Path) -> None:
+    code, document = faulty(tmp_path, "sharded,checkpoint", options=("--timeout", "120"))
+    assert (code, document["problems"]) == (0, 0), document
+    assert "the model is sharded by fully_shard" in the(document, "padding", "note")["says"]
+
+
 def test_random_numbers_by_sample_depend_on_no_rank(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "seeded,alike")
     assert code == 0

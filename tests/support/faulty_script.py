@@ -98,6 +98,10 @@ def main() -> None:
         time.sleep(3600)
     model: Any = Net(faults)
     plain = DataLoader(data, batch_size=8, collate_fn=collate)
+    if "sharded" in faults:
+        from torch.distributed.fsdp import fully_shard  # import takes a second
+
+        fully_shard(model)
     if "session" in faults:
         session, loader, model = None, plain, DistributedDataParallel(model)
     else:

@@ -22,6 +22,7 @@ from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import Call, Place, at, tensors
 from paceline.train.doctor.checks import collated, extent, load, precision_of
 from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.fsdp.kinds import is_sharded
 
 _LOOKED_AT = 16  # samples, for a small and a large one where sizes do not tell
 _FINE, _GPU, _COARSE = 1e-4, 5e-3, 5e-2  # relative differences that are rounding
@@ -108,6 +109,10 @@ def _by_outputs(
     Raises:
         CannotTellError: the model cannot be called with these batches.
     """
+    if is_sharded(known.calls[0].model):
+        raise CannotTellError(
+            "the model is sharded by fully_shard, so all ranks would have to call it together"
+        )
     call = _replayed(known)
     name = call.name or type(call.module).__name__
     with _evaluating(known.calls[0].model):
