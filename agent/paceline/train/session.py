@@ -39,7 +39,7 @@ from paceline.train.profile import (
     shared_typical,
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
-from paceline.train.seeding.samples import sequence_of, torch_generator
+from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
@@ -183,17 +183,17 @@ class Session:
         return Batch(step.epoch, step.step, step.samples, step.load, step.weight, last)
 
     def generator(
-        self, index: SupportsIndex, device: torch.device | str = "cpu"
+        self, index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
     ) -> torch.Generator:
         """A sample's random numbers in the present epoch, for the loop's body.
 
-        They are those that `paceline.generator` gives to the data set; see there.
+        They are others than those that `paceline.generator` gives to the data set; see there.
 
         Raises:
-            TypeError, ValueError: `index` is no whole number ≥ 0.
+            TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
         """
-        loop = self._loop
-        return torch_generator(sequence_of(loop.terms.seed, loop.epoch, index), device)
+        seed, epoch = self._loop.terms.seed, self._loop.epoch
+        return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
         """The loader of this rank's batches; one per session.
