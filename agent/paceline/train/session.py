@@ -379,7 +379,8 @@ class Session:
         It never waits for the device. Empty: no step is over yet. ``paceline/samples`` and
         ``paceline/load``: of its batch. ``paceline/data_s``: waiting for the batch, in s.
         ``paceline/compute_s``: forward and backward. ``paceline/sync_s``: reducing, and waiting for
-        other ranks. ``paceline/step_s``: all of it.
+        other ranks. ``paceline/step_s``: all of it. Where a step has several turns of the loop, as
+        with ``micro_batches``, they are of the newest turn, and not sums over the step.
         """
         return self._loop.figures()
 
