@@ -52,6 +52,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     assert 1 < sizes["figures"]["padded"] < sizes["figures"]["uneven"] < 2
     assert "stays when it is padded" in the(document, "padding", "ok")["says"]
     assert "faulty_script.py:" in the(document, "session", "ok")["says"]
+    assert "a folder that is deleted" in the(document, "checkpoint", "ok")["says"]
     # It was ended after its steps, and its own folder was left as it was.
     assert list(tmp_path.iterdir()) == []
 
@@ -92,6 +93,21 @@ def test_what_is_to_be_known_is_no_problem(tmp_path: Path) -> None:
     assert "All ranks draw the same random numbers" in says
     assert "bfloat16" in says
     assert "2 optimisers have the wrapped models' parameters" in says
+
+
+def test_a_script_that_saves_by_itself(tmp_path: Path) -> None:
+    code, document = faulty(tmp_path, "checkpoint,states", options=("--nproc", "1"))
+    assert (code, document["problems"]) == (0, 0), document
+    says = the(document, "checkpoint", "ok")["says"]
+    assert "saves or loads by itself where training is, at faulty_script.py:" in says
+    assert "What it saved in these steps is where it saves in training" in says
+    assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]
+
+
+def test_a_sharded_model_is_called_on_no_rank_alone(tmp_path: Path) -> None:
+    code, document = faulty(tmp_path, "sharded,checkpoint", options=("--timeout", "120"))
+    assert (code, document["problems"]) == (0, 0), document
+    assert "the model is sharded by fully_shard" in the(document, "padding", "note")["says"]
 
 
 def test_random_numbers_by_sample_depend_on_no_rank(tmp_path: Path) -> None:

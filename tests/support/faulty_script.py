@@ -98,6 +98,10 @@ def main() -> None:
         time.sleep(3600)
     model: Any = Net(faults)
     plain = DataLoader(data, batch_size=8, collate_fn=collate)
+    if "sharded" in faults:
+        from torch.distributed.fsdp import fully_shard  # import takes a second
+
+        fully_shard(model)
     if "session" in faults:
         session, loader, model = None, plain, DistributedDataParallel(model)
     else:
@@ -116,6 +120,9 @@ def main() -> None:
     if session is not None and not faults & {"wrap", "checkpoint"}:
         session.checkpoint(options.folder / "checkpoints", model, optimizers[0], every_steps=1)
 
+    if session is not None and "states" in faults:
+        session.load_state_dict(state=session.state_dict())
+
     for _ in range(1):
         for step, (series, lengths, labels) in enumerate(loader):
             if step == 1 and rank == 1 and "raises" in faults:
@@ -132,6 +139,8 @@ def main() -> None:
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
+            if session is not None and "states" in faults:
+                torch.save(session.state_dict(), options.folder / f"{rank}.pt")
     (options.folder / "trained").touch()
 
 

@@ -80,8 +80,12 @@ def _of_batch(epoch: int, indices: Tensor, numbers: Tensor) -> Drawn:
 
 def _compare_with_body(run: paceline.Session, indices: Tensor, numbers: Tensor) -> None:
     for index, drawn in zip(indices, numbers, strict=True):
-        again = torch.rand((), dtype=torch.float64, generator=run.generator(index))
-        assert again == drawn[0]
+        pair = [
+            torch.rand((), dtype=torch.float64, generator=made)
+            for made in (run.generator(index), run.generator(index), run.generator(index, stream=1))
+        ]
+        assert pair[0] == pair[1] != pair[2]
+        assert not set(map(float, pair)) & set(drawn.tolist())  # the data set has others
 
 
 def left_early(count: int, options: dict[str, Any], loading: dict[str, Any]) -> tuple[Drawn, Drawn]:

@@ -39,7 +39,7 @@ from paceline.train.profile import (
     shared_typical,
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
-from paceline.train.seeding.samples import sequence_of, torch_generator
+from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
@@ -183,17 +183,17 @@ class Session:
         return Batch(step.epoch, step.step, step.samples, step.load, step.weight, last)
 
     def generator(
-        self, index: SupportsIndex, device: torch.device | str = "cpu"
+        self, index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
     ) -> torch.Generator:
         """A sample's random numbers in the present epoch, for the loop's body.
 
-        They are those that `paceline.generator` gives to the data set; see there.
+        They are others than those that `paceline.generator` gives to the data set; see there.
 
         Raises:
-            TypeError, ValueError: `index` is no whole number ≥ 0.
+            TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
         """
-        loop = self._loop
-        return torch_generator(sequence_of(loop.terms.seed, loop.epoch, index), device)
+        seed, epoch = self._loop.terms.seed, self._loop.epoch
+        return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
         """The loader of this rank's batches; one per session.
@@ -379,7 +379,8 @@ class Session:
         It never waits for the device. Empty: no step is over yet. ``paceline/samples`` and
         ``paceline/load``: of its batch. ``paceline/data_s``: waiting for the batch, in s.
         ``paceline/compute_s``: forward and backward. ``paceline/sync_s``: reducing, and waiting for
-        other ranks. ``paceline/step_s``: all of it.
+        other ranks. ``paceline/step_s``: all of it. Where a step has several turns of the loop, as
+        with ``micro_batches``, they are of the newest turn, and not sums over the step.
         """
         return self._loop.figures()
 

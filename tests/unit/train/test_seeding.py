@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline
-from paceline.train.seeding.samples import Epoch, sequence_of, torch_generator
+from paceline.train.seeding.samples import Epoch, Use, sequence_of, torch_generator
 
 SEEDS, EPOCHS, INDICES = st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**32 - 1)
+USES, STREAMS = st.sampled_from(Use), st.integers(0, 2**32 - 1)
 
 
 def state() -> list[Any]:
@@ -22,10 +23,14 @@ def state() -> list[Any]:
     return [torch.get_rng_state().tolist(), kept[1].tolist(), kept[2], random.getstate()]
 
 
-@given(st.tuples(SEEDS, EPOCHS, INDICES), st.tuples(SEEDS, EPOCHS, INDICES))
-def test_seed_epoch_and_index_give_a_stream_of_their_own(
-    first: tuple[int, int, int], second: tuple[int, int, int]
+KEYS = st.tuples(SEEDS, EPOCHS, INDICES, USES, STREAMS)
+
+
+@given(KEYS, KEYS, st.sets(st.integers(0, 4)))
+def test_seed_epoch_index_use_and_stream_give_numbers_of_their_own(
+    first: tuple[Any, ...], other: tuple[Any, ...], changed: set[int]
 ) -> None:
+    second: Any = tuple(other[i] if i in changed else value for i, value in enumerate(first))
     a, b = (np.random.default_rng(sequence_of(*of)).random(4).tolist() for of in (first, second))
     assert (a == b) == (first == second)
 
@@ -41,11 +46,17 @@ def test_the_streams_of_a_sample_begin_anew_with_each_call(
         of_numpy = [paceline.numpy_generator(index).random() for _ in range(2)]
         with paceline.seeded(index):
             of_globals = torch.rand(3)
+        of_streams = [torch.rand(3, generator=paceline.generator(index, stream=1))]
+        with paceline.seeded(index, stream=1):
+            of_streams.append(torch.rand(3))
+        of_numpy.append(paceline.numpy_generator(index, stream=1).random())
     oracle = torch.rand(3, generator=torch_generator(sequence_of(seed, epoch, index), "cpu"))
     assert torch.equal(first, second)
     assert torch.equal(first, oracle)
-    assert torch.equal(first, of_globals)  # one stream, with and without a generator
-    assert of_numpy[0] == of_numpy[1]
+    assert of_numpy[0] == of_numpy[1] != of_numpy[2]
+    # A transform's numbers, those of a generator and those of another stream are independent.
+    apart = torch.stack([first, of_globals, *of_streams]).flatten().tolist()
+    assert len(set(apart)) == len(apart)
 
 
 def test_seeded_leaves_the_processs_own_random_numbers_as_they_are() -> None:
@@ -75,6 +86,10 @@ def test_what_is_no_index_is_refused(index: Any, error: type[Exception]) -> None
             call(index)
         with pytest.raises(error, match="index is"), Epoch(1, shared=False).loading():
             call(index)
+        with pytest.raises(error, match="stream is"):
+            call(0, stream=index)
+        with pytest.raises(error, match="stream is"), Epoch(1, shared=False).loading():
+            call(0, stream=index)
 
 
 def test_an_index_of_numpy_or_torch_is_one() -> None:

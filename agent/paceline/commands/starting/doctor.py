@@ -30,7 +30,8 @@ def doctor(
 ) -> None:
     """Runs a script's first steps and tells what is wrong with it. Options come before the script.
 
-    It saves no checkpoint and reports nothing to a server. Exit code 1: something is wrong.
+    It reports nothing to a server, and session.checkpoint saves to a folder that is deleted. What
+    the script saves by itself, it saves: give it another folder. Exit code 1: something is wrong.
     """
     from paceline.node.starting.examining import Level, examine
     from paceline.node.starting.foreground import say

@@ -18,30 +18,50 @@ Place = tuple[Any, ...]  # keys and positions that lead to a tensor
 
 @dataclass(frozen=True)
 class Call:
-    """What a part of the model was called with, and what it returned."""
+    """What a part of the model was called with, all of it from the batch, and what it returned.
 
-    name: str  # of the part; empty: the model itself
+    Args:
+        name: of the part; empty: the model itself.
+        module: the part.
+        args: that it was called with.
+        kwargs: that it was called with.
+        places: of the call's tensors, the places in the batch that they come from.
+        numbers: all floating-point tensors that it returned are single numbers, such as a loss.
+    """
+
+    name: str
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Any
+    places: dict[Place, Place]
+    numbers: bool
 
 
 class Calls:
     """Notes the first training call of a model and of each of its upper parts.
 
+    Of these, those are kept that the batch's tensors were given to. Activations are not: they would
+    take memory that the script has in training.
+
     Args:
         model: the script's, as it was given to `Session.wrap`.
         in_step: whether the script is in a step now.
+        batch: the tensors of the session's first batch.
     """
 
-    def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        in_step: Callable[[], bool],
+        batch: Callable[[], list[tuple[Place, Tensor]]],
+    ) -> None:
         self.model = model
+        self.called = False  # in a step
         self.draws = False  # the model draws random numbers in its forward pass
         self.random = ""  # names the state of torch's random numbers before its first call
         self.autocast: torch.dtype | None = None  # in force in a call
-        self._in_step = in_step
-        self._calls: dict[str, Call] = {}
+        self._in_step, self._batch = in_step, batch
+        self._calls: dict[str, Call | None] = {}  # None: what it was given is not the batch's
         self._before = ""
         parts = [(n, m) for n, m in model.named_modules() if n.count(".") < _DEEPEST][:_MOST]
         self._hooks = [model.register_forward_pre_hook(self._begins)]
@@ -52,10 +72,9 @@ class Calls:
 
     @property
     def of_parts(self) -> list[Call]:
-        """The calls, the model's own first, and then those of its parts from the outside in."""
-        return sorted(
-            self._calls.values(), key=lambda call: (call.name != "", call.name.count("."))
-        )
+        """The calls with the batch, the model's own first, then its parts' from the outside in."""
+        kept = [call for call in self._calls.values() if call is not None]
+        return sorted(kept, key=lambda call: (call.name != "", call.name.count(".")))
 
     def close(self) -> None:
         """Notes nothing any more."""
@@ -74,11 +93,52 @@ class Calls:
             if torch.compiler.is_compiling() or not self._in_step():
                 return
             self.autocast = self.autocast or _autocast()
-            self._calls.setdefault(name, Call(name, module, args, dict(kwargs), output))
+            if name not in self._calls:
+                self._calls[name] = self._call(name, module, args, dict(kwargs), output)
             if not name:
+                self.called = True
                 self.draws |= random_state() != self._before
 
         return note
+
+    def _call(
+        self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    ) -> Call | None:
+        returned = [t.ndim for _, t in tensors(output) if t.is_floating_point()]
+        try:
+            places = _places([args, kwargs], self._batch())
+        except Exception:  # of a kind of tensor that cannot be compared: the script goes on
+            return None
+        if places is None or not returned:
+            return None
+        return Call(name, module, args, kwargs, places, not any(returned))
+
+
+def _places(given: Any, batch: list[tuple[Place, Tensor]]) -> dict[Place, Place] | None:
+    """Where the tensors that a part was given stand in the batch; None: not all of them do.
+
+    A number, such as how many labels count, stays what it was.
+    """
+    places: dict[Place, Place] = {}
+    for place, tensor in tensors(given):
+        if tensor.ndim == 0:
+            continue
+        equal = [(source, part) for source, part in batch if _is_same(tensor, part)]
+        if not equal:
+            return None
+        # Of several equal ones: the very same tensor, or else one of the same name.
+        equal.sort(key=lambda each: (each[1] is not tensor, each[0][-1:] != place[-1:]))
+        places[place] = equal[0][0]
+    return places or None
+
+
+def _is_same(tensor: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a part of the batch, perhaps on another device or of another type."""
+    if tensor is part:
+        return True
+    if tensor.shape != part.shape:
+        return False
+    return bool(torch.equal(tensor.detach().cpu().double(), part.detach().cpu().double()))
 
 
 def random_state() -> str:

@@ -301,11 +301,24 @@ def checkpoint(seen: Seen) -> Iterator[Finding]:
     if not made:
         return
     declared = next((known.checkpoint for known in made if known.checkpoint), "")
+    own = next((known.state for known in made if known.state), "")
     if declared:
-        says = f"Where training is, is saved or loaded at {declared}. Here, nothing was kept."
+        says = (
+            f"Checkpoints are declared at {declared}. Here, session.checkpoint saved to a folder "
+            "that is deleted."
+        )
         yield Finding("checkpoint", Level.OK, says)
     elif "paceline.train.adapting.loader" in sys.modules:
-        says = "The framework's own checkpoints have where training is."
+        says = (
+            "The framework's own checkpoints have where training is. What the framework saved in "
+            "these steps is where it saves in training."
+        )
+        yield Finding("checkpoint", Level.OK, says)
+    elif own:
+        says = (
+            f"The script saves or loads by itself where training is, at {own}. What it saved in "
+            "these steps is where it saves in training."
+        )
         yield Finding("checkpoint", Level.OK, says)
     else:
         yield Finding(

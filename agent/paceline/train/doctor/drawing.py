@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,18 +13,24 @@ import torch
 from torch import nn
 
 from paceline.node.starting.examining import Finding, Level
+from paceline.train.doctor.calls import random_state
 from paceline.train.doctor.checks import collated, load
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.seeding.samples import Epoch, seeded
 
+_States = tuple[object, object, object]  # of torch's, NumPy's and Python's random numbers
 _LOADED = 3  # samples
+_BY_INDEX = (
+    "In __getitem__ write with paceline.seeded(index): around the transforms, or draw with "
+    "paceline.generator(index): the same on any rank, other in each epoch."
+)
 
 
 def model(seen: Seen) -> Iterator[Finding]:
     """Random numbers that the model draws in its forward pass, such as dropout's."""
     for known in seen.sessions:
         for calls in known.calls:
-            if not calls.of_parts or not known.steps:
+            if not calls.called or not known.steps:
                 continue
             if not calls.draws:
                 says = "The model draws no random numbers in its forward pass."
@@ -48,22 +57,31 @@ def _drops(module: nn.Module) -> bool:
 
 
 def samples(seen: Seen) -> Iterator[Finding]:
-    """Random numbers that loading a sample, or collating a batch, takes from the process."""
+    """Random numbers that depend on the rank, where a sample is loaded or a batch collated."""
     for known in seen.sessions:
         if known.loader is None:
             continue
         count = len(known.dataset)
         indices = sorted({0, count // 2, count - 1})[:_LOADED]
-        if not all(same(_loaded(known, i, 1), _loaded(known, i, 2)) for i in indices):
+        loads = [_twice(partial(load, known, index)) for index in indices]
+        if any(_drawn(*pair) for pair in loads):
             yield Finding(
                 "random numbers",
                 Level.NOTE,
                 "The data set draws from the process's random numbers when it loads a sample. So "
                 "how a sample is augmented depends on the rank and on the DataLoader worker.",
-                "In __getitem__ write with paceline.seeded(index): around the transforms, or draw "
-                "with paceline.generator(index): the same on any rank, other in each epoch.",
+                _BY_INDEX,
             )
-        elif not same(_collated(known, 1), _collated(known, 2)):
+        elif not all(same(first.value, second.value) for first, second in loads):
+            yield Finding(
+                "random numbers",
+                Level.NOTE,
+                "The data set gives another sample when it loads the same index again, as if it "
+                "had random numbers of its own. So how a sample is augmented depends on the rank "
+                "and on the DataLoader worker.",
+                _BY_INDEX,
+            )
+        elif _depends(*_twice(partial(_collated, known))):
             yield Finding(
                 "random numbers",
                 Level.NOTE,
@@ -76,16 +94,53 @@ def samples(seen: Seen) -> Iterator[Finding]:
             yield Finding("random numbers", Level.OK, says)
 
 
-def _loaded(known: SeenSession, index: int, seed: int) -> Any:
-    """A sample, loaded with these random numbers of the process."""
-    with Epoch(seed, shared=False).loading(), seeded(0):
-        return load(known, index)
+@dataclass(frozen=True)
+class _Made:
+    """What was made with certain random numbers of the process.
+
+    Args:
+        value: that was made.
+        before: the states of torch's, NumPy's and Python's random numbers.
+        after: the same, once it was made.
+    """
+
+    value: Any
+    before: _States
+    after: _States
 
 
-def _collated(known: SeenSession, seed: int) -> Any:
-    loaded = [_loaded(known, 0, 1)]
+def _collated(known: SeenSession) -> Any:
+    return collated(known, [_made(partial(load, known, 0), 1).value])
+
+
+def _twice(make: Callable[[], Any]) -> tuple[_Made, _Made]:
+    """What a function makes with two different states of the process's random numbers."""
+    return _made(make, 1), _made(make, 2)
+
+
+def _made(make: Callable[[], Any], seed: int) -> _Made:
     with Epoch(seed, shared=False).loading(), seeded(0):
-        return collated(known, loaded)
+        before = _states()
+        value = make()
+        return _Made(value, before, _states())
+
+
+def _states() -> _States:
+    _, key, *rest = np.random.get_state(legacy=True)
+    return random_state(), (np.asarray(key).tobytes(), *rest), random.getstate()
+
+
+def _drawn(first: _Made, second: _Made) -> bool:
+    """Whether the process's random numbers were drawn from.
+
+    A function that seeds them itself leaves the same state both times, whatever the one before.
+    """
+    states = zip(first.before, first.after, second.before, second.after, strict=True)
+    return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)
+
+
+def _depends(first: _Made, second: _Made) -> bool:
+    return _drawn(first, second) or not same(first.value, second.value)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -93,10 +148,10 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
         equal: Any = (a == b) | ((a != a) & (b != b)) if a.shape == b.shape else None
         return equal is not None and bool(equal.all())
-    if isinstance(a, dict) and isinstance(b, dict):
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, int | float | str | bytes | bool):
-        return bool(a == b)
+    if isinstance(a, int | float | complex | str | bytes | np.generic):
+        return bool(a == b or (a != a and b != b))
     return True

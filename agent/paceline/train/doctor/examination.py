@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NoReturn
 
+import msgspec
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
@@ -128,7 +130,7 @@ class Examination:
         if self._rank and check in _OF_RANK_0:
             return []
         try:
-            return list(check(self._seen))
+            return [_finite(finding) for finding in check(self._seen)]
         except Exception as error:  # of the script's own code, which a check calls
             says = f"This cannot be told: {type(error).__name__}: {error}"
             return [Finding(name, Level.NOTE, says)]
@@ -141,6 +143,12 @@ class Examination:
         if dist.is_available() and dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError):  # other ranks may have gone
                 dist.destroy_process_group()
+
+
+def _finite(finding: Finding) -> Finding:
+    """A finding without the figures that JSON has no number for."""
+    figures = {name: value for name, value in finding.figures.items() if math.isfinite(value)}
+    return msgspec.structs.replace(finding, figures=figures)
 
 
 def _failure(error: BaseException) -> Finding:

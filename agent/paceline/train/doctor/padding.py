@@ -9,9 +9,9 @@ it.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import Call, Place, at, tensors
 from paceline.train.doctor.checks import collated, extent, load, precision_of
 from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.fsdp.kinds import is_sharded
 
 _LOOKED_AT = 16  # samples, for a small and a large one where sizes do not tell
 _FINE, _GPU, _COARSE = 1e-4, 5e-3, 5e-2  # relative differences that are rounding
@@ -36,28 +37,16 @@ class CannotTellError(Exception):
     """Why it cannot be told, in words that follow "this cannot be told: "."""
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """How a part of the model is called with another batch.
-
-    Args:
-        call: that was seen.
-        places: of the call's tensors, the places in the batch that they come from.
-    """
-
-    call: Call
-    places: dict[Place, Place]
-
-    def output(self, batch: Any) -> list[tuple[Place, Tensor]]:
-        """The floating-point tensors that the part returns for a batch."""
-        arguments = {
-            place: at(batch, source).to(tensor.device, tensor.dtype)
-            for (place, tensor) in tensors([self.call.args, self.call.kwargs])
-            if (source := self.places.get(place)) is not None
-        }
-        args, kwargs = _replaced([self.call.args, self.call.kwargs], arguments)
-        returned = self.call.module(*args, **kwargs)
-        return [(p, t.float()) for p, t in tensors(returned) if t.is_floating_point()]
+def _output(call: Call, batch: Any) -> list[tuple[Place, Tensor]]:
+    """The floating-point tensors that a part of the model returns for another batch."""
+    arguments = {
+        place: at(batch, source).to(tensor.device, tensor.dtype)
+        for (place, tensor) in tensors([call.args, call.kwargs])
+        if (source := call.places.get(place)) is not None
+    }
+    args, kwargs = _replaced([call.args, call.kwargs], arguments)
+    returned = call.module(*args, **kwargs)
+    return [(p, t.float()) for p, t in tensors(returned) if t.is_floating_point()]
 
 
 def padding(seen: Seen) -> Iterator[Finding]:
@@ -120,10 +109,14 @@ def _by_outputs(
     Raises:
         CannotTellError: the model cannot be called with these batches.
     """
-    replay = _replay(known)
-    name = replay.call.name or type(replay.call.module).__name__
+    if is_sharded(known.calls[0].model):
+        raise CannotTellError(
+            "the model is sharded by fully_shard, so all ranks would have to call it together"
+        )
+    call = _replayed(known)
+    name = call.name or type(call.module).__name__
     with _evaluating(known.calls[0].model):
-        small, small_beside, large, large_beside = map(replay.output, batches)
+        small, small_beside, large, large_beside = (_output(call, batch) for batch in batches)
     if padded and all(tensor.ndim == 0 for _, tensor in small):
         return _by_loss([small, large, small_beside], extents, tolerance)
     mixed = _difference(large, large_beside)
@@ -166,11 +159,13 @@ def _by_loss(
         tolerance: relative difference that is rounding.
 
     Raises:
-        CannotTellError: the loss of both is no such mean.
+        CannotTellError: the loss of both is no such mean, or a loss is not finite.
     """
     if len(outputs[0]) != 1:
         raise CannotTellError("the model returns several numbers, and no output for each sample")
-    small, large, both = (float(of[0][1]) for of in outputs)
+    small, large, both = losses = [float(of[0][1]) for of in outputs]
+    if not all(map(math.isfinite, losses)):
+        raise CannotTellError("the model's loss is NaN or infinite")
     shares = [(0.5, 0.5), tuple(each / sum(extents) for each in extents)]
     scale = max(abs(small), abs(large), 1e-12)
     least = min(abs(a * small + b * large - both) / scale for a, b in shares)
@@ -204,58 +199,25 @@ def _is_padded(alone: Any, padded: Any) -> bool:
     return any(tensor.numel() * 2 < shapes[1][place].numel() for place, tensor in shapes[0].items())
 
 
-def _replay(known: SeenSession) -> _Replay:
-    """The outermost part of the model whose call can be repeated with another batch.
+def _replayed(known: SeenSession) -> Call:
+    """The call of the outermost part of the model that can be repeated with another batch.
 
     Raises:
         CannotTellError: there is none.
     """
-    losses, model = None, known.calls[0].model
-    for call in known.calls[0].of_parts:
-        if 2 * _parameters(call.module) < _parameters(model):  # an embedding says nothing of it
-            continue
-        places = _sources(call, known.batch)
-        returned = [t for _, t in tensors(call.output) if t.is_floating_point()]
-        if places is None or not returned:
-            continue
-        replay = _Replay(call, places)
-        if any(tensor.ndim for tensor in returned):
-            return replay
-        losses = losses or replay
-    if losses is None:
+    model = known.calls[0].model
+    calls = [  # the others, such as an embedding, say nothing of the model
+        call
+        for call in known.calls[0].of_parts
+        if 2 * _parameters(call.module) >= _parameters(model)
+    ]
+    if not calls:
         raise CannotTellError("no part of the model is called with the batch's tensors as they are")
-    return losses
+    return next((call for call in calls if not call.numbers), calls[0])
 
 
 def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _sources(call: Call, batch: list[tuple[Place, Tensor]]) -> dict[Place, Place] | None:
-    """Where a call's tensors stand in the batch; None: not all of them do.
-
-    A number, such as how many labels count, stays what it was.
-    """
-    sources: dict[Place, Place] = {}
-    for place, tensor in tensors([call.args, call.kwargs]):
-        if tensor.ndim == 0:
-            continue
-        equal = [(source, part) for source, part in batch if _is_same(tensor, part)]
-        if not equal:
-            return None
-        # Of several equal ones: the very same tensor, or else one of the same name.
-        equal.sort(key=lambda each: (each[1] is not tensor, each[0][-1:] != place[-1:]))
-        sources[place] = equal[0][0]
-    return sources or None
-
-
-def _is_same(tensor: Tensor, part: Tensor) -> bool:
-    """Whether a tensor is a part of the batch, perhaps on another device or of another type."""
-    if tensor is part:
-        return True
-    if tensor.shape != part.shape:
-        return False
-    return bool(torch.equal(tensor.detach().cpu().double(), part.detach().cpu().double()))
 
 
 def _replaced(value: Any, by: Mapping[Place, Tensor], place: Place = ()) -> Any:
@@ -290,7 +252,7 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
         beside: outputs for a batch of two samples, of which it is the first.
 
     Raises:
-        CannotTellError: no output has a row for each sample.
+        CannotTellError: no output has a row for each sample, or numbers are not finite.
     """
     others = dict(beside)
     differences = [
@@ -300,6 +262,8 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
     ]
     if not differences:
         raise CannotTellError("no output of the model has a row for each sample")
+    if not all(map(math.isfinite, differences)):
+        raise CannotTellError("the model's output has NaN or infinite numbers")
     return max(differences)
 
 
@@ -320,5 +284,22 @@ def _between(alone: Tensor, beside: Tensor) -> float | None:
         first[tuple(slice(0, n) for n in own.shape)],
         first[tuple(slice(m - n, m) for n, m in zip(own.shape, first.shape, strict=True))],
     )
-    scale = max(float(own.abs().max()), 1e-12) if own.numel() else 1.0
-    return min(float((own - end).abs().max()) / scale if own.numel() else 0.0 for end in ends)
+    return min(_relative(own, end) for end in ends)
+
+
+def _relative(alone: Tensor, beside: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest number of the first.
+
+    Infinite where one has NaN or an infinite number and the other another. NaN where no number is
+    finite, so that nothing can be compared.
+    """
+    if not alone.numel():
+        return 0.0
+    finite = alone.isfinite() & beside.isfinite()
+    same = (alone == beside) | (alone.isnan() & beside.isnan())
+    if not (same | finite).all():
+        return math.inf
+    if not finite.any():
+        return math.nan
+    alone, beside = alone[finite], beside[finite]
+    return float((alone - beside).abs().max()) / max(float(alone.abs().max()), 1e-12)

@@ -37,7 +37,8 @@ class SeenSession:
     loader: Loader | None = None  # once the script has begun to read it
     batch: list[tuple[Place, Tensor]] = field(default_factory=list)  # tensors of the first one
     steps: int = 0
-    checkpoint: str = ""  # where it was declared
+    checkpoint: str = ""  # where session.checkpoint was called
+    state: str = ""  # where the script read or set the session's state, for a checkpoint of its own
 
 
 @dataclass
@@ -117,7 +118,7 @@ def _note_models(seen: Seen) -> None:
             wrapped: nn.Module = original(session, model, **options)
             known = seen.of(session)
             if known is not None:
-                known.calls.append(Calls(model, lambda: in_step(session)))
+                known.calls.append(Calls(model, lambda: in_step(session), lambda: known.batch))
             return wrapped
 
         return wrap
@@ -137,11 +138,11 @@ def _note_checkpoints(seen: Seen, folder: Path) -> None:
         return instead
 
     def state(original: Any) -> Any:
-        def noted(session: Session, *args: Any) -> Any:
+        def noted(session: Session, *args: Any, **options: Any) -> Any:
             known = seen.of(session)
             if known is not None:
-                known.checkpoint = where()
-            return original(session, *args)
+                known.state = where()
+            return original(session, *args, **options)
 
         return noted
 

@@ -6,6 +6,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import SupportsIndex
 
 import numpy as np
@@ -72,12 +73,23 @@ class WorkerInit:
             self._then(worker)
 
 
-def generator(index: SupportsIndex, device: torch.device | str = "cpu") -> torch.Generator:
+class Use(IntEnum):
+    """What draws a sample's random numbers: each has others."""
+
+    DATA = 0  # the data set, with a generator
+    GLOBAL = 1  # the data set, with the process's global random numbers
+    LOOP = 2  # the body of the loop
+
+
+def generator(
+    index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
+) -> torch.Generator:
     """Torch's random numbers of a sample, for data sets that `Session.loader` reads.
 
     They follow from the session's seed, the epoch and the index, so they are the same whichever
     rank loads the sample, with however many ranks and DataLoader workers, and after a restart, too.
-    In another epoch they are others. Each call begins anew with the first of them.
+    In another epoch they are others. Each call begins anew with the first of them. Where a sample
+    needs several generators, give each a `stream` of its own.
 
     Where no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
     torch's own random numbers.
@@ -85,21 +97,24 @@ def generator(index: SupportsIndex, device: torch.device | str = "cpu") -> torch
     Args:
         index: of the sample in the data set.
         device: of the generator.
+        stream: which of the sample's sequences of random numbers; they are independent.
 
     Raises:
-        TypeError, ValueError: `index` is no whole number ≥ 0.
+        TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
     """
-    return torch_generator(_sequence(index), device)
+    return torch_generator(_sequence(index, Use.DATA, stream), device)
 
 
-def numpy_generator(index: SupportsIndex) -> np.random.Generator:
+def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Generator:
     """NumPy's random numbers of a sample, as `generator` has torch's."""
-    return np.random.default_rng(_sequence(index))
+    return np.random.default_rng(_sequence(index, Use.DATA, stream))
 
 
 @contextmanager
-def seeded(index: SupportsIndex) -> Iterator[None]:
+def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     """Within it, the global random numbers of torch (CPU), NumPy and Python are the sample's.
+
+    They are others than those of `generator`.
 
     For transforms that take no generator, such as torchvision's. Afterwards the process's own
     random numbers go on as if nothing had been drawn. Use it in one thread at a time::
@@ -111,7 +126,7 @@ def seeded(index: SupportsIndex) -> Iterator[None]:
     Raises:
         TypeError, ValueError: see `generator`.
     """
-    sequence = _sequence(index)
+    sequence = _sequence(index, Use.GLOBAL, stream)
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     number = _number(sequence)
     # Not torch.manual_seed: it would seed GPUs, too, and data loading processes have none.
@@ -126,14 +141,17 @@ def seeded(index: SupportsIndex) -> Iterator[None]:
         random.setstate(of_python)
 
 
-def sequence_of(seed: int, epoch: int, index: SupportsIndex) -> np.random.SeedSequence:
-    """What a sample's random numbers are seeded by.
+def sequence_of(
+    seed: int, epoch: int, index: SupportsIndex, use: Use = Use.DATA, stream: int = 0
+) -> np.random.SeedSequence:
+    """What a sample's random numbers are seeded by: each argument makes others.
 
     Raises:
         TypeError, ValueError: see `generator`.
     """
     low, high = seed % 2**32, seed >> 32  # words of 32 bits: no two seeds begin alike
-    return np.random.SeedSequence((low, high, epoch, _checked(index)))
+    own = use, whole("stream", stream, 0)
+    return np.random.SeedSequence((low, high, epoch, _checked(index)), spawn_key=own)
 
 
 def torch_generator(
@@ -143,10 +161,10 @@ def torch_generator(
     return torch.Generator(device).manual_seed(_number(sequence))
 
 
-def _sequence(index: SupportsIndex) -> np.random.SeedSequence:
+def _sequence(index: SupportsIndex, use: Use, stream: int) -> np.random.SeedSequence:
     if _loaded is not None:
-        return sequence_of(_loaded.seed, _loaded.number, index)
-    _checked(index)
+        return sequence_of(_loaded.seed, _loaded.number, index, use, stream)
+    _checked(index), whole("stream", stream, 0)
     return np.random.SeedSequence(int(torch.randint(_LARGEST, ())))
 
 

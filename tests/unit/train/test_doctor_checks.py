@@ -1,0 +1,195 @@
+"""The checks of `paceline doctor`, of data sets and models without ranks."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import UserDict
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+import paceline
+from paceline.node import rundir
+from paceline.node.starting.examining import Examined, Finding, Level, path_of
+from paceline.train.doctor import drawing, examination, padding
+from paceline.train.doctor.calls import Calls, tensors
+from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.seeding.samples import Epoch
+
+
+class Loading(Dataset[Any]):
+    """Samples that a function of the index makes."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def seen(make: Callable[[int], Any], collate: Callable[[list[Any]], Any] | None = None) -> Seen:
+    """A script that has begun to read a loader of these samples."""
+    data = Loading(make)
+    loader: Any = SimpleNamespace(
+        _epoch=Epoch(7, shared=False), _loader=DataLoader(data, collate_fn=collate)
+    )
+    return Seen(sessions=[SeenSession("train.py:1", dataset=data, loader=loader)])
+
+
+def says(what: Seen) -> str:
+    (finding,) = drawing.samples(what)
+    return finding.says
+
+
+def flipped(draw: Callable[[], Any]) -> Callable[[int], Any]:
+    """Samples that are flipped if a number drawn is low: hardly ever."""
+    return lambda index: torch.arange(3.0) + index if draw() > 1e-9 else torch.zeros(3)
+
+
+def with_paceline(index: int) -> Any:
+    with paceline.seeded(index):
+        noise = torch.rand(2), np.random.random(), random.random()
+    return noise, torch.rand(2, generator=paceline.generator(index))
+
+
+def seeds_itself(index: int) -> Any:
+    torch.manual_seed(index)
+    return torch.rand(2)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(()), np.random.random, random.random], ids=["torch", "np", "random"]
+)
+def test_a_draw_counts_also_where_it_changes_nothing(draw: Callable[[], Any]) -> None:
+    before = torch.get_rng_state(), random.getstate()
+    assert "draws from the process's random numbers" in says(seen(flipped(draw)))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+    def collate(samples: list[Any]) -> Any:
+        return flipped(draw)(len(samples))
+
+    assert "collate_fn draws" in says(seen(float, collate))
+
+
+def test_random_numbers_of_the_data_sets_own() -> None:
+    own = np.random.default_rng(0)
+    assert "gives another sample" in says(seen(lambda _: UserDict(noise=own.random(2))))
+    assert "gives another sample" in says(seen(lambda _: np.float32(own.random())))
+
+
+@pytest.mark.parametrize("make", [float, with_paceline, seeds_itself, lambda _: np.float32("nan")])
+def test_samples_that_depend_on_no_rank(make: Callable[[int], Any]) -> None:
+    assert "takes no random numbers that depend on the rank" in says(seen(make))
+
+
+class Pooled(nn.Module):
+    """The mean over a series' points, each divided by something that depends on its length."""
+
+    def __init__(self, divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.divide = divide
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
+        inside = torch.arange(series.shape[1]) < lengths[:, None]
+        pooled = (series * inside).sum(1) / lengths
+        out: Tensor = self.head(pooled[:, None])
+        return self.divide(out, inside)
+
+
+def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return pad_sequence(samples, batch_first=True), torch.tensor([len(s) for s in samples])
+
+
+def trained(model: nn.Module) -> Seen:
+    """A script whose model was called once with a batch of series of 2 to 6 points."""
+    what = seen(lambda index: torch.arange(2.0 + index), padded)
+    (known,) = what.sessions
+    batch = padded([torch.ones(3), torch.ones(5)])
+    known.steps, known.batch = 1, list(tensors(batch))
+    known.calls = [Calls(model, lambda: True, lambda: known.batch)]
+    model(*batch)
+    known.calls[0].close()
+    return what
+
+
+def nan_where_padded(out: Tensor, inside: Tensor) -> Tensor:
+    return torch.where(inside.all(1)[:, None], out, torch.nan)
+
+
+def masked(out: Tensor, inside: Tensor) -> Tensor:
+    """One of two numbers is masked, and the other one stays or depends on padding."""
+    return torch.stack([out[:, 0], torch.full_like(out[:, 0], -torch.inf)], 1)
+
+
+def masked_and_padded(out: Tensor, inside: Tensor) -> Tensor:
+    return masked(out * (2 - inside.float().mean(1))[:, None], inside)
+
+
+@pytest.mark.parametrize(
+    ("divide", "level", "says"),
+    [
+        (lambda out, _: out, Level.OK, "stays when it is padded"),
+        (lambda out, _: out * torch.nan, Level.NOTE, "cannot be told: the model's output has NaN"),
+        (nan_where_padded, Level.NOTE, "cannot be told: the model's output has NaN"),
+        (masked, Level.OK, "stays when it is padded"),
+        (masked_and_padded, Level.PROBLEM, "when it is padded beside a long one"),
+        (lambda out, _: out.mean() * torch.nan, Level.NOTE, "loss is NaN or infinite"),
+    ],
+    ids=["right", "nan", "nan-where-padded", "masked", "masked-and-padded", "loss"],
+)
+def test_padding_where_numbers_are_not_finite(
+    divide: Callable[[Tensor, Tensor], Tensor], level: Level, says: str
+) -> None:
+    (finding,) = padding.padding(trained(Pooled(divide)))
+    assert finding.level is level, finding
+    assert says in finding.says
+
+
+def test_figures_that_json_has_no_number_for_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"most": 1.0, "nan": float("nan"), "inf": float("inf")}
+    finding = Finding("sizes", Level.OK, "…", figures=figures)
+    monkeypatch.setattr(examination, "_CHECKS", [("sizes", lambda _: [finding])])
+    examination.Examination(tmp_path, 2, 0)._conclude(None)
+    read = rundir.read(path_of(tmp_path, 0), Examined)
+    assert read is not None
+    assert read.findings[0].figures == {"most": 1.0}
+
+
+def test_activations_are_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    batch = torch.rand(2, 3)
+    calls = Calls(model, lambda: True, lambda: list(tensors([batch])))
+    made: list[weakref.ref[Tensor]] = []
+    for part in model:
+        part.register_forward_hook(lambda _, __, output: made.append(weakref.ref(output)))
+    model(batch).sum().backward()
+    assert len(made) == 3
+    assert [reference() for reference in made] == [None] * 3
+    # The model and its first part had the batch itself.
+    assert [call.name for call in calls.of_parts] == ["", "0"]
+    assert calls.called
+    assert not any(call.numbers for call in calls.of_parts)
+
+
+def test_a_tensor_that_cannot_be_compared_does_not_end_the_script() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    calls = Calls(model, lambda: True, lambda: list(tensors([torch.rand(2, 3)])))
+    torch.vmap(model)(torch.rand(4, 2, 3))  # the model sees tensors of 2 by 3 with no values
+    assert calls.called
+    assert calls.of_parts == []
