@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
 from collections import UserDict
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,6 +224,29 @@ def test_losses_are_seen_once_a_logger_is_imported(
         for name in ("tensorboardX", "tensorboardX.writer"):
             sys.modules.pop(name, None)
     assert seen == [("train/loss", 0.5)]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that can be imported."""
+    (tmp_path / "watched_module.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "watched_module"
+    sys.modules.pop("watched_module", None)
+
+
+def test_a_script_may_ask_for_a_module_before_it_imports_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    finder = AfterImport({module: lambda it: seen.append(it.value)})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.util.find_spec(module) is not None
+    assert seen == []
+    importlib.import_module(module)
+    assert seen == [7]
+    importlib.reload(sys.modules[module])
+    assert seen == [7]
 
 
 def test_metrics_of_each_logger() -> None:
