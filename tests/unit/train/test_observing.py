@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from paceline import observation
 from paceline.train.environment import Environment
-from paceline.train.observing import losses, timeline
+from paceline.train.observing import losses, patches, timeline
 from paceline.train.observing.batches import NOTHING, BatchSize, size_of
 from paceline.train.observing.imports import AfterImport
 from paceline.train.observing.observer import Observer
@@ -247,6 +247,35 @@ def test_a_script_may_ask_for_a_module_before_it_imports_it(
     assert seen == [7]
     importlib.reload(sys.modules[module])
     assert seen == [7]
+
+
+def test_an_error_in_a_hook_leaves_the_import_alone(
+    module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finder = AfterImport({module: lambda it: it.no_such_name})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.import_module(module).value == 7
+    assert f"what uses {module} is not observed" in caplog.text
+
+
+def test_another_release_of_fsdp_is_left_as_it_is() -> None:
+    class Group:
+        def unshard(self) -> None: ...
+
+    before = dict(vars(Group))
+    with pytest.raises(AttributeError, match="wait_for_unshard"):
+        patches._watch_shards(Observer(), SimpleNamespace(FSDPParamGroup=Group))
+    assert dict(vars(Group)) == before
+
+
+def test_arguments_that_cannot_be_looked_at_reach_the_logger() -> None:
+    class Client:
+        def log_batch(self, run_id: str, metrics: Any = ()) -> int:
+            return len(list(metrics))
+
+    losses._watch(Observer(), Client, "log_batch", losses._listed)
+    assert Client().log_batch("run", [object(), object()]) == 2
+    assert Client().log_batch("run", (SimpleNamespace(key="loss", value=k) for k in range(3))) == 3
 
 
 def test_metrics_of_each_logger() -> None:

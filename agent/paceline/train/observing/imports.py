@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,14 @@ from types import ModuleType
 
 Hook = Callable[[ModuleType], None]
 
+logger = logging.getLogger(__name__)
+
 
 class AfterImport(MetaPathFinder):
     """Calls each hook after its module was executed, once.
 
     Args:
-        hooks: by the module's name. A hook may raise nothing.
+        hooks: by the module's name. The script's import succeeds even if its hook raises.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
@@ -53,6 +56,14 @@ class AfterImport(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             if (hook := self._hooks.pop(module.__name__, None)) is not None:
-                hook(module)
+                called(hook, module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign,union-attr]
+
+
+def called(hook: Hook, module: ModuleType) -> None:
+    """Calls a hook; its errors go to the log, not into the script."""
+    try:
+        hook(module)
+    except Exception:
+        logger.warning("what uses %s is not observed", module.__name__, exc_info=True)

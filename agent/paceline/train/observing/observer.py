@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
@@ -75,8 +74,9 @@ class Observer:
                 watched.register_post_accumulate_grad_hook(self.backward_began)
 
     @_guarded
-    def sharded(self, parameters: Iterable[nn.Parameter]) -> None:
-        """FSDP2 shards parameters."""
+    def sharded(self, group: Any) -> None:
+        """FSDP2 shards a group of parameters, its `FSDPParamGroup`."""
+        parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
             self._begin(trained)

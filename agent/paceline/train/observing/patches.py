@@ -36,7 +36,7 @@ def apply(observer: Observer) -> None:
 
 def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
     """What is observed once the script imports it, by the module's name."""
-    return {_FSDP: lambda module: _watch_shards(observer, module.FSDPParamGroup)}
+    return {_FSDP: lambda module: _watch_shards(observer, module)}
 
 
 def _watch_models(observer: Observer) -> None:
@@ -72,18 +72,24 @@ def _watch_loaders(observer: Observer) -> None:
     iterators.__next__ = __next__  # type: ignore[method-assign]
 
 
-def _watch_shards(observer: Observer, group: Any) -> None:
-    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait."""
-    make = group.__init__
+def _watch_shards(observer: Observer, module: Any) -> None:
+    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait.
+
+    Raises:
+        AttributeError: this release of torch has lost a name. Nothing is changed then.
+    """
+    group = module.FSDPParamGroup
+    names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+    make, methods = group.__init__, [getattr(group, name) for name in names]
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
-        observer.sharded([each.sharded_param for each in self.fsdp_params])
+        observer.sharded(self)
 
     group.__init__ = __init__
-    for name in ("unshard", "wait_for_unshard", "post_backward", "finalize_backward"):
-        setattr(group, name, _waiting(observer, getattr(group, name)))
+    for name, method in zip(names, methods, strict=True):
+        setattr(group, name, _waiting(observer, method))
 
 
 def _waiting(observer: Observer, method: Any) -> Any:
