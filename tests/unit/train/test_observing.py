@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import threading
 from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
 from paceline import observation
 from paceline.train.environment import Environment
@@ -24,6 +27,7 @@ from paceline.train.observing.batches import NOTHING, BatchSize, size_of
 from paceline.train.observing.imports import AfterImport
 from paceline.train.observing.observer import Observer
 from paceline.train.observing.timeline import Timeline
+from paceline.train.timing import CpuClock
 from paceline.wire import Phase
 
 ONE = BatchSize(4, 8.0, 16.0, 2.0)
@@ -284,6 +288,66 @@ def test_metrics_of_each_logger() -> None:
     assert losses._of_run("run", "loss", 0.5, step=1) == {"loss": 0.5}
     assert losses._listed("run", metrics=[metric]) == {"loss": 0.5}
     assert losses._named("loss", 0.5, 1) == {"loss": 0.5}
+
+
+def recorded(observer: Observer) -> Timeline:
+    """The timeline of an observer whose model is wrapped, without a process group."""
+    line = Timeline(CpuClock())
+    recorder: Any = SimpleNamespace(timeline=line, reads=lambda _samples: None)
+    observer._recorder, observer._thread = recorder, threading.get_ident()
+    return line
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_reentrant_checkpoints_count_a_batch_once(seen: bool) -> None:
+    observer = Observer()
+    line = recorded(observer)
+    model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
+    observer.wrapped(model)
+    for _ in range(2):  # micro-batches
+        line.loaded(0, 1, ONE, first=False)
+        hidden = torch.zeros(4, 2, requires_grad=True)
+        if seen:
+            line.entered(ONE)
+        for layer in model:
+            hidden = checkpoint(layer, hidden, use_reentrant=True)
+        hidden.sum().backward()
+    assert line.spans > 2
+    line.stepped()
+    [step] = line.closed()
+    assert step.size == ONE + ONE and not observer.over
+
+
+def test_backward_passes_without_a_step_end_observing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("paceline.train.observing.observer._MOST_SPANS", 3)
+    observer = Observer()
+    line = recorded(observer)
+    model = torch.nn.Linear(2, 2)
+    observer.wrapped(model)
+    for _ in range(6):
+        model(torch.zeros(4, 2)).sum().backward()
+    assert line.spans == 4
+    assert "no optimiser of the model steps" in caplog.text
+
+
+class Unmeasured(Dataset[float]):
+    def __getitem__(self, _index: int) -> float:
+        return 1.0
+
+    def __len__(self) -> int:
+        raise RuntimeError("ask me later")
+
+
+def test_a_data_set_may_refuse_its_length() -> None:
+    observer = Observer()
+    line = recorded(observer)
+    batches = iter(DataLoader(Unmeasured(), batch_sampler=[[0, 1, 2]]))
+    observer.loaded(batches, next(batches), 0.0)
+    line.stepped()
+    [step] = line.closed()
+    assert step.size.samples == 3 and not observer.over
 
 
 def test_an_error_ends_observing_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

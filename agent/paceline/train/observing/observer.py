@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
@@ -23,6 +23,8 @@ from paceline.train.telling.metrics import Value
 logger = logging.getLogger(__name__)
 
 _HOOKED = 16  # parameters of a model that tell that a backward pass has begun
+# Far above what a step has: under FSDP2 about 6 of each group of parameters and micro-batch.
+_MOST_SPANS = 20_000
 
 
 def _guarded(method: Any) -> Any:
@@ -117,8 +119,9 @@ class Observer:
             return
         assert self._recorder is not None
         data = iterator._dataset
-        if (first := iterator._num_yielded == 1) and hasattr(data, "__len__"):
-            self._recorder.reads(len(data))
+        if first := iterator._num_yielded == 1:
+            with suppress(Exception):  # a length is the script's own code, and may be refused
+                self._recorder.reads(len(data))
         sampled = getattr(iterator._index_sampler, "batch_size", None)
         size = size_of(batch, sampled)
         self._recorder.timeline.loaded(took_s, id(data), size, first=first)
@@ -151,6 +154,7 @@ class Observer:
         assert self._recorder is not None
         self._in_backward = False
         self._recorder.timeline.reduced()
+        self._bound()
 
     @_guarded
     def sharded_backward_began(self) -> None:
@@ -170,6 +174,7 @@ class Observer:
         """What FSDP2 waited for is there."""
         if self._recorder is not None:
             self._recorder.timeline.waited()
+            self._bound()
 
     @_guarded
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -184,6 +189,12 @@ class Observer:
         if self._recorder is not None and self._loss in ("", name):
             self._loss = name
             self._recorder.logged(value)
+
+    def _bound(self) -> None:
+        """Ends observing where no step ever ends, whose parts would fill the memory."""
+        assert self._recorder is not None
+        if self._recorder.timeline.spans > _MOST_SPANS:
+            self.end("no optimiser of the model steps")
 
     def _trains_here(self) -> bool:
         return self._recorder is not None and threading.get_ident() == self._thread
