@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import UserDict
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,9 @@ class Time:
         return self.now
 
     time = perf_counter
+
+    def sleep(self, for_s: float) -> None:
+        self.now += for_s
 
     def stamp(self) -> float:
         return self.now
@@ -174,6 +178,19 @@ def test_without_a_backward_pass_that_is_seen(clock: Time) -> None:
     assert (step.read(clock), step.size) == ((3.0, 0.0), ONE)
 
 
+def test_a_device_that_crashed_is_not_waited_for(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    a_step(line, clock, (1, 1, 1, 1))
+    monkeypatch.setattr(clock, "passed", lambda stamp: stamp < 104)
+    for _ in range(2):
+        assert not a_step(line, clock, (1, 1, 1, 1))[1:]
+    began = clock.now
+    assert line.closed() == []
+    assert clock.now - began == pytest.approx(1, abs=0.1)
+
+
 def test_sizes_of_batches() -> None:
     words = torch.zeros(4, 7)
     wanted = BatchSize(4, 28.0, 196.0, 7.0)
@@ -266,9 +283,14 @@ def test_another_release_of_fsdp_is_left_as_it_is() -> None:
     class Group:
         def unshard(self) -> None: ...
 
+    class State(Enum):
+        PRE_BACKWARD = 1
+
     before = dict(vars(Group))
     with pytest.raises(AttributeError, match="wait_for_unshard"):
-        patches._watch_shards(Observer(), SimpleNamespace(FSDPParamGroup=Group))
+        patches._watch_shards(
+            Observer(), SimpleNamespace(FSDPParamGroup=Group, TrainingState=State)
+        )
     assert dict(vars(Group)) == before
 
 

@@ -34,6 +34,9 @@ def _guarded(method: Any) -> Any:
     def call(self: Observer, *args: Any, **kwargs: Any) -> None:
         if self.over or os.getpid() != self.pid:
             return
+        if _captures():
+            self.end("the script captures a CUDA graph, which runs without what is observed")
+            return
         try:
             method(self, *args, **kwargs)
         except Exception as error:
@@ -68,7 +71,7 @@ class Observer:
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
             return
-        self._begin(trained)
+        self._begin(trained, trained[0].device)
         step = max(1, len(trained) // _HOOKED)
         for parameter in trained[::step]:
             if parameter.is_leaf:
@@ -81,9 +84,9 @@ class Observer:
         parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
-            self._begin(trained)
+            self._begin(trained, group.device)  # parameters may be elsewhere, or have no data yet
 
-    def _begin(self, trained: list[nn.Parameter]) -> None:
+    def _begin(self, trained: list[nn.Parameter], device: torch.device) -> None:
         self._parameters.update(map(id, trained))
         if self._recorder is not None:
             return
@@ -95,7 +98,7 @@ class Observer:
             )
             return
         self._thread = threading.get_ident()
-        self._recorder = Recorder(os.environ, rank, world, trained[0].device)
+        self._recorder = Recorder(os.environ, rank, world, device)
         atexit.register(self.close)
 
     @_guarded
@@ -213,6 +216,12 @@ class Observer:
             return True
         self._others.add(optimizer)
         return False
+
+
+def _captures() -> bool:
+    """Whether the current stream's work becomes part of a CUDA graph."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 def _at_the_end(callback: Any) -> None:

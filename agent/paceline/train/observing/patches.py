@@ -29,7 +29,8 @@ def apply(observer: Observer) -> None:
     _watch_loaders(observer)
 
     def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        observer.stepped(optimizer)
+        if not torch.compiler.is_compiling():  # what compiles a step would trace the observer, too
+            observer.stepped(optimizer)
 
     register_optimizer_step_post_hook(stepped)
 
@@ -80,6 +81,7 @@ def _watch_shards(observer: Observer, module: Any) -> None:
     """
     group = module.FSDPParamGroup
     names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+    backward = module.TrainingState.PRE_BACKWARD
     make, methods = group.__init__, [getattr(group, name) for name in names]
 
     @wraps(make)
@@ -89,15 +91,16 @@ def _watch_shards(observer: Observer, module: Any) -> None:
 
     group.__init__ = __init__
     for name, method in zip(names, methods, strict=True):
-        setattr(group, name, _waiting(observer, method))
+        setattr(group, name, _waiting(observer, method, backward))
 
 
-def _waiting(observer: Observer, method: Any) -> Any:
+def _waiting(observer: Observer, method: Any, backward: Any) -> Any:
     gathers = method.__name__ in ("unshard", "wait_for_unshard")
 
     @wraps(method)
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        held_out = gathers and not torch.is_grad_enabled() and not _in_backward(self)
+        in_backward = self._training_state == backward
+        held_out = gathers and not torch.is_grad_enabled() and not in_backward
         if held_out or torch.compiler.is_compiling():
             return method(self, *args, **kwargs)
         if method.__name__ == "post_backward":
@@ -109,8 +112,3 @@ def _waiting(observer: Observer, method: Any) -> Any:
             observer.waited()
 
     return observed
-
-
-def _in_backward(group: Any) -> bool:
-    state = getattr(group, "_training_state", None)
-    return str(getattr(state, "name", "")).endswith("BACKWARD")

@@ -15,6 +15,10 @@ from paceline.train.telling.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
+_PENDING = 64  # steps that a device may be behind until it is waited for
+_CLOSING_S = 1.0
+_POLL_S = 0.01
+
 
 @dataclass
 class ObservedStep:
@@ -170,11 +174,19 @@ class Timeline:
         self._between, self._counted = True, False
         self._over.append(step)
         self._open = ObservedStep(step.number + 1)
-        return self._passed(2)
+        return self._passed(_PENDING)
 
     def closed(self) -> list[ObservedStep]:
-        """The script is over. Returns all steps that are left."""
-        return self._passed(0)
+        """The script is over. Returns the steps that are left and that the device has passed.
+
+        A device on which a training crashed may pass nothing any more.
+        """
+        deadline = time.perf_counter() + _CLOSING_S
+        while self._over and not self._over[-1].readable(self._clock):
+            if time.perf_counter() > deadline:
+                break
+            time.sleep(_POLL_S)
+        return [step for step in self._over if step.readable(self._clock)]
 
     def _begin(self) -> None:
         """A step begins, with its first computing: the step before it took until now."""
