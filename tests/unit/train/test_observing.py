@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
+import threading
 from collections import UserDict
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +18,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
 from paceline import observation
 from paceline.train.environment import Environment
-from paceline.train.observing import losses, timeline
+from paceline.train.observing import losses, patches, timeline
 from paceline.train.observing.batches import NOTHING, BatchSize, size_of
 from paceline.train.observing.imports import AfterImport
 from paceline.train.observing.observer import Observer
 from paceline.train.observing.timeline import Timeline
+from paceline.train.timing import CpuClock
 from paceline.wire import Phase
 
 ONE = BatchSize(4, 8.0, 16.0, 2.0)
@@ -38,6 +45,9 @@ class Time:
         return self.now
 
     time = perf_counter
+
+    def sleep(self, for_s: float) -> None:
+        self.now += for_s
 
     def stamp(self) -> float:
         return self.now
@@ -168,6 +178,19 @@ def test_without_a_backward_pass_that_is_seen(clock: Time) -> None:
     assert (step.read(clock), step.size) == ((3.0, 0.0), ONE)
 
 
+def test_a_device_that_crashed_is_not_waited_for(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    a_step(line, clock, (1, 1, 1, 1))
+    monkeypatch.setattr(clock, "passed", lambda stamp: stamp < 104)
+    for _ in range(2):
+        assert not a_step(line, clock, (1, 1, 1, 1))[1:]
+    began = clock.now
+    assert line.closed() == []
+    assert clock.now - began == pytest.approx(1, abs=0.1)
+
+
 def test_sizes_of_batches() -> None:
     words = torch.zeros(4, 7)
     wanted = BatchSize(4, 28.0, 196.0, 7.0)
@@ -224,12 +247,129 @@ def test_losses_are_seen_once_a_logger_is_imported(
     assert seen == [("train/loss", 0.5)]
 
 
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that can be imported."""
+    (tmp_path / "watched_module.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "watched_module"
+    sys.modules.pop("watched_module", None)
+
+
+def test_a_script_may_ask_for_a_module_before_it_imports_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    finder = AfterImport({module: lambda it: seen.append(it.value)})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.util.find_spec(module) is not None
+    assert seen == []
+    importlib.import_module(module)
+    assert seen == [7]
+    importlib.reload(sys.modules[module])
+    assert seen == [7]
+
+
+def test_an_error_in_a_hook_leaves_the_import_alone(
+    module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finder = AfterImport({module: lambda it: it.no_such_name})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.import_module(module).value == 7
+    assert f"what uses {module} is not observed" in caplog.text
+
+
+def test_another_release_of_fsdp_is_left_as_it_is() -> None:
+    class Group:
+        def unshard(self) -> None: ...
+
+    class State(Enum):
+        PRE_BACKWARD = 1
+
+    before = dict(vars(Group))
+    with pytest.raises(AttributeError, match="wait_for_unshard"):
+        patches._watch_shards(
+            Observer(), SimpleNamespace(FSDPParamGroup=Group, TrainingState=State)
+        )
+    assert dict(vars(Group)) == before
+
+
+def test_arguments_that_cannot_be_looked_at_reach_the_logger() -> None:
+    class Client:
+        def log_batch(self, run_id: str, metrics: Any = ()) -> int:
+            return len(list(metrics))
+
+    losses._watch(Observer(), Client, "log_batch", losses._listed)
+    assert Client().log_batch("run", [object(), object()]) == 2
+    assert Client().log_batch("run", (SimpleNamespace(key="loss", value=k) for k in range(3))) == 3
+
+
 def test_metrics_of_each_logger() -> None:
     metric = SimpleNamespace(key="loss", value=0.5)
     assert losses._mapped({"loss": 0.5}, step=1) == {"loss": 0.5}
     assert losses._of_run("run", "loss", 0.5, step=1) == {"loss": 0.5}
     assert losses._listed("run", metrics=[metric]) == {"loss": 0.5}
     assert losses._named("loss", 0.5, 1) == {"loss": 0.5}
+
+
+def recorded(observer: Observer) -> Timeline:
+    """The timeline of an observer whose model is wrapped, without a process group."""
+    line = Timeline(CpuClock())
+    recorder: Any = SimpleNamespace(timeline=line, reads=lambda _samples: None)
+    observer._recorder, observer._thread = recorder, threading.get_ident()
+    return line
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_reentrant_checkpoints_count_a_batch_once(seen: bool) -> None:
+    observer = Observer()
+    line = recorded(observer)
+    model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
+    observer.wrapped(model)
+    for _ in range(2):  # micro-batches
+        line.loaded(0, 1, ONE, first=False)
+        hidden = torch.zeros(4, 2, requires_grad=True)
+        if seen:
+            line.entered(ONE)
+        for layer in model:
+            hidden = checkpoint(layer, hidden, use_reentrant=True)
+        hidden.sum().backward()
+    assert line.spans > 2
+    line.stepped()
+    [step] = line.closed()
+    assert step.size == ONE + ONE and not observer.over
+
+
+def test_backward_passes_without_a_step_end_observing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("paceline.train.observing.observer._MOST_SPANS", 3)
+    observer = Observer()
+    line = recorded(observer)
+    model = torch.nn.Linear(2, 2)
+    observer.wrapped(model)
+    for _ in range(6):
+        model(torch.zeros(4, 2)).sum().backward()
+    assert line.spans == 4
+    assert "no optimiser of the model steps" in caplog.text
+
+
+class Unmeasured(Dataset[float]):
+    def __getitem__(self, _index: int) -> float:
+        return 1.0
+
+    def __len__(self) -> int:
+        raise RuntimeError("ask me later")
+
+
+def test_a_data_set_may_refuse_its_length() -> None:
+    observer = Observer()
+    line = recorded(observer)
+    batches = iter(DataLoader(Unmeasured(), batch_sampler=[[0, 1, 2]]))
+    observer.loaded(batches, next(batches), 0.0)
+    line.stepped()
+    [step] = line.closed()
+    assert step.size.samples == 3 and not observer.over
 
 
 def test_an_error_ends_observing_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePath
 from types import FrameType
+from typing import NoReturn
+
+import psutil
 
 from paceline import observation
 from paceline.core.errors import InputError, PacelineError
@@ -25,7 +28,9 @@ from paceline.wire import OBSERVED, Kill, Launch, State
 OBSERVER = "paceline observe"  # in a `Record`
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-_KILL_AFTER_S = 8.0
+_KILL_AFTER_S = 35.0  # torchrun waits 30 s for its ranks
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = ("PACELINE_CA_FILE", "PACELINE_LOG_FORMAT", "PACELINE_SPOOL_BYTES")
 
 
@@ -65,7 +70,7 @@ def observe(
             if server is not None:
                 raise
             say(f"{error}: the script runs, and nobody observes it")
-            return _started(command, _environment()).wait()
+            _become(command)
         args = list(command[command.index(script) + 1 :])  # the launcher's own come before
         launch = Launch(script, args, 1, {}, str(Path.cwd()))
         choice = {
@@ -109,32 +114,29 @@ class Observation:
         self._link = link
         self._node = node
         self._commands = Commands(link)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []  # signals that came before the command had started
         self._stopping: str | None = None
+        self._tree: list[psutil.Process] = []  # what is to end, once the run is to stop
         self._kill_at = 0.0
 
     def run(self) -> int:
         """Runs the command to its end; returns its exit code, or 128 + a signal's number."""
         delivery = self._delivery
+        for number in _FORWARDED:  # before the command starts, which a signal would leave behind
+            signal.signal(number, self._on_signal)
         delivery.report(State.STARTING)
         try:
-            process = _started(self._command, self._environment())
+            self._process = process = _started(self._command, self._environment())
         except InputError as error:
             delivery.report(State.FAILED, 0, None, str(error))
             self._deliver()
             raise
+        for early in self._early:
+            process.send_signal(early)
         delivery.report(State.RUNNING)
-
-        def ask(number: int, _frame: FrameType | None) -> None:
-            self._stop(process, "interrupted", signal.Signals(number))
-
-        # Ctrl-C reaches the command from the terminal.
-        signal.signal(signal.SIGINT, lambda *_: self._note("interrupted"))
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, ask)
-        while (code := process.poll()) is None:
+        while self._ends() or (code := process.poll()) is None:
             self._obey(process)
-            if self._kill_at and time.monotonic() > self._kill_at:
-                process.kill()
             delivery.pump()
             time.sleep(_TICK_S)
         self._report_end(code)
@@ -151,20 +153,40 @@ class Observation:
         env[observation.NODE] = self._node
         return observation.extended(env)
 
-    def _note(self, why: str) -> None:
-        self._stopping = self._stopping or why
-
-    def _stop(self, process: subprocess.Popen[bytes], why: str, number: signal.Signals) -> None:
-        if self._kill_at:
-            return
-        self._note(why)
-        self._kill_at = time.monotonic() + _KILL_AFTER_S
-        process.send_signal(number)
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Forwards a signal to the command, which takes the time for it that it needs."""
+        if number in _INTERRUPTS:
+            self._stopping = self._stopping or "interrupted"
+        if self._process is None:
+            self._early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the command itself
+            self._process.send_signal(number)
 
     def _obey(self, process: subprocess.Popen[bytes]) -> None:
         for run, command in self._commands.read(0.001):
             if isinstance(command, Kill) and run == self._delivery.record.run:
-                self._stop(process, command.reason, signal.SIGTERM)
+                self._stop(process, command.reason)
+
+    def _stop(self, process: subprocess.Popen[bytes], why: str) -> None:
+        """Ends the command and all that it started: a shell passes no signal on."""
+        if self._kill_at:
+            return
+        self._stopping = self._stopping or why
+        self._kill_at = time.monotonic() + _KILL_AFTER_S
+        self._tree = _tree_of(process.pid)  # children of what has ended are no longer found
+        for each in self._tree:
+            with suppress(psutil.Error):
+                each.terminate()
+
+    def _ends(self) -> bool:
+        """Whether something of a stopped run still runs; kills it when its time is over."""
+        self._tree = [each for each in self._tree if _runs(each)]
+        if self._tree and time.monotonic() > self._kill_at:
+            for each in self._tree:
+                with suppress(psutil.Error):
+                    each.kill()
+            self._tree = []
+        return bool(self._tree)
 
     def _report_end(self, code: int) -> None:
         exit_code = code if code >= 0 else None
@@ -196,8 +218,53 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _become(command: Sequence[str]) -> NoReturn:
+    """Replaces this process with the command, as if it had been started without us.
+
+    Raises:
+        InputError: there is no such command.
+    """
+    if (umask := private.given_umask()) != -1:
+        os.umask(umask)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), _environment())
+    except OSError as error:
+        raise _cannot_start(command, error) from error
+
+
 def _started(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command, env=env, umask=private.given_umask())
     except OSError as error:
-        raise InputError(f"observe: {command[0]} cannot be started: {error.strerror}") from error
+        raise _cannot_start(command, error) from error
+
+
+def _cannot_start(command: Sequence[str], error: OSError) -> InputError:
+    return InputError(f"observe: {command[0]} cannot be started: {error.strerror}")
+
+
+def _in_foreground() -> bool:
+    """Whether Ctrl-C in this process's terminal reaches this process, and the command with it."""
+    try:
+        with Path("/dev/tty").open() as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # there is no terminal
+        return False
+
+
+def _tree_of(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, directly or not."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -68,12 +68,12 @@ def _look(
 ) -> None:
     try:
         metrics = metrics_of(*args, **kwargs)
-    except TypeError:  # the method itself says what is wrong with its arguments
+        found = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
+    except Exception:  # the method itself says what is wrong with its arguments
         return
-    for name, value in metrics.items():
-        scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor) and not value.ndim)
-        if scalar and is_loss(str(name)):
-            observer.logged(str(name), value)
+    for name, value in found.items():
+        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and not value.ndim):
+            observer.logged(name, value)
 
 
 def _named(tag: str, scalar_value: Any, *_: Any, **__: Any) -> Mapping[str, Any]:
@@ -89,4 +89,6 @@ def _of_run(run_id: str, key: str, value: Any, *_: Any, **__: Any) -> Mapping[st
 
 
 def _listed(run_id: str, metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
-    return {each.key: each.value for each in metrics}
+    # A generator's items are for the method alone.
+    listed = metrics if isinstance(metrics, list | tuple) else ()
+    return {each.key: each.value for each in listed}

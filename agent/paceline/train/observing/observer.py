@@ -7,8 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
@@ -24,6 +23,8 @@ from paceline.train.telling.metrics import Value
 logger = logging.getLogger(__name__)
 
 _HOOKED = 16  # parameters of a model that tell that a backward pass has begun
+# Far above what a step has: under FSDP2 about 6 of each group of parameters and micro-batch.
+_MOST_SPANS = 20_000
 
 
 def _guarded(method: Any) -> Any:
@@ -32,6 +33,9 @@ def _guarded(method: Any) -> Any:
     @wraps(method)
     def call(self: Observer, *args: Any, **kwargs: Any) -> None:
         if self.over or os.getpid() != self.pid:
+            return
+        if _captures():
+            self.end("the script captures a CUDA graph, which runs without what is observed")
             return
         try:
             method(self, *args, **kwargs)
@@ -67,7 +71,7 @@ class Observer:
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
             return
-        self._begin(trained)
+        self._begin(trained, trained[0].device)
         step = max(1, len(trained) // _HOOKED)
         for parameter in trained[::step]:
             if parameter.is_leaf:
@@ -75,13 +79,14 @@ class Observer:
                 watched.register_post_accumulate_grad_hook(self.backward_began)
 
     @_guarded
-    def sharded(self, parameters: Iterable[nn.Parameter]) -> None:
-        """FSDP2 shards parameters."""
+    def sharded(self, group: Any) -> None:
+        """FSDP2 shards a group of parameters, its `FSDPParamGroup`."""
+        parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
-            self._begin(trained)
+            self._begin(trained, group.device)  # parameters may be elsewhere, or have no data yet
 
-    def _begin(self, trained: list[nn.Parameter]) -> None:
+    def _begin(self, trained: list[nn.Parameter], device: torch.device) -> None:
         self._parameters.update(map(id, trained))
         if self._recorder is not None:
             return
@@ -93,7 +98,7 @@ class Observer:
             )
             return
         self._thread = threading.get_ident()
-        self._recorder = Recorder(os.environ, rank, world, trained[0].device)
+        self._recorder = Recorder(os.environ, rank, world, device)
         atexit.register(self.close)
 
     @_guarded
@@ -117,8 +122,9 @@ class Observer:
             return
         assert self._recorder is not None
         data = iterator._dataset
-        if (first := iterator._num_yielded == 1) and hasattr(data, "__len__"):
-            self._recorder.reads(len(data))
+        if first := iterator._num_yielded == 1:
+            with suppress(Exception):  # a length is the script's own code, and may be refused
+                self._recorder.reads(len(data))
         sampled = getattr(iterator._index_sampler, "batch_size", None)
         size = size_of(batch, sampled)
         self._recorder.timeline.loaded(took_s, id(data), size, first=first)
@@ -151,6 +157,7 @@ class Observer:
         assert self._recorder is not None
         self._in_backward = False
         self._recorder.timeline.reduced()
+        self._bound()
 
     @_guarded
     def sharded_backward_began(self) -> None:
@@ -170,6 +177,7 @@ class Observer:
         """What FSDP2 waited for is there."""
         if self._recorder is not None:
             self._recorder.timeline.waited()
+            self._bound()
 
     @_guarded
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -184,6 +192,12 @@ class Observer:
         if self._recorder is not None and self._loss in ("", name):
             self._loss = name
             self._recorder.logged(value)
+
+    def _bound(self) -> None:
+        """Ends observing where no step ever ends, whose parts would fill the memory."""
+        assert self._recorder is not None
+        if self._recorder.timeline.spans > _MOST_SPANS:
+            self.end("no optimiser of the model steps")
 
     def _trains_here(self) -> bool:
         return self._recorder is not None and threading.get_ident() == self._thread
@@ -202,6 +216,12 @@ class Observer:
             return True
         self._others.add(optimizer)
         return False
+
+
+def _captures() -> bool:
+    """Whether the current stream's work becomes part of a CUDA graph."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 def _at_the_end(callback: Any) -> None:

@@ -29,14 +29,15 @@ def apply(observer: Observer) -> None:
     _watch_loaders(observer)
 
     def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        observer.stepped(optimizer)
+        if not torch.compiler.is_compiling():  # what compiles a step would trace the observer, too
+            observer.stepped(optimizer)
 
     register_optimizer_step_post_hook(stepped)
 
 
 def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
     """What is observed once the script imports it, by the module's name."""
-    return {_FSDP: lambda module: _watch_shards(observer, module.FSDPParamGroup)}
+    return {_FSDP: lambda module: _watch_shards(observer, module)}
 
 
 def _watch_models(observer: Observer) -> None:
@@ -72,26 +73,34 @@ def _watch_loaders(observer: Observer) -> None:
     iterators.__next__ = __next__  # type: ignore[method-assign]
 
 
-def _watch_shards(observer: Observer, group: Any) -> None:
-    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait."""
-    make = group.__init__
+def _watch_shards(observer: Observer, module: Any) -> None:
+    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait.
+
+    Raises:
+        AttributeError: this release of torch has lost a name. Nothing is changed then.
+    """
+    group = module.FSDPParamGroup
+    names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+    backward = module.TrainingState.PRE_BACKWARD
+    make, methods = group.__init__, [getattr(group, name) for name in names]
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
-        observer.sharded([each.sharded_param for each in self.fsdp_params])
+        observer.sharded(self)
 
     group.__init__ = __init__
-    for name in ("unshard", "wait_for_unshard", "post_backward", "finalize_backward"):
-        setattr(group, name, _waiting(observer, getattr(group, name)))
+    for name, method in zip(names, methods, strict=True):
+        setattr(group, name, _waiting(observer, method, backward))
 
 
-def _waiting(observer: Observer, method: Any) -> Any:
+def _waiting(observer: Observer, method: Any, backward: Any) -> Any:
     gathers = method.__name__ in ("unshard", "wait_for_unshard")
 
     @wraps(method)
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        held_out = gathers and not torch.is_grad_enabled() and not _in_backward(self)
+        in_backward = self._training_state == backward
+        held_out = gathers and not torch.is_grad_enabled() and not in_backward
         if held_out or torch.compiler.is_compiling():
             return method(self, *args, **kwargs)
         if method.__name__ == "post_backward":
@@ -103,8 +112,3 @@ def _waiting(observer: Observer, method: Any) -> Any:
             observer.waited()
 
     return observed
-
-
-def _in_backward(group: Any) -> bool:
-    state = getattr(group, "_training_state", None)
-    return str(getattr(state, "name", "")).endswith("BACKWARD")

@@ -68,8 +68,10 @@ class Recorder:
 
     def close(self) -> None:
         """Delivers what is left and ends the thread, in a few seconds at most."""
-        self._report(self.timeline.closed())
-        self._emitter.close()
+        try:
+            self._report(self.timeline.closed())
+        finally:
+            self._emitter.close()
 
     def _report(self, steps: Iterable[ObservedStep]) -> None:
         for step in steps:

@@ -6,7 +6,7 @@ import logging
 import sys
 from types import ModuleType
 
-from paceline.train.observing.imports import AfterImport
+from paceline.train.observing.imports import AfterImport, called
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def begin(_torch: ModuleType | None = None) -> None:
         patches.apply(observer)
         later = {**patches.later(observer), **losses.later(observer)}
         for name in later.keys() & sys.modules.keys():
-            later.pop(name)(sys.modules[name])
+            called(later.pop(name), sys.modules[name])
         sys.meta_path.insert(0, AfterImport(later))
     except Exception:
         logger.warning("this process is not observed", exc_info=True)

@@ -15,6 +15,10 @@ from paceline.train.telling.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
+_PENDING = 64  # steps that a device may be behind until it is waited for
+_CLOSING_S = 1.0
+_POLL_S = 0.01
+
 
 @dataclass
 class ObservedStep:
@@ -67,6 +71,7 @@ class Timeline:
         self._ready: Any = None  # when it began to wait; None: it does not
         self._fetched = NOTHING  # the size of the newest batch from a loader
         self._counted = False  # the batch that is computed now is in the step's size
+        self._sized = False  # a batch was counted since the loader's newest one
         self._loads = False
         self._between = True  # no batch came since the optimiser's newest step
         self._data = 0  # the data set of the newest batch
@@ -86,6 +91,11 @@ class Timeline:
         if self._ready is not None:
             return step, Phase.SYNC
         return step, Phase.SCRIPT if self._between else Phase.COMPUTE
+
+    @property
+    def spans(self) -> int:
+        """How many parts the step has that the rank is in."""
+        return len(self._open.spans)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -109,13 +119,13 @@ class Timeline:
             self._fresh = data
         self._data = data
         self._loads_s[data] = self._loads_s.get(data, 0.0) + took_s
-        self._fetched, self._counted, self._between = size, False, False
+        self._fetched, self._counted, self._sized, self._between = size, False, False, False
         self._since, self._since_s = self._clock.stamp(), time.perf_counter()
 
     def entered(self, size: BatchSize) -> None:
         """The model got a batch to train on."""
         if not self._counted:
-            self._counted = True
+            self._counted = self._sized = True
             self._open.size += size
 
     def waits(self) -> None:
@@ -133,9 +143,12 @@ class Timeline:
         self._since, self._ready = now, None
 
     def reduced(self) -> None:
-        """The gradients of a batch are reduced, or kept. What follows is another batch's."""
+        """The gradients of a batch are reduced, or kept. What follows is another batch's.
+
+        Or more of the same one's: reentrant checkpointing has a backward pass for each part.
+        """
         self.waited()
-        if not self._counted:  # nobody saw the model get its batch
+        if not self._sized:  # nobody saw the model get its batch
             self.entered(self._fetched)
         self._counted = False
 
@@ -161,11 +174,19 @@ class Timeline:
         self._between, self._counted = True, False
         self._over.append(step)
         self._open = ObservedStep(step.number + 1)
-        return self._passed(2)
+        return self._passed(_PENDING)
 
     def closed(self) -> list[ObservedStep]:
-        """The script is over. Returns all steps that are left."""
-        return self._passed(0)
+        """The script is over. Returns the steps that are left and that the device has passed.
+
+        A device on which a training crashed may pass nothing any more.
+        """
+        deadline = time.perf_counter() + _CLOSING_S
+        while self._over and not self._over[-1].readable(self._clock):
+            if time.perf_counter() > deadline:
+                break
+            time.sleep(_POLL_S)
+        return [step for step in self._over if step.readable(self._clock)]
 
     def _begin(self) -> None:
         """A step begins, with its first computing: the step before it took until now."""
