@@ -22,7 +22,7 @@ from paceline_backend.api.runs import store_of
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept, recommended
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, audit, runs, switches
+from paceline_backend.store import Store, audit, runs
 from paceline_backend.store.outcomes import forecasts
 
 _FRESH_STEPS = 100  # a forecast holds for so many steps,
@@ -115,8 +115,7 @@ def set_auto(request: Request, run: str, expected: Expected, body: whatif_models
     details = {"mode": body.mode, "relaxed": body.relaxed}
     with store_of(request).write() as connection:
         if body.mode != "off":
-            policy = switches.latest(connection, runs.key_of(connection, run)).policy
-            requests.refuse_observed(run, policy)
+            requests.refuse_observed(run, runs.launched(connection, run).policy)
         audit.record_change(connection, run, by, "run.auto", expected=expected, details=details)
         forecasts.set_auto(connection, run, body.mode, by.name, time.time(), body.relaxed)
     return get_auto(request, run)
