@@ -260,7 +260,7 @@ def test_a_script_may_ask_for_a_module_before_it_imports_it(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    finder = AfterImport({module: lambda found: seen.append(found.value)})
+    finder = AfterImport({module: lambda imported: seen.append(imported.value)})
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     assert importlib.util.find_spec(module) is not None
     assert seen == []
@@ -273,7 +273,7 @@ def test_a_script_may_ask_for_a_module_before_it_imports_it(
 def test_an_error_in_a_hook_leaves_the_import_alone(
     module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finder = AfterImport({module: lambda found: found.no_such_name})
+    finder = AfterImport({module: lambda imported: imported.no_such_name})
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     assert importlib.import_module(module).value == 7
     assert f"what uses {module} is not observed" in caplog.text
