@@ -83,13 +83,13 @@ def observation(
 
 
 def test_signals_reach_the_command_which_takes_its_time(tmp_path: Path) -> None:
-    told, ticks = tmp_path / "told", iter(range(3))
+    answered, ticks = tmp_path / "answered", iter(range(3))
 
     def pump() -> None:
-        if told.exists() and next(ticks, None) is None:
+        if answered.exists() and next(ticks, None) is None:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    command = [sys.executable, "-c", ANSWERS, str(told)]
+    command = [sys.executable, "-c", ANSWERS, str(answered)]
     observed, states = observation(command, tmp_path, pump=pump)
     assert observed.run() == 7
     assert states == [State.STARTING, State.RUNNING, State.STOPPED]

@@ -68,10 +68,10 @@ def _look(
 ) -> None:
     try:
         metrics = metrics_of(*args, **kwargs)
-        found = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
+        training = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
     except Exception:  # the method itself says what is wrong with its arguments
         return
-    for name, value in found.items():
+    for name, value in training.items():
         if isinstance(value, Real) or (isinstance(value, torch.Tensor) and not value.ndim):
             observer.logged(name, value)
 
