@@ -86,10 +86,12 @@ def _listed(request: Request, connection: Connection) -> dict[str, Any]:
     default = settings_of(request).hour_price
     listed, at = prices.listed(connection), now(connection)
     known = {row["type"] for row in listed if row["since"] <= at}
-    types = {node["type"] for node in nodes.listed(connection)} - {""}
+    there = nodes.listed(connection)
+    types = {node["type"] for node in there} - {""}
     return {
         "currency": costs.currency(connection, default),
         "default": None if default is None else vars(default),
         "prices": listed,
         "unpriced": sorted(types - known),
+        "untyped": sorted(node["id"] for node in there if not node["type"]),
     }
