@@ -98,6 +98,8 @@ def test_prices_are_set_listed_and_deleted(
     ]  # fmt: skip
     assert (changes[-1]["target"], changes[-1]["why"]) == ("p4d", "a price of the provider's")
     assert changes[-1]["details"]["amount"] == 36.0
+    [deleted] = changes[1]["details"]["prices"]
+    assert (deleted["amount"], deleted["currency"], deleted["per"]) == (36.0, "USD", "node")
 
 
 @pytest.mark.parametrize(

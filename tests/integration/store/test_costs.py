@@ -220,10 +220,10 @@ def test_a_price_may_change_in_the_middle(store: Store) -> None:
     price(store, "spot", 0.0, noon)  # put right: the time counts anew
     assert spent(store, "r").cost == pytest.approx(0.01 * 2)
     with store.write() as connection:
-        assert prices.remove(connection, "spot", noon) == 1
+        assert len(prices.remove(connection, "spot", noon)) == 1
     assert spent(store, "r").cost == pytest.approx(0.01 * 4)
     with store.write() as connection:
-        assert prices.remove(connection, "spot", None) == 1
+        assert len(prices.remove(connection, "spot", None)) == 1
     assert spent(store, "r") == Spent(8.0, 2.0, unpriced_s=8.0)
     assert spent(store, "r", Price(3600.0, "EUR")).cost == pytest.approx(8.0)
 

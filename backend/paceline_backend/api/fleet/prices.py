@@ -74,10 +74,11 @@ def delete_price(
     """Forgets a price: its time costs what the type's price before says, or the default."""
     asks = requester_of(request, by, why)
     with store_of(request).write() as connection:
-        if not prices.remove(connection, node_type, since):
+        removed = prices.remove(connection, node_type, since)
+        if not removed:
             then = "" if since is None else f" from {since:.3f} on"
             raise ProblemError(_MISSING, f"type {node_type!r} has no price{then}: see GET /prices")
-        details = {} if since is None else {"since": since}
+        details = {"prices": removed}
         audit.record(connection, asks, "price.delete", target=node_type, details=details)
         return _listed(request, connection)
 

@@ -84,11 +84,15 @@ def check_default(default: Price | None, currency: str | None) -> None:
         )
 
 
-def remove(connection: sa.Connection, node_type: str, since: float | None) -> int:
-    """Forgets a type's price from a moment on, or (None) all of its prices; how many there were."""
+def remove(
+    connection: sa.Connection, node_type: str, since: float | None
+) -> list[dict[str, Any]]:
+    """Forgets a type's price from a moment on, or (None) all of its prices; those that were."""
     c = node_prices.c
     where = [c.type == node_type] + ([] if since is None else [c.since == since])
-    return connection.execute(sa.delete(node_prices).where(*where)).rowcount
+    columns = (c.since, c.amount, c.currency, c.per)
+    removed = connection.execute(sa.delete(node_prices).where(*where).returning(*columns))
+    return sorted((dict(row) for row in removed.mappings()), key=lambda row: row["since"])
 
 
 def currency(connection: sa.Connection) -> str | None:
