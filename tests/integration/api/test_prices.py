@@ -68,6 +68,7 @@ def test_prices_are_set_listed_and_deleted(
     made = put(spot, since=None, why="a price of the provider's").json()
     assert made["since"] == pytest.approx(time.time(), abs=60)
     assert (made["per"], made["set_by"]) == ("node", "configured")
+    assert put(spot, since=None).json() == made, "the same again changes nothing"
     main = in_process(monkeypatch, capsys)
     server = ("--server", str(spot.base_url))
     code, said, _ = main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)

@@ -299,7 +299,7 @@ def test_the_same_price_again_changes_nothing(store: Store) -> None:
 
 def test_a_price_set_now_is_put_right_from_its_second_on(store: Store) -> None:
     with store.write() as connection:
-        wrong = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)
+        wrong, _ = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)
         assert wrong["since"] == int(wrong["since"]), "the command line takes whole seconds"
         prices.put(connection, "x", wrong["since"], Price(32.77, "EUR"), "ada", None)
         [row] = prices.listed(connection)

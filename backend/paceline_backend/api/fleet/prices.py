@@ -46,9 +46,10 @@ def set_price(request: Request, body: NewPrice) -> Any:
         price = Price(body.amount, body.currency, body.per)
         with store_of(request).write() as connection:
             default = settings_of(request).hour_price
-            row = prices.put(connection, body.type, body.since, price, by.known_as, default)
+            row, new = prices.put(connection, body.type, body.since, price, by.known_as, default)
             details = {name: row[name] for name in ("since", "amount", "currency", "per")}
-            audit.record(connection, by, "price.set", target=body.type, details=details)
+            if new:
+                audit.record(connection, by, "price.set", target=body.type, details=details)
             return row
     except PriceError as error:
         word = str(error).partition(" ")[0]
