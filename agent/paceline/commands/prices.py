@@ -123,6 +123,9 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     if answer["unpriced"]:
         types = ", ".join(map(plain, answer["unpriced"]))
         typer.echo(f"Types of nodes without a price of their own: {types}")
+    if answer.get("untyped"):
+        untyped = ", ".join(map(plain, answer["untyped"]))
+        typer.echo(f"Nodes of unknown type, which only the server's --hour-price prices: {untyped}")
 
 
 def _price(of: dict[str, Any]) -> str:

@@ -191,7 +191,8 @@ def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
     """
     if sizes is not None:
         order = np.argsort(sizes, kind="stable")
-        store.set("profile/typical", json.dumps(spread(order.tolist(), most)))
+        places = (np.arange(most) + 0.5) * len(order) / most
+        store.set("profile/typical", json.dumps(order[places.astype(np.int64)].tolist()))
     typical: list[int] = json.loads(store.get("profile/typical"))
     return typical
 

@@ -63,10 +63,12 @@ def test_prices_are_set_listed_and_deleted(
     spot: httpx.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = {"currency": None, "default": None, "prices": [], "unpriced": ["p4d", "spare parts"]}
+    empty |= {"untyped": []}
     assert spot.get("/api/v1/prices").json() == empty
     made = put(spot, since=None, why="a price of the provider's").json()
     assert made["since"] == pytest.approx(time.time(), abs=60)
     assert (made["per"], made["set_by"]) == ("node", "configured")
+    assert put(spot, since=None).json() == made, "the same again changes nothing"
     main = in_process(monkeypatch, capsys)
     server = ("--server", str(spot.base_url))
     code, said, _ = main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)
@@ -97,6 +99,8 @@ def test_prices_are_set_listed_and_deleted(
     ]  # fmt: skip
     assert (changes[-1]["target"], changes[-1]["why"]) == ("p4d", "a price of the provider's")
     assert changes[-1]["details"]["amount"] == 36.0
+    [deleted] = changes[1]["details"]["prices"]
+    assert (deleted["amount"], deleted["currency"], deleted["per"]) == (36.0, "USD", "node")
 
 
 @pytest.mark.parametrize(
@@ -220,6 +224,19 @@ def test_a_price_that_rises_holds_from_then_on(spot: httpx.Client, store: Store)
     # Of the 40 steps that are counted, 30 are before it.
     run = spot.get("/api/v1/runs/r").json()
     assert run["cost"]["amount"] == pytest.approx(30 * 0.036 + 10 * 0.072)
+
+
+def test_nodes_of_unknown_type_are_named(
+    spot: httpx.Client,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    telemetry.write(store, [("", NodeState("old", "old", 8, 2**30, [], time.time(), "0"))])
+    answer = spot.get("/api/v1/prices").json()
+    assert (answer["unpriced"], answer["untyped"]) == (["p4d", "spare parts"], ["old"])
+    said = in_process(monkeypatch, capsys)("prices", "--server", str(spot.base_url))[1]
+    assert "Nodes of unknown type, which only the server's --hour-price prices: old" in said
 
 
 @pytest.mark.parametrize("state", ["running", "finished"])

@@ -220,10 +220,10 @@ def test_a_price_may_change_in_the_middle(store: Store) -> None:
     price(store, "spot", 0.0, noon)  # put right: the time counts anew
     assert spent(store, "r").cost == pytest.approx(0.01 * 2)
     with store.write() as connection:
-        assert prices.remove(connection, "spot", noon) == 1
+        assert len(prices.remove(connection, "spot", noon)) == 1
     assert spent(store, "r").cost == pytest.approx(0.01 * 4)
     with store.write() as connection:
-        assert prices.remove(connection, "spot", None) == 1
+        assert len(prices.remove(connection, "spot", None)) == 1
     assert spent(store, "r") == Spent(8.0, 2.0, unpriced_s=8.0)
     assert spent(store, "r", Price(3600.0, "EUR")).cost == pytest.approx(8.0)
 
@@ -299,7 +299,7 @@ def test_the_same_price_again_changes_nothing(store: Store) -> None:
 
 def test_a_price_set_now_is_put_right_from_its_second_on(store: Store) -> None:
     with store.write() as connection:
-        wrong = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)
+        wrong, _ = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)
         assert wrong["since"] == int(wrong["since"]), "the command line takes whole seconds"
         prices.put(connection, "x", wrong["since"], Price(32.77, "EUR"), "ada", None)
         [row] = prices.listed(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -152,9 +153,17 @@ def test_what_each_provider_calls_the_machine(
     service.answers[f"/{name}/type"] = (503, "not yet")
     notices = asking(at(name, base))
     until(lambda: len(service.headers) >= 6, "some questions")
-    assert notices.node_type() == "", "it may still be told"
+    until(lambda: notices.node_type() is None, "that the provider does not say it so far")
     service.answers[f"/{name}/type"] = answer
     until(lambda: notices.node_type() == node_type, f"the type {node_type}")
+    assert notices.words() is None
+
+
+def test_a_service_that_nobody_reaches_tells_no_type(asking: Asking) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    notices = asking(at("ec2", f"http://127.0.0.1:{port}"))
+    until(lambda: notices.node_type() is None, "that the provider does not answer")
     assert notices.words() is None
 
 

@@ -13,7 +13,7 @@ import torch
 from paceline.core.errors import PacelineError
 from paceline.train.device import Device
 from paceline.train.parts import Step
-from paceline.train.profile import Profile, limits_of, listed_limits, measure
+from paceline.train.profile import Profile, limits_of, listed_limits, measure, shared_typical
 
 
 def done() -> None:
@@ -195,3 +195,10 @@ def test_each_timing_has_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         hold(10, time.perf_counter())
     assert len({round(seconds) for seconds in slept}) == 3
+
+
+def test_typical_samples_are_the_quantiles_of_the_sizes() -> None:
+    store = torch.distributed.HashStore()
+    sizes = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
+    assert shared_typical(store, sizes, 3) == [3, 2, 5]
+    assert shared_typical(store, None, 3) == [3, 2, 5]

@@ -149,6 +149,7 @@ class Notices:
         self._words: str | None = None
         self._token = self._name = self._type = ""
         self._types = bool(provider.type_url)  # it may still say the machine's type
+        self._type_asked = False  # at least once
         self._closed = threading.Event()
         self._answers = True
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
@@ -158,8 +159,11 @@ class Notices:
         return self._words
 
     def node_type(self) -> str | None:
-        """The machine's type; empty: it is not known yet. None: the provider does not say."""
-        return self._type if self._types else None
+        """The machine's type; empty: the first answer is awaited. None: the provider does not say.
+
+        A provider that says it at a later question counts from then on.
+        """
+        return self._type or (None if self._type_asked or not self._types else "")
 
     def close(self) -> None:
         """Asks no more."""
@@ -199,11 +203,13 @@ class Notices:
         try:
             answer = client.get(self._provider.type_url, headers=self._headers(client))
         except httpx.HTTPError:
-            return
-        if answer.is_success:
-            # Google's answer is projects/PROJECT/machineTypes/TYPE.
-            self._type = answer.text.strip().rpartition("/")[2][:LONGEST_TYPE]
-        self._types = bool(self._type) or answer.status_code != httpx.codes.NOT_FOUND
+            pass
+        else:
+            if answer.is_success:
+                # Google's answer is projects/PROJECT/machineTypes/TYPE.
+                self._type = answer.text.strip().rpartition("/")[2][:LONGEST_TYPE]
+            self._types = bool(self._type) or answer.status_code != httpx.codes.NOT_FOUND
+        self._type_asked = True
 
     def _named(self, client: httpx.Client) -> str:
         """This machine's name at the provider; empty where no notice needs it.

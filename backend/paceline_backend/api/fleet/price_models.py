@@ -42,6 +42,10 @@ class NodePrices(BaseModel):
         description="types of listed nodes that have no price of their own now",
         examples=[["g5.xlarge"]],
     )
+    untyped: list[str] = Field(
+        description="listed nodes whose type is unknown: only the default prices their time",
+        examples=[["vm-3"]],
+    )
 
 
 class NewPrice(models.Change):

@@ -46,9 +46,10 @@ def set_price(request: Request, body: NewPrice) -> Any:
         price = Price(body.amount, body.currency, body.per)
         with store_of(request).write() as connection:
             default = settings_of(request).hour_price
-            row = prices.put(connection, body.type, body.since, price, by.known_as, default)
+            row, new = prices.put(connection, body.type, body.since, price, by.known_as, default)
             details = {name: row[name] for name in ("since", "amount", "currency", "per")}
-            audit.record(connection, by, "price.set", target=body.type, details=details)
+            if new:
+                audit.record(connection, by, "price.set", target=body.type, details=details)
             return row
     except PriceError as error:
         word = str(error).partition(" ")[0]
@@ -74,10 +75,11 @@ def delete_price(
     """Forgets a price: its time costs what the type's price before says, or the default."""
     asks = requester_of(request, by, why)
     with store_of(request).write() as connection:
-        if not prices.remove(connection, node_type, since):
+        removed = prices.remove(connection, node_type, since)
+        if not removed:
             then = "" if since is None else f" from {since:.3f} on"
             raise ProblemError(_MISSING, f"type {node_type!r} has no price{then}: see GET /prices")
-        details = {} if since is None else {"since": since}
+        details = {"prices": removed}
         audit.record(connection, asks, "price.delete", target=node_type, details=details)
         return _listed(request, connection)
 
@@ -86,10 +88,12 @@ def _listed(request: Request, connection: Connection) -> dict[str, Any]:
     default = settings_of(request).hour_price
     listed, at = prices.listed(connection), now(connection)
     known = {row["type"] for row in listed if row["since"] <= at}
-    types = {node["type"] for node in nodes.listed(connection)} - {""}
+    there = nodes.listed(connection)
+    types = {node["type"] for node in there} - {""}
     return {
         "currency": costs.currency(connection, default),
         "default": None if default is None else vars(default),
         "prices": listed,
         "unpriced": sorted(types - known),
+        "untyped": sorted(node["id"] for node in there if not node["type"]),
     }

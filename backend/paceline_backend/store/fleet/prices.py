@@ -31,8 +31,8 @@ def put(
     price: Price,
     by: str,
     default: Price | None,
-) -> dict[str, Any]:
-    """Notes that nodes of a type cost so much from a moment on; the row.
+) -> tuple[dict[str, Any], bool]:
+    """Notes that nodes of a type cost so much from a moment on; the row, and whether it is new.
 
     What they cost already need not be noted again: whoever looks at spot prices may tell each.
 
@@ -52,7 +52,7 @@ def put(
     at = now(connection)
     held = _row(connection, node_type, at)
     if since is None and held is not None and _price(held) == price:
-        return held
+        return held, False
     if since is None:  # but not before the price that it ends
         since = max(float(math.floor(at)), 0.0 if held is None else held["since"])
     key = {"type": node_type, "since": since}
@@ -68,7 +68,7 @@ def put(
     values |= {"set_at": at, "set_by": by}
     rows = insert(connection, node_prices).values(**key, **values)
     connection.execute(rows.on_conflict_do_update(index_elements=["type", "since"], set_=values))
-    return key | values
+    return key | values, True
 
 
 def check_default(default: Price | None, currency: str | None) -> None:
@@ -84,11 +84,13 @@ def check_default(default: Price | None, currency: str | None) -> None:
         )
 
 
-def remove(connection: sa.Connection, node_type: str, since: float | None) -> int:
-    """Forgets a type's price from a moment on, or (None) all of its prices; how many there were."""
+def remove(connection: sa.Connection, node_type: str, since: float | None) -> list[dict[str, Any]]:
+    """Forgets a type's price from a moment on, or (None) all of its prices; those that were."""
     c = node_prices.c
     where = [c.type == node_type] + ([] if since is None else [c.since == since])
-    return connection.execute(sa.delete(node_prices).where(*where)).rowcount
+    columns = (c.since, c.amount, c.currency, c.per)
+    removed = connection.execute(sa.delete(node_prices).where(*where).returning(*columns))
+    return sorted((dict(row) for row in removed.mappings()), key=lambda row: row["since"])
 
 
 def currency(connection: sa.Connection) -> str | None:
