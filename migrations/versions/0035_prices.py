@@ -55,6 +55,8 @@ def _replace(keys: list[sa.Column], more: list[sa.Column], rows: str) -> None:
         more: columns beside steps, worker_s and waited_s.
         rows: the query of the new table's rows, from the copy of the old one.
     """
+    if op.get_bind().dialect.name == "postgresql":  # else a server may count after the copy
+        op.execute("LOCK TABLE waiting_days IN ACCESS EXCLUSIVE MODE")
     op.execute(f"CREATE TABLE {_COPY} AS SELECT * FROM waiting_days")
     op.drop_table("waiting_days")
     op.create_table(
