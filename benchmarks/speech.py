@@ -28,7 +28,7 @@ from paceline_backend.server.stack import Stack
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "speech"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline" / "speech"
 WORLD = 2
-# In the first 15 to 20 steps the costs of batches are not known yet: ranks get equal counts, and
+# In the first two to five steps the costs of batches are not known yet: ranks get equal counts, and
 # steps are as slow as plain DDP's. An epoch has five steps.
 START = 3  # first epochs, which do not count
 MOST_S = 600.0  # longest time of a training
