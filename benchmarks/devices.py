@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser
 from real import GLOBAL_BATCH, per_sample
-from switch import wait
+from switch import effective, wait
 
 from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities
 from paceline.core.emulation import EmulatedDevice, Emulation
@@ -142,14 +142,7 @@ def measure(stack: Stack, mixture: Mixture) -> dict[str, Any]:
 def _switch(stack: Stack, run: str, policy: str, parameters: dict[str, Any]) -> dict[str, Any]:
     body = {"policy": policy, "parameters": parameters, "by": "benchmark"}
     version = stack.api("POST", f"/runs/{run}/policy", body)["version"]
-
-    def begun(_: Any = None) -> int | None:
-        switches = stack.api("GET", f"/runs/{run}/switches")
-        step: int | None = switches[version]["effective_step"]
-        return step
-
-    wait(stack.api, run, lambda now: begun() is not None, timeout_s=120.0)
-    return _steps(stack, run, (begun() or 0) + FIRST)
+    return _steps(stack, run, effective(stack.api, run, version) + FIRST)
 
 
 def _steps(stack: Stack, run: str, first: int) -> dict[str, Any]:

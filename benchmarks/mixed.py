@@ -3,7 +3,7 @@
 Nothing is emulated. The run is under a real control plane and goes from bsp to static-batching,
 whose capacities nobody has typed, and to paceline. Samples are all alike. From what the ranks
 reported in the three stretches each rank's time for a batch is fitted as b + c·n, and the limit is
-the least time of a step that any whole counts would take. Without a GPU all ranks are on the CPU.
+the least time of a step that any whole counts would take. Without a GPU nothing is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from devices import limit_of
 from harness import Check, finish, parser
 from mixed_script import GLOBAL_BATCH
-from switch import wait
+from switch import effective, wait
 
 from paceline_backend.server.stack import Stack
 
@@ -49,16 +49,8 @@ def measure(stack: Stack, ranks: int, threads: int) -> dict[str, Any]:
     run = stack.api("POST", "/runs", body)["id"]
     made = {POLICIES[0]: stretch(stack, run, FIRST)}
     for policy in POLICIES[1:]:
-        version = stack.api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})[
-            "version"
-        ]
-
-        def begun(_: Any = None, version: int = version) -> int | None:
-            step: int | None = stack.api("GET", f"/runs/{run}/switches")[version]["effective_step"]
-            return step
-
-        wait(stack.api, run, lambda now, begun=begun: begun() is not None, timeout_s=120.0)
-        made[policy] = stretch(stack, run, (begun() or 0) + FIRST)
+        asked = stack.api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})
+        made[policy] = stretch(stack, run, effective(stack.api, run, asked["version"]) + FIRST)
     workers = stack.api("GET", f"/runs/{run}/workers")
     verdict = stack.api("GET", f"/runs/{run}/verdict")
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
@@ -108,6 +100,11 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     arguments.add_argument("--threads", type=int, default=max(1, cores // 4), help="of a rank")
     options = arguments.parse_args()
+    config = {"ranks": options.ranks, "threads": options.threads, "gpus": torch.cuda.device_count()}
+    if not torch.cuda.is_available():
+        finish(
+            options, config, {"skipped": "no GPU"}, [], "skipped: no GPU, so all devices are alike"
+        )
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
         results = measure(stack, options.ranks, options.threads)
     share = results["share_of_limit"]
@@ -122,7 +119,6 @@ def main() -> None:
         f"  {results['samples'][name]}"
         for name in POLICIES
     ]
-    config = {"ranks": options.ranks, "threads": options.threads, "gpus": torch.cuda.device_count()}
     finish(options, config, results, checks, "\n".join(lines))
 
 

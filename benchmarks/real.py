@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from switch import wait
+from switch import effective, wait
 
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
@@ -95,18 +95,11 @@ def train(stack: Stack, cluster: Cluster) -> dict[str, Any]:
             continue
         body = {"policy": policy, "parameters": parameters, "by": "benchmark"}
         version = stack.api("POST", f"/runs/{run}/policy", body)["version"]
-        wait(stack.api, run, lambda now, v=version: _effective(stack, now["id"], v) is not None)
-        begun = _effective(stack, run, version)
-        assert begun is not None
+        begun = effective(stack.api, run, version)
         times[label] = _per_work(stack, run, begun + LEARN, cluster)
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
     wait(stack.api, run, lambda now: now["ended_at"] is not None)
     return {"speedup": {label: times["bsp"] / spent for label, spent in times.items()}}
-
-
-def _effective(stack: Stack, run: str, version: int) -> int | None:
-    step: int | None = stack.api("GET", f"/runs/{run}/switches")[version]["effective_step"]
-    return step
 
 
 def _per_work(stack: Stack, run: str, first: int, cluster: Cluster) -> float:

@@ -83,6 +83,19 @@ def wait(api: Api, run: str, until: Any, timeout_s: float = 300.0) -> dict[str, 
     raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
 
 
+def effective(api: Api, run: str, version: int) -> int:
+    """The first step of a policy version; waits until there is one."""
+    first: list[int] = []
+
+    def in_force(_: Any) -> bool:
+        step: int | None = api("GET", f"/runs/{run}/switches")[version]["effective_step"]
+        first[:] = [] if step is None else [step]
+        return bool(first)
+
+    wait(api, run, in_force, timeout_s=120.0)
+    return first[0]
+
+
 def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:
     """When a step began (Unix time), and how long it took."""
     while True:

@@ -14,12 +14,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Check, finish, parser
+from switch import effective, wait
 
 from paceline.core.cost import Features
 from paceline.node.client import Client
@@ -155,7 +155,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
         "env": {"PACELINE_EMULATE": json.dumps(emulated)},
     }
     run = stack.api("POST", "/runs", body)["id"]
-    wait(stack, run, lambda now: (now["step"] or 0) >= BEFORE)
+    wait(stack.api, run, lambda now: (now["step"] or 0) >= BEFORE)
     began = time.monotonic()
     with Client(stack.url, timeout_s=300.0) as client:  # the first forecast starts its process
         answer = client.call("GET", f"/runs/{run}/whatif?refresh=true")
@@ -165,13 +165,13 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     forecast = next(row for row in answer["forecasts"] if row["policy"] == policy)
     chosen = {"policy": policy, "parameters": forecast["parameters"], "by": "benchmark"}
     asked = stack.api("POST", f"/runs/{run}/policy", chosen)
-    first = effective(stack, run, asked["version"]) + WARMUP_STEPS
-    wait(stack, run, lambda now: now["step"] >= first + AFTER)
+    first = effective(stack.api, run, asked["version"]) + WARMUP_STEPS
+    wait(stack.api, run, lambda now: now["step"] >= first + AFTER)
     span = f"from={first}&to={first + AFTER - 1}"
     step_s = stack.api("GET", f"/runs/{run}/steps?{span}")["step_s"]
     load = np.sum(stack.api("GET", f"/runs/{run}/worker-steps?{span}")["load"])
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
-    wait(stack, run, lambda now: now["state"] == "stopped")
+    wait(stack.api, run, lambda now: now["state"] == "stopped")
     measured_s = float(sum(step_s) / load * mean_load(stack, run))
     return {
         "policy": policy,
@@ -188,19 +188,6 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     }
 
 
-def effective(stack: Stack, run: str, version: int) -> int:
-    """The first step of a policy version; waits until there is one."""
-
-    def there() -> int | None:
-        step: int | None = stack.api("GET", f"/runs/{run}/switches")[version]["effective_step"]
-        return step
-
-    wait(stack, run, lambda _: there() is not None)
-    step = there()
-    assert step is not None
-    return step
-
-
 def mean_load(stack: Stack, run: str) -> float:
     """Mean load of a step over a whole epoch."""
     with Store.open(embedded_database(stack.data)) as store, store.read() as connection:
@@ -208,21 +195,6 @@ def mean_load(stack: Stack, run: str) -> float:
     assert hello is not None
     sizes = hello.sizes_array()
     return float(sizes.sum()) / -(-len(sizes) // hello.global_batch)
-
-
-def wait(
-    stack: Stack, run: str, until: Callable[[dict[str, Any]], bool], timeout_s: float = 180.0
-) -> None:
-    """Polls a run until a condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        now = stack.api("GET", f"/runs/{run}")
-        if until(now):
-            return
-        if now["state"] == "failed":
-            raise RuntimeError(f"run {run} failed: {now['message']}")
-        time.sleep(0.2)
-    raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 need
 _FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
 _JUMP = 0.9  # a residual counts as at most so much more than the one before
 _SURE = 0.98  # probability from which on a young run's cost is expected to stay
+_ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible` takes 10 ms
 _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
 _LITTLE = 1e-6  # what sizes add to a sample's cost where only samples count
@@ -276,6 +277,9 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
     """
     if _grouped(rows, valid):
         return True
+    padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
+    if padding.max() < _ALIKE * padding.min():  # both costs forecast alike
+        return False
     first = plausible(rows)[0]
     return first.cost.padded and first.probability >= _SURE
 
