@@ -321,6 +321,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 
     with (
         mock.patch("paceline.train.plan.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.plan.leader.ALONE_S", 0.0),  # the first two are no longer
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield

@@ -16,6 +16,7 @@ LEAST_S = 30.0  # and for so long.
 # Times as long as that if all ranks are in the loop's body, where they may evaluate, too.
 BODY_TIMES = 10.0
 FRESH_S = 25.0  # Ranks repeat every 10 s what they have been doing for long.
+HEARD_S = 20.0  # Where some have told it twice, those that have not told it have nothing to tell.
 
 _MOST_NAMED = 8  # ranks in a sentence
 _WAITING = frozenset({Phase.SYNC, Phase.PLAN})
@@ -99,6 +100,8 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     if standing.state in ENDED or since_s < bound_s:
         return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
     unheard = set(range(standing.world)) - standing.phases.keys()
+    if unheard and since_s < HEARD_S:
+        return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
     silent = sorted(unheard & set(standing.begun))
     known += [
         LongPhase(known[0].attempt, rank, -1, Phase.SCRIPT, since_s, known[0].at)

@@ -65,7 +65,11 @@ def test_what_an_observed_run_does_not_take(server: Stack, tmp_path: Path) -> No
         method = "PUT" if path == "auto" else "POST"
         with pytest.raises(PacelineError, match="is observed"):
             server.api(method, f"/runs/{run}/{path}", body)
-    answer = server.api("GET", f"/runs/{run}/whatif")
+    for _ in range(3):  # a busy machine may change a rank's speed in a run's last steps
+        answer = server.api("GET", f"/runs/{run}/whatif")
+        if "speed changed" not in (answer["reason"] or ""):
+            break
+        run = observed(server, "ddp", tmp_path)
     assert answer["reason"] is None and "tells no sizes" in answer["assumes"]
     best = max(answer["forecasts"], key=lambda each: each["saving"])
     assert best["saving"] > 0.1  # rank 1 would get fewer samples
