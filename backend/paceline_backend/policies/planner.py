@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def assignments(self) -> list[list[Ints]]:
-        """Samples, [step][rank]."""
+        """Samples, ``[step][rank]``."""
         return self.batches.parts
 
 
