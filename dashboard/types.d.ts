@@ -477,20 +477,30 @@ interface ComparedSide {
   trained: [number, number][];
 }
 
-/** A difference with its 95 % interval. */
+/** A difference with its 95 % interval; null: there is none. */
 interface Change95 {
   value: number;
-  low: number;
-  high: number;
+  low: number | null;
+  high: number | null;
   ratio: number | null;
   known: boolean;
   better: boolean | null;
 }
 
+/** A figure of all sides: of steps, of a metric of evaluations, of a target, or of money. */
+interface ComparedFigure {
+  figure: string;
+  unit: string;
+  metric: string | null;
+  target: Pick<Target, "metric" | "value" | "direction" | "source"> | null;
+  values: (number | null)[];
+  changes: (Change95 | null)[];
+}
+
 /** As `GET compare` answers. */
 interface Comparison {
   sides: ComparedSide[];
-  differences: { figure: string; unit: string; values: (number | null)[]; changes: (Change95 | null)[] }[];
+  differences: ComparedFigure[];
   words: string[];
 }
 

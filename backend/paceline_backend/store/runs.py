@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -226,6 +226,30 @@ def get(store: Store, run: str) -> dict[str, Any]:
     if not rows:
         raise UnknownRunError(f"no run {run}")
     return rows[0]
+
+
+def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """When a run first met a target that need not be its own, as `target.reached`.
+
+    Args:
+        store: the database.
+        run: public id.
+        wanted: `{metric, value, direction}`.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    with store.read() as connection:
+        row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
+        if row is None:
+            raise UnknownRunError(f"no run {run}")
+        asked = {**_plain(row), "target": wanted}
+        key, attempt = asked["key"], asked["attempt"]
+        facts = None if attempt is None else _facts(store, key, attempt)
+        spans = attempts.spans(connection, key, attempt)
+        reached = target.reached(connection, asked, spans, facts.per_epoch if facts else None)
+    assert reached is not None, "it has a target"
+    return reached
 
 
 def page(

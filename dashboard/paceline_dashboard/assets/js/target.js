@@ -5,7 +5,7 @@ import { byId, make, problem, show, text } from "./dom.js";
 import { integer, number, seconds } from "./format.js";
 
 /** @type {Record<Target["direction"], string>} */
-const SIGNS = { ">=": "≥", "<=": "≤" };
+export const SIGNS = { ">=": "≥", "<=": "≤" };
 
 /**
  * A target in words: what is wanted, and when it was met.
