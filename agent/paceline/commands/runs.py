@@ -59,7 +59,7 @@ StepMin = Annotated[
 ]
 Sort = Annotated[
     str,
-    typer.Option(help="Such as `name`, or `-waste`: the greatest first."),
+    typer.Option(help="Such as `name`, or `-waste` or `-cost`: the greatest first."),
 ]
 Limit = Annotated[int, typer.Option(min=1, max=500)]
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+import paceline
 from paceline.wire import NodeState, StepBatch
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.server.prices import Price, PriceError
@@ -169,6 +170,21 @@ def test_everything_that_tells_money_uses_the_nodes_own_price(
         "currency": "USD",
         "unpriced_hours": pytest.approx(unpriced),
     }
+    [group] = spot.get("/api/v1/history", params={"by": "run"}).json()
+    amounts = (pytest.approx(cost), pytest.approx(waited), "USD", pytest.approx(unpriced))
+    told = tuple(group[name] for name in ("cost", "waited_cost", "currency", "unpriced_hours"))
+    assert told == amounts
+    add_run(store, "newer")
+    assert [run["id"] for run in spot.get("/api/v1/runs?sort=-cost").json()["items"]] == [
+        *("r", "newer")
+    ]
+    with paceline.connect(str(spot.base_url)) as server:
+        table = server.runs(sort="waited_cost").table()
+        assert list(table.id) == ["r", "newer"]
+        assert (table.cost[0], table.currency[0]) == (pytest.approx(cost), "USD")
+        assert server.history("node").cost[0] == pytest.approx(cost)
+    with store.write() as connection:
+        connection.execute(sa.delete(schema.runs).where(schema.runs.c.id == "newer"))
     [listed] = spot.get("/api/v1/runs").json()["items"]
     assert listed["cost"] == run["cost"]
     assert spot.get("/api/v1/runs/r/verdict").json()["price"] is None, "b's is not known"
