@@ -75,6 +75,7 @@ def test_prices_are_set_listed_and_deleted(
     code, said, _ = main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)
     assert code == 0
     assert said.startswith("p4d costs 12.5 USD an hour of a node from 2026-01-01 00:00:00")
+    assert main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)[1] == said
     assert main("prices", "set", "b x/y", "1 USD", "--per", "worker", *server)[0] == 0
     answer = spot.get("/api/v1/prices").json()
     assert [(row["type"], row["amount"]) for row in answer["prices"]] == [
@@ -101,7 +102,7 @@ def test_prices_are_set_listed_and_deleted(
     assert (changes[-1]["target"], changes[-1]["why"]) == ("p4d", "a price of the provider's")
     assert changes[-1]["details"]["amount"] == 36.0
     [deleted] = changes[1]["details"]["prices"]
-    assert (deleted["amount"], deleted["currency"], deleted["per"]) == (36.0, "USD", "node")
+    assert deleted == {"since": made["since"], "amount": 36.0, "currency": "USD", "per": "node"}
 
 
 @pytest.mark.parametrize(
