@@ -247,6 +247,7 @@ interface Run {
   jct_s: number | null;
   eta_at: number | null;
   target: Target | null;
+  evaluation: EvaluationAnswer | null;
   epoch: number | null;
   step: number | null;
   controller: { owner: string; alive: boolean } | null;

@@ -259,6 +259,9 @@ def test_rest(store: Store, bus_url: str) -> None:
         seen = {"If-Match": run.headers["etag"]}
         changed = client.put(f"{V1}/runs/r/target", json=body, headers=seen)
         assert changed.json()["target"]["met"]["after_s"] == 901.0
+        forecast = client.get(f"{V1}/runs/r/whatif").json()
+        reached = {name: changed.json()[name] for name in ("target", "evaluation")}
+        assert forecast["quality"] == reached
         assert client.put(f"{V1}/runs/r/target", json=body, headers=seen).status_code == 412
         _refused(client, body | {"direction": ">"})
         _refused(client, body | {"metric": "a b"})
