@@ -249,7 +249,8 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
         key, attempt = asked["key"], asked["attempt"]
         facts = None if attempt is None else _facts(store, key, attempt)
         spans = attempts.spans(connection, key, attempt)
-        reached = target.reached(connection, asked, spans, facts.per_epoch if facts else None)
+        per_epoch = facts.per_epoch if facts else None
+        reached = target.reached(store, connection, asked, spans, per_epoch)
     assert reached is not None, "it has a target"
     return reached
 
@@ -396,7 +397,7 @@ def _select(
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
         run |= completion.times(connection, run, per_epoch)
-        run["target"] = target.reached(connection, run, spans, per_epoch)
+        run["target"] = target.reached(store, connection, run, spans, per_epoch)
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord, StepBatch
-from paceline_backend.store import Store, StoreRefusedError, attempts, runs, telemetry
+from paceline_backend.store import Store, StoreRefusedError, attempts, runs, schema, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
 from paceline_backend.store.telemetry.quality import _SUM_UP
 from support.records import add_run, adopted, hello, record
@@ -206,6 +206,47 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
         "after_s": pytest.approx(1_007.0 - row["started_at"]),
     }
     assert (row["target"]["best"], row["evaluation"]["metrics"]) == (0.6, {"accuracy": 0.6})
+
+
+def test_evaluations_of_a_run_that_ended_long_ago_are_read_once_for_its_target(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_run(store, "r", started_at=900.0)
+    write(store, hello(), adopted(0, 0, counts=[[1, 1]] * 16), evaluated(3, accuracy=0.4))
+    with store.write() as connection:
+        wanted = {"metric": "accuracy", "value": 0.5, "direction": ">="}
+        target.set_target(connection, key, wanted)
+    read_all = evaluations.read
+    asked: list[str | None] = []
+
+    def noting(*given: Any, metric: str | None = None, **more: Any) -> Any:
+        asked.append(metric)
+        return read_all(*given, metric=metric, **more)
+
+    monkeypatch.setattr(evaluations, "read", noting)
+
+    def best() -> tuple[float | None, int]:
+        """The best value, and how often it was looked for among all evaluations."""
+        asked.clear()
+        return runs.get(store, "r")["target"]["best"], asked.count("accuracy")
+
+    def ended(ago_s: float) -> None:
+        with store.write() as connection:
+            values = {"state": "finished", "seen_at": time.time() - ago_s}
+            connection.execute(sa.update(schema.runs).values(values))
+
+    assert [best(), best()] == [(0.4, 1), (0.4, 1)], "it trains"
+    ended(ago_s=10.0)
+    assert [best(), best()] == [(0.4, 1), (0.4, 1)], "something may be on its way"
+    ended(ago_s=100.0)
+    assert [best(), best()] == [(0.4, 1), (0.4, 0)]
+    write(store, evaluated(7, accuracy=0.6))  # from a node that was cut off
+    assert best() == (0.6, 1)
+    ended(ago_s=50.0)
+    assert [best(), best()] == [(0.6, 1), (0.6, 0)]
+    with store.write() as connection:
+        target.set_target(connection, key, {**wanted, "direction": "<="})
+    assert [best(), best()] == [(0.4, 1), (0.4, 0)]
 
 
 # Epochs of 4 steps: 35 samples make no fifth one if an incomplete last step is left out.
