@@ -238,6 +238,7 @@ interface Run {
   world: number | null;
   samples: number | null;
   global_batch: number | null;
+  drop_last: boolean | null;
   seed: number | null;
   epochs: number | null;
   device: string | null;

@@ -51,6 +51,7 @@ class HelloFacts:
     """What the API tells of a Hello."""
 
     epochs: int | None
+    drop_last: bool
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
 
@@ -245,12 +246,11 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
         if row is None:
             raise UnknownRunError(f"no run {run}")
-        asked = {**_plain(row), "target": wanted}
-        key, attempt = asked["key"], asked["attempt"]
+        asked, key, attempt = {**_plain(row), "target": wanted}, row.key, row.attempt
         facts = None if attempt is None else _facts(store, key, attempt)
-        spans = attempts.spans(connection, key, attempt)
-        per_epoch = facts.per_epoch if facts else None
-        reached = target.reached(store, connection, asked, spans, per_epoch)
+        per_epoch = None if facts is None else facts.per_epoch
+        counting = attempts.spans(connection, key, attempt)
+        reached = target.reached(store, connection, asked, counting, per_epoch)
     assert reached is not None, "it has a target"
     return reached
 
@@ -417,7 +417,8 @@ def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return _Facts(HelloFacts(message.epochs, message.emulated, dif), per_epoch)
+    shown = HelloFacts(message.epochs, message.drop_last, message.emulated, dif)
+    return _Facts(shown, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

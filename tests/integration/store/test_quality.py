@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from paceline.node.starting import progress
 from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord, StepBatch
 from paceline_backend.store import Store, StoreRefusedError, attempts, runs, schema, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
@@ -281,6 +282,7 @@ def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(
     row = runs.get(store, "r")
     # 6 of 12 steps are left, and the evaluations after this epoch and the next.
     assert row["eta_at"] == pytest.approx(ends[-1] + 6 * 0.5 + 2 * 10.0, abs=0.01)
+    assert progress.of_run(row).steps == 12
     assert (row["jct_s"], row["queued_s"]) == (None, pytest.approx(began - 1.0))
 
 
