@@ -238,6 +238,7 @@ interface Run {
   world: number | null;
   samples: number | null;
   global_batch: number | null;
+  drop_last: boolean | null;
   seed: number | null;
   epochs: number | null;
   device: string | null;
@@ -247,6 +248,7 @@ interface Run {
   jct_s: number | null;
   eta_at: number | null;
   target: Target | null;
+  evaluation: EvaluationAnswer | null;
   epoch: number | null;
   step: number | null;
   controller: { owner: string; alive: boolean } | null;
@@ -477,20 +479,30 @@ interface ComparedSide {
   trained: [number, number][];
 }
 
-/** A difference with its 95 % interval. */
+/** A difference with its 95 % interval; null: there is none. */
 interface Change95 {
   value: number;
-  low: number;
-  high: number;
+  low: number | null;
+  high: number | null;
   ratio: number | null;
   known: boolean;
   better: boolean | null;
 }
 
+/** A figure of all sides: of steps, of a metric of evaluations, of a target, or of money. */
+interface ComparedFigure {
+  figure: string;
+  unit: string;
+  metric: string | null;
+  target: Pick<Target, "metric" | "value" | "direction" | "source"> | null;
+  values: (number | null)[];
+  changes: (Change95 | null)[];
+}
+
 /** As `GET compare` answers. */
 interface Comparison {
   sides: ComparedSide[];
-  differences: { figure: string; unit: string; values: (number | null)[]; changes: (Change95 | null)[] }[];
+  differences: ComparedFigure[];
   words: string[];
 }
 

@@ -78,7 +78,8 @@ def _answer() -> list[Any]:
                 panel(
                     "Differences",
                     html.P(
-                        "below each difference its 95 % interval (bootstrap over blocks of steps)",
+                        "below each difference of steps its 95 % interval (bootstrap over blocks "
+                        "of steps); what is measured once has none",
                         className="muted small",
                     ),
                     html.Div(id="compare-table"),

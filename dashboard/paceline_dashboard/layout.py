@@ -121,6 +121,7 @@ def _filters() -> html.Div:
         "-waste": "most waste first",
         "-se": "most uneven first",
         "-step_s": "slowest steps first",
+        "-cost": "most expensive first",
     }
     controls = {
         "state-filter": ("State", states),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 
 import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from paceline.wire import Evaluation
 from paceline_backend import policies
 from paceline_backend.store import Store, switches
 from support.pages import (
@@ -133,9 +135,12 @@ def test_a_changed_training_wants_a_tick(
 def test_options_are_in_groups_with_their_forecasts(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
-    opened(page, web, store, bus_url)
+    training = opened(page, web, store, bus_url)
+    training.report(Evaluation(0, 0, 39, 2, 2_560, time.time(), None, {"accuracy": 0.75}))
+    page.reload()
     open_switch_dialog(page)
     expect(page.locator("#switch-forecast")).to_contain_text("from 40 steps up to step 39")
+    expect(page.locator(".group.training > p")).to_contain_text("accuracy 0.75.")
     heads = page.locator("#policy-presets .group-head h3")
     expect(heads).to_have_text(
         ["Training identical", "Batches composed differently", "Training changed"]

@@ -67,7 +67,7 @@ class Server:
 
         Args:
             limit: most runs; None: all.
-            sort: ``created_at``, ``waste`` and so on, with ``-`` the greatest first.
+            sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` the greatest first.
             which: the parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
 
@@ -92,7 +92,7 @@ class Server:
             left = None if left is None else left - len(page["items"])
 
     def history(self, by: Sequence[str] | str = ("day",), **which: Any) -> DataFrame:
-        """What runs came to, a row for each group.
+        """What runs came to, and what they cost, a row for each group.
 
         Args:
             by: of ``day``, ``run``, ``node``, ``policy``, ``tag``, ``device``, ``backend``.
@@ -148,8 +148,10 @@ class Runs(list["Run"]):
         self._frames = server.frames
 
     def table(self) -> DataFrame:
-        """A row for each run; its figures are columns of their own."""
-        rows = [{**run.about, **(run.about["figures"] or {})} for run in self]
+        """A row for each run; its figures and what it cost are columns of their own."""
+        rows = [
+            {**run.about, **(run.about["figures"] or {}), **_cost_of(run.about)} for run in self
+        ]
         names = list(dict.fromkeys(name for row in rows for name in row if name != "figures"))
         flat = [{name: row.get(name) for name in names} for row in rows]
         return frames.of_rows(flat, self._frames)
@@ -328,6 +330,14 @@ class Run:
             file.writelines(pieces)
             file.seek(0)
             return frames.of_csv(file, self._server.frames)
+
+
+def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What a run cost, as ``GET /history`` names it; servers of earlier releases tell none."""
+    cost = run.get("cost") or {}
+    names = {"cost": "amount", "waited_cost": "waited"}
+    names |= {name: name for name in ("currency", "unpriced_hours")}
+    return {name: cost.get(of_run) for name, of_run in names.items()}
 
 
 def form_of(path: Path) -> Format:

@@ -59,7 +59,7 @@ StepMin = Annotated[
 ]
 Sort = Annotated[
     str,
-    typer.Option(help="Such as `name`, or `-waste`: the greatest first."),
+    typer.Option(help="Such as `name`, or `-waste` or `-cost`: the greatest first."),
 ]
 Limit = Annotated[int, typer.Option(min=1, max=500)]
 
@@ -306,13 +306,27 @@ def _figure(name: str, value: float | None) -> str | None:
 
 def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
     form = "{:.1%}" if row["unit"] == "share" else "{:.4g}"
+    if row["figure"] in ("cost", "waited_cost"):
+        form = f"{{:,.2f}} {row['unit']}"
     values = [None if value is None else form.format(value) for value in row["values"]]
     changes: list[str | None] = []
     for change in row["changes"]:
         if change is None:
             changes.append(None)
             continue
+        if change["low"] is None:  # it is one measurement against another
+            changes.append(form.format(change["value"]))
+            continue
         low, high = form.format(change["low"]), form.format(change["high"])
         words = "" if change["known"] else ", none shown"
         changes.append(f"{form.format(change['value'])} ({low} to {high}{words})")
-    return dict(zip(names, [row["figure"], *values, *changes], strict=True))
+    return dict(zip(names, [_figure_of(row), *values, *changes], strict=True))
+
+
+def _figure_of(row: dict[str, Any]) -> str:
+    """The name of a row; a server of an earlier release has rows about steps only."""
+    if row.get("metric"):
+        return f"{row['metric']}, {row['figure']}"
+    if target := row.get("target"):
+        return f"{row['figure']}, {target['metric']}{target['direction']}{target['value']:g}"
+    return str(row["figure"])

@@ -387,6 +387,9 @@ class Run(BaseModel):
     world: int | None = Field(examples=[4])
     samples: int | None = Field(examples=[1074])
     global_batch: int | None = Field(examples=[64])
+    drop_last: bool | None = Field(
+        description="an incomplete last global batch of an epoch is left out", examples=[False]
+    )
     seed: int | None = Field(examples=[0])
     epochs: int | None = Field(examples=[15])
     device: str | None = Field(examples=["cpu"])

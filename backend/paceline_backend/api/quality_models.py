@@ -17,6 +17,7 @@ def _metric(name: str) -> str:
 
 MetricName = Annotated[str, AfterValidator(_metric)]
 Direction = Literal[">=", "<="]
+Source = Literal["evaluations", "training"]
 
 
 class Evaluation(BaseModel):
@@ -84,7 +85,7 @@ class Target(BaseModel):
     metric: str = Field(examples=["accuracy"])
     value: float = Field(examples=[0.9])
     direction: Direction = Field(examples=[">="])
-    source: Literal["evaluations", "training"] = Field(
+    source: Source = Field(
         description="what decides: evaluations, or means of the training loss over 100 steps"
     )
     met: Met | None = Field(description="null: not yet")

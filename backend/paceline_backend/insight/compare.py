@@ -32,11 +32,18 @@ class Side:
 
     text: str  # as it was asked for
     run: str
+    key: int  # of the run
     name: str
     policy: str
     version: int
+    span: tuple[int | None, int | None]  # first and last step; None: no bound
     steps: Floats  # [K]
     columns: dict[str, Floats]  # [K] each; NaN: unknown
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole run."""
+        return self.span == (None, None)
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ def read(connection: Connection, text: str) -> Side:
         for change in switches.history(connection, key)
         if change.version == 0 or change.effective_step is not None
     ]
+    span: tuple[int | None, int | None]
     span = (int(first) if first else None, int(last) if last else None)
     if version is not None:
         span = _of_version(begins, int(version), text)
@@ -89,7 +97,8 @@ def read(connection: Connection, text: str) -> Side:
     end = float(table[-1, 0]) if len(table) else -1.0
     _, number, policy = max([b for b in begins if b[0] <= end] or [(0, 0, "")])
     columns["trained"] = _trained(connection, key, table, columns["samples"])
-    return Side(text, run, runs.name_of(connection, key), policy, number, table[:, 0], columns)
+    name = runs.name_of(connection, key)
+    return Side(text, run, key, name, policy, number, span, table[:, 0], columns)
 
 
 def _of_version(

@@ -1,4 +1,4 @@
-"""What runs came to by day, node, policy, tag and so on: steps, hours, and what waiting cost.
+"""What runs came to by day, node, policy, tag and so on: steps, hours, and what they cost.
 
 `requests` of a page and `paceline runs` ask by the same filters as the list of runs.
 """
@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection
+from paceline_backend.store.fleet import costs
+from paceline_backend.store.fleet.costs import Spent
 from paceline_backend.store.history import RunFilter, days, labels
 from paceline_backend.store.nodes import run_nodes
 
@@ -26,11 +29,13 @@ def aggregates(
     by: Sequence[By],
     since: float | None = None,
     until: float | None = None,
+    default: Price | None = None,
 ) -> list[dict[str, Any]]:
     """Sums and means over the steps of runs, by group; groups in the order of their names.
 
     A run on several nodes counts for each with the ranks there, and a run with several tags for
-    each: then the sums over all groups are more than the whole.
+    each: then the sums over all groups are more than the whole. Costs are those of each node, and
+    count steps that were trained again, as that time was spent again.
 
     Args:
         connection: to read from.
@@ -38,11 +43,13 @@ def aggregates(
         by: what makes a group; empty: all is one group.
         since: only days from that of this Unix time on,
         until: and up to that of this one.
+        default: price of nodes whose type has none.
     """
     first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
     where = which.conditions(connection.dialect.name)
     rows = days.of_runs(connection, where, first, last)
-    keys = sorted({row["key"] for row in rows})
+    spent = costs.by_day(connection, where, first, last, default)
+    keys = sorted({row["key"] for row in (*rows, *spent)})
     tags = labels.tags(connection, keys) if "tag" in by else {}
     nodes = run_nodes.of_runs(connection, keys) if "node" in by else {}
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
@@ -51,8 +58,18 @@ def aggregates(
         ranks = row["ranks"] / len(on) if "node" in by else row["ranks"]
         for group in _names(by, row, tags.get(row["key"], []), on):
             groups[group].append({**row, "ranks": ranks})
+    paid: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in spent:
+        for group in _names(by, row, tags.get(row["key"], []), [row["node"]]):
+            paid[group].append(row)
+    currency = costs.currency(connection, default)
     return [
-        {**dict(zip(by, group, strict=True)), **_total(groups[group])} for group in sorted(groups)
+        {
+            **dict(zip(by, group, strict=True)),
+            **_total(groups[group], paid[group]),
+            **_cost(paid[group], currency),
+        }
+        for group in sorted({*groups, *paid})
     ]
 
 
@@ -77,13 +94,26 @@ def _names(
     return names
 
 
-def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _total(rows: Sequence[Mapping[str, Any]], paid: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {name: sum(row[name] for row in rows) for name in _SUMS}
     worker_s = sum(row["ranks"] * row["step_s_sum"] for row in rows)
     waited_s = sum(row["ranks"] * row["waited_s_sum"] for row in rows)
     return {
-        "runs": len({row["id"] for row in rows}),
+        "runs": len({row["id"] for row in (*rows, *paid)}),
         **days.means(sums),
         "worker_hours": worker_s / 3600,
         "waiting_hours": waited_s / 3600,
+    }
+
+
+def _cost(paid: Sequence[Mapping[str, Any]], currency: str | None) -> dict[str, Any]:
+    spent = Spent()
+    for row in paid:
+        spent += Spent(*(row[name] for name in costs.SUMS))
+    known = currency is not None and spent.priced
+    return {
+        "cost": spent.cost if known else None,
+        "waited_cost": spent.waited_cost if known else None,
+        "currency": currency,
+        "unpriced_hours": spent.unpriced_s / 3600,
     }

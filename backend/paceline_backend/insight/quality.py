@@ -86,8 +86,8 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
     for at in changing:
         first = begun[at].effective_step or 0
         end = begun[at + 1].effective_step if at + 1 < len(begun) else None
-        old = _between(seen, begun[at - 1].effective_step or 0, first)
-        new = _between(seen, first, end)
+        old = between(seen, begun[at - 1].effective_step or 0, first)
+        new = between(seen, first, end)
         made[begun[at].version] = _compared(old, new)
     return made
 
@@ -100,7 +100,7 @@ def _changes(switch: Switch) -> bool:
         return True
 
 
-def _between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
+def between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
     """The evaluations after steps of a range; those before the first step are of the first policy.
 
     Args:

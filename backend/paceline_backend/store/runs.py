@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,8 +16,10 @@ from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
+from paceline_backend.server.prices import Price
 from paceline_backend.store import attempts, blobs, refusals
 from paceline_backend.store.database import Store, now
+from paceline_backend.store.fleet import costs
 from paceline_backend.store.history import Order, RunFilter, days, labels, notices
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import completion, evaluations, target
@@ -49,6 +51,7 @@ class HelloFacts:
     """What the API tells of a Hello."""
 
     epochs: int | None
+    drop_last: bool
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
 
@@ -228,6 +231,30 @@ def get(store: Store, run: str) -> dict[str, Any]:
     return rows[0]
 
 
+def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """When a run first met a target that need not be its own, as `target.reached`.
+
+    Args:
+        store: the database.
+        run: public id.
+        wanted: `{metric, value, direction}`.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    with store.read() as connection:
+        row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
+        if row is None:
+            raise UnknownRunError(f"no run {run}")
+        asked, key, attempt = {**_plain(row), "target": wanted}, row.key, row.attempt
+        facts = None if attempt is None else _facts(store, key, attempt)
+        per_epoch = None if facts is None else facts.per_epoch
+        counting = attempts.spans(connection, key, attempt)
+        reached = target.reached(store, connection, asked, counting, per_epoch)
+    assert reached is not None, "it has a target"
+    return reached
+
+
 def page(
     store: Store,
     which: RunFilter = RunFilter(),  # noqa: B008  nobody changes a filter
@@ -235,6 +262,7 @@ def page(
     sort: str = "-created_at",
     limit: int = 50,
     cursor: str | None = None,
+    default: Price | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Runs in an order, and the cursor of the next page (None: this was the last).
 
@@ -243,14 +271,15 @@ def page(
     Args:
         store: the database.
         which: runs.
-        sort: a name of `SORTS`; with ``-`` before it, the greatest first.
+        sort: a name of `SORTS` or of `costs.COSTS`; with ``-`` before it, the greatest first.
         limit: most runs.
         cursor: that an earlier page with the same `sort` gave.
+        default: price of nodes whose type has none, to sort by costs.
 
     Raises:
         CursorError: `cursor` is not one that an earlier page gave.
     """
-    order = Order.of(sort)
+    order = Order.of(sort, costs.by_run(default))
     value = order.value.label("sorted_by")
     query = sa.select(*_PUBLIC, value).where(_KEPT, *which.conditions(store.engine.dialect.name))
     if cursor is not None:
@@ -368,7 +397,7 @@ def _select(
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
         run |= completion.times(connection, run, per_epoch)
-        run["target"] = target.reached(connection, run, spans, per_epoch)
+        run["target"] = target.reached(store, connection, run, spans, per_epoch)
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
@@ -388,7 +417,8 @@ def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return _Facts(HelloFacts(message.epochs, message.emulated, dif), per_epoch)
+    shown = HelloFacts(message.epochs, message.drop_last, message.emulated, dif)
+    return _Facts(shown, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

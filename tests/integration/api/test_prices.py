@@ -12,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+import paceline
 from paceline.wire import NodeState, StepBatch
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.server.prices import Price, PriceError
@@ -74,6 +75,7 @@ def test_prices_are_set_listed_and_deleted(
     code, said, _ = main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)
     assert code == 0
     assert said.startswith("p4d costs 12.5 USD an hour of a node from 2026-01-01 00:00:00")
+    assert main("prices", "set", "p4d", "12.5 USD", "--from", "2026-01-01", *server)[1] == said
     assert main("prices", "set", "b x/y", "1 USD", "--per", "worker", *server)[0] == 0
     answer = spot.get("/api/v1/prices").json()
     assert [(row["type"], row["amount"]) for row in answer["prices"]] == [
@@ -100,7 +102,7 @@ def test_prices_are_set_listed_and_deleted(
     assert (changes[-1]["target"], changes[-1]["why"]) == ("p4d", "a price of the provider's")
     assert changes[-1]["details"]["amount"] == 36.0
     [deleted] = changes[1]["details"]["prices"]
-    assert (deleted["amount"], deleted["currency"], deleted["per"]) == (36.0, "USD", "node")
+    assert deleted == {"since": made["since"], "amount": 36.0, "currency": "USD", "per": "node"}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,21 @@ def test_everything_that_tells_money_uses_the_nodes_own_price(
         "currency": "USD",
         "unpriced_hours": pytest.approx(unpriced),
     }
+    [group] = spot.get("/api/v1/history", params={"by": "run"}).json()
+    amounts = (pytest.approx(cost), pytest.approx(waited), "USD", pytest.approx(unpriced))
+    told = tuple(group[name] for name in ("cost", "waited_cost", "currency", "unpriced_hours"))
+    assert told == amounts
+    add_run(store, "newer")
+    assert [run["id"] for run in spot.get("/api/v1/runs?sort=-cost").json()["items"]] == [
+        *("r", "newer")
+    ]
+    with paceline.connect(str(spot.base_url)) as server:
+        table = server.runs(sort="waited_cost").table()
+        assert list(table.id) == ["r", "newer"]
+        assert (table.cost[0], table.currency[0]) == (pytest.approx(cost), "USD")
+        assert server.history("node").cost[0] == pytest.approx(cost)
+    with store.write() as connection:
+        connection.execute(sa.delete(schema.runs).where(schema.runs.c.id == "newer"))
     [listed] = spot.get("/api/v1/runs").json()["items"]
     assert listed["cost"] == run["cost"]
     assert spot.get("/api/v1/runs/r/verdict").json()["price"] is None, "b's is not known"

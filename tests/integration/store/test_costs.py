@@ -297,6 +297,22 @@ def test_the_same_price_again_changes_nothing(store: Store) -> None:
         assert [row["per"] for row in prices.listed(connection)] == ["node", "worker"]
 
 
+def test_the_same_price_from_the_same_time_on_changes_nothing(store: Store) -> None:
+    def put(amount: float, since: float, per: Any = "node") -> tuple[dict[str, Any], bool]:
+        with store.write() as connection:
+            wanted = Price(amount, "EUR", per)
+            return prices.put(connection, "spot", since, wanted, str(amount), None)
+
+    first, new = put(2.0, 100.0)
+    assert new
+    assert put(2.0, 100.0) == (first, False)
+    assert put(2.0, 50.0)[1], "it holds earlier"
+    assert put(2.0, 200.0)[1], "it holds whatever becomes of the price before"
+    changed, new = put(3.0, 100.0)
+    assert (new, changed["set_by"]) == (True, "3.0")
+    assert put(3.0, 100.0, "worker")[1]
+
+
 def test_a_price_set_now_is_put_right_from_its_second_on(store: Store) -> None:
     with store.write() as connection:
         wrong, _ = prices.put(connection, "x", None, Price(3277.0, "EUR"), "ada", None)

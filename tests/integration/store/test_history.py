@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from paceline.wire import StepBatch
 from paceline_backend.insight import history
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
+from paceline_backend.store.fleet import prices
+from paceline_backend.store.fleet.costs import COSTS
+from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.history import SORTS, Bounds, RunFilter, days, labels
-from support.records import add_run, hello, record
+from support.records import add_run, hello, record, waiting_day
 
 DAY_S = 86_400.0
 STATES = ("pending", "running", "finished", "failed")
@@ -81,8 +85,22 @@ def some(store: Store, number: int) -> dict[str, Any]:
                 "se": 0.25 * (number % 5) / 4,
                 "waste": 0.125 * (number % 9) / 4 if number % 7 else None,
             }
-    return {**known, **figures, "key": key, "tags": tags, "nodes": nodes, "used": used,
+    cost = spend(store, known["id"], number)
+    return {**known, **figures, **cost, "key": key, "tags": tags, "nodes": nodes, "used": used,
             "script": "train.py", "parameters": parameters}  # fmt: skip
+
+
+def spend(store: Store, run: str, number: int) -> dict[str, float | None]:
+    """Hours of a worker that a run had on a node of a type with a price, or of one without."""
+    node_type = ("spot", "", "none")[number % 3]
+    if node_type == "none":
+        return dict.fromkeys(COSTS)
+    hours = number % 5
+    with store.write() as connection:
+        day = waiting_day(number, run, 3_600.0 * hours, 900.0 * hours, type=node_type)
+        connection.execute(sa.insert(waiting_days).values(day))
+    known = node_type == "spot" and hours > 0
+    return {"cost": 2.0 * hours if known else None, "waited_cost": 0.5 * hours if known else None}
 
 
 def same(value: Any, wanted: Any) -> bool:
@@ -158,7 +176,7 @@ FILTERS = st.builds(
     step_s=BOUNDS, se=BOUNDS, waste=BOUNDS,
 )  # fmt: skip
 # With all conditions at once hardly a run is left: most examples have two of them.
-ORDERS = [*SORTS, *(f"-{name}" for name in SORTS)]
+ORDERS = [sign + name for name in (*SORTS, *COSTS) for sign in ("", "-")]
 FEW = st.sets(st.sampled_from(sorted(RunFilter.__dataclass_fields__)), max_size=3)
 
 
@@ -188,11 +206,11 @@ def in_order(known: list[dict[str, Any]], sort: str) -> list[str]:
 
 def test_a_filter_answers_the_runs_that_plain_python_answers(store: Store) -> None:
     known = [some(store, number) for number in range(40)]
+    with store.write() as connection:
+        prices.put(connection, "spot", 0.0, Price(2.0, "EUR"), "me", None)
     sizes = set()
 
-    @given(
-        FILTERS, FEW, st.sampled_from([*SORTS, *(f"-{name}" for name in SORTS)]), st.integers(1, 15)
-    )
+    @given(FILTERS, FEW, st.sampled_from(ORDERS), st.integers(1, 15))
     def check(whole: RunFilter, few: set[str], sort: str, limit: int) -> None:
         which = RunFilter(**{name: getattr(whole, name) for name in few})
         wanted = in_order([run for run in known if counts(run, which)], sort)
@@ -284,6 +302,42 @@ def test_days_are_told_apart_and_groups_add_up(store: Store) -> None:
     assert steps("run", "day")[("r1", "1970-01-06")] == 5
     assert steps("tag") == {("",): 4, ("a",): 10, ("b",): 10}
     assert steps("policy", "node") == {("bsp", "n1"): 10, ("bsp", "n2"): 4}
+
+
+def test_groups_have_costs_of_their_own_nodes(store: Store) -> None:
+    """Two hours of a run on n1, of them one on the second day, and one on n2, without a price."""
+    key = add_run(store, "r1", node="n1")
+    train(store, "r1", range(4), 5 * DAY_S)
+    days.sum_up(store, key)
+    with store.write() as connection:
+        labels.add_tag(connection, key, "a")
+        for day, node, node_type in ((5, "n1", "spot"), (6, "n1", "spot"), (6, "n2", "")):
+            row = waiting_day(day, "r1", 3_600.0, 900.0, node=node, type=node_type)
+            connection.execute(sa.insert(waiting_days).values(row))
+
+    def cost(*by: history.By, default: Price | None = None, **bounds: float) -> dict[Any, Any]:
+        names = ("cost", "waited_cost", "currency", "unpriced_hours")
+        with store.read() as connection:
+            rows = history.aggregates(connection, RunFilter(), by, **bounds, default=default)
+        return {tuple(row[name] for name in by): [row[name] for name in names] for row in rows}
+
+    assert cost() == {(): [None, None, None, 3.0]}
+    with store.write() as connection:
+        prices.put(connection, "spot", 0.0, Price(2.0, "EUR"), "me", None)
+    assert cost() == {(): [4.0, 1.0, "EUR", 1.0]}
+    assert cost("node") == {
+        **{("n1",): [4.0, 1.0, "EUR", 0.0], ("n2",): [None, None, "EUR", 1.0]},
+    }
+    assert cost("day", "tag") == {
+        ("1970-01-06", "a"): [2.0, 0.5, "EUR", 0.0],
+        ("1970-01-07", "a"): [2.0, 0.5, "EUR", 1.0],  # no step is summed up there
+    }
+    assert cost("run", since=6 * DAY_S) == {("r1",): [2.0, 0.5, "EUR", 1.0]}
+    assert cost(default=Price(1.0, "EUR")) == {(): [5.0, 1.25, "EUR", 0.0]}
+    with store.read() as connection:
+        assert history.aggregates(connection, RunFilter(policy="none"), ()) == []
+        [row] = history.aggregates(connection, RunFilter(), ("run",))
+        assert (row["runs"], row["steps"]) == (1, 4)
 
 
 def test_runs_are_summed_up_until_their_last_record_is_old(store: Store) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from paceline.node.starting import progress
 from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord, StepBatch
-from paceline_backend.store import Store, StoreRefusedError, attempts, runs, telemetry
+from paceline_backend.store import Store, StoreRefusedError, attempts, runs, schema, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
 from paceline_backend.store.telemetry.quality import _SUM_UP
-from support.records import add_run, adopted, hello, record
+from support.records import add_first_policy, add_run, adopted, hello, record
 from support.web import ANY, serving
 
 V1 = "/api/v1"
@@ -208,6 +209,47 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
     assert (row["target"]["best"], row["evaluation"]["metrics"]) == (0.6, {"accuracy": 0.6})
 
 
+def test_evaluations_of_a_run_that_ended_long_ago_are_read_once_for_its_target(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_run(store, "r", started_at=900.0)
+    write(store, hello(), adopted(0, 0, counts=[[1, 1]] * 16), evaluated(3, accuracy=0.4))
+    with store.write() as connection:
+        wanted = {"metric": "accuracy", "value": 0.5, "direction": ">="}
+        target.set_target(connection, key, wanted)
+    read_all = evaluations.read
+    asked: list[str | None] = []
+
+    def noting(*given: Any, metric: str | None = None, **more: Any) -> Any:
+        asked.append(metric)
+        return read_all(*given, metric=metric, **more)
+
+    monkeypatch.setattr(evaluations, "read", noting)
+
+    def best() -> tuple[float | None, int]:
+        """The best value, and how often it was looked for among all evaluations."""
+        asked.clear()
+        return runs.get(store, "r")["target"]["best"], asked.count("accuracy")
+
+    def ended(ago_s: float) -> None:
+        with store.write() as connection:
+            values = {"state": "finished", "seen_at": time.time() - ago_s}
+            connection.execute(sa.update(schema.runs).values(values))
+
+    assert [best(), best()] == [(0.4, 1), (0.4, 1)], "it trains"
+    ended(ago_s=10.0)
+    assert [best(), best()] == [(0.4, 1), (0.4, 1)], "something may be on its way"
+    ended(ago_s=100.0)
+    assert [best(), best()] == [(0.4, 1), (0.4, 0)]
+    write(store, evaluated(7, accuracy=0.6))  # from a node that was cut off
+    assert best() == (0.6, 1)
+    ended(ago_s=50.0)
+    assert [best(), best()] == [(0.6, 1), (0.6, 0)]
+    with store.write() as connection:
+        target.set_target(connection, key, {**wanted, "direction": "<="})
+    assert [best(), best()] == [(0.4, 1), (0.4, 0)]
+
+
 # Epochs of 4 steps: 35 samples make no fifth one if an incomplete last step is left out.
 @pytest.mark.parametrize("samples", (32, 35))
 def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store, samples: int) -> None:
@@ -240,11 +282,13 @@ def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(
     row = runs.get(store, "r")
     # 6 of 12 steps are left, and the evaluations after this epoch and the next.
     assert row["eta_at"] == pytest.approx(ends[-1] + 6 * 0.5 + 2 * 10.0, abs=0.01)
+    assert progress.of_run(row).steps == 12
     assert (row["jct_s"], row["queued_s"]) == (None, pytest.approx(began - 1.0))
 
 
 def test_rest(store: Store, bus_url: str) -> None:
     add_run(store, "r", state="finished", created_at=80.0, ended_at=160.0)
+    add_first_policy(store, "r")
     write(store, hello(), adopted(0, 0, counts=[[4, 4]] * 6), steps(0, 1))
     write(store, logged(0, 1, 4.0, rate=0.5), evaluated(1, accuracy=0.5))
     body = {"metric": "accuracy", "value": 0.45, "direction": ">=", "why": "to ship"}
@@ -259,6 +303,9 @@ def test_rest(store: Store, bus_url: str) -> None:
         seen = {"If-Match": run.headers["etag"]}
         changed = client.put(f"{V1}/runs/r/target", json=body, headers=seen)
         assert changed.json()["target"]["met"]["after_s"] == 901.0
+        forecast = client.get(f"{V1}/runs/r/whatif").json()
+        reached = {name: changed.json()[name] for name in ("target", "evaluation")}
+        assert forecast["quality"] == reached
         assert client.put(f"{V1}/runs/r/target", json=body, headers=seen).status_code == 412
         _refused(client, body | {"direction": ">"})
         _refused(client, body | {"metric": "a b"})

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
 import { courseOf, Metrics, newestWords } from "../../../dashboard/paceline_dashboard/assets/js/metrics.js";
-import { targetWords } from "../../../dashboard/paceline_dashboard/assets/js/target.js";
+import { reachedWords, targetWords } from "../../../dashboard/paceline_dashboard/assets/js/target.js";
 
 const evaluation = (step, metrics, more = {}) => ({ step, epoch: 1, attempt: 0, trained: 64 * (step + 1), at: 0, after_s: 90, ranks: 1, metrics, ...more });
 
@@ -43,6 +43,13 @@ describe("evaluations", () => {
 
 describe("a target in words", () => {
   const target = { metric: "loss", value: 0.3, direction: "<=", source: "evaluations", met: null, best: null };
+  test("and the newest evaluation say what a model has reached", () => {
+    const wanted = { metric: "accuracy", value: 0.9, direction: ">=", source: "evaluations", met: null, best: 0.5 };
+    assert.equal(reachedWords({ target: null, evaluation: null }), "");
+    assert.equal(reachedWords({ target: wanted, evaluation: null }), "Target: accuracy ≥ 0.9 is not met yet; the best so far is 0.5.");
+    const seen = evaluation(3, { accuracy: 0.5 });
+    assert.equal(reachedWords({ target: wanted, evaluation: seen }), `${newestWords(seen)} Target: ${targetWords(wanted)}`);
+  });
   test("that nobody has set", () => assert.equal(targetWords(null), "None is set."));
   test("that is not met", () => {
     assert.equal(targetWords(target), "loss ≤ 0.3 is not met yet.");

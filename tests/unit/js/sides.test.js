@@ -50,6 +50,14 @@ test("the table as CSV", () => {
   assert.equal(csvOf(answer), "figure,unit,A,B,B-A,B-A low,B-A high\nstep_s,s,2,1,-1,-1.5,-0.5\nloss,,2,,,,\n");
 });
 
+test("rows about a metric or a target are named as that in CSV, and have no interval", () => {
+  const change = { value: 0.25, low: null, high: null, ratio: 0.5, known: false, better: null };
+  const best = { figure: "best", metric: "accuracy", target: null, unit: "", values: [0.5, 0.75], changes: [change] };
+  const met = { figure: "after_s", metric: null, target: { metric: "accuracy", value: 0.7, direction: ">=" }, unit: "s", values: [null, 60], changes: [null] };
+  const answer = { sides: [{}, {}], differences: [best, met], words: [] };
+  assert.equal(csvOf(answer).split("\n").slice(1).join(";"), "accuracy best,,0.5,0.75,0.25,,;accuracy>=0.7 after_s,s,,60,,,;");
+});
+
 test("sides are told apart by policies, else by runs", () => {
   const side = (/** @type {string} */ run, /** @type {string} */ name, /** @type {string} */ policy) => ({ run, name, policy });
   assert.deepEqual(namesOf([side("1", "a", "bsp"), side("2", "a", "boa")]), ["bsp", "boa"]);

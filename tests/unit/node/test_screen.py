@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -82,7 +83,7 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def test_steps_in_all_follow_from_the_run() -> None:
-    run = {
+    run: dict[str, Any] = {
         "state": "running",
         "policy": "bsp",
         "epoch": 1,
@@ -95,6 +96,9 @@ def test_steps_in_all_follow_from_the_run() -> None:
     made = progress.of_run(run, columns)
     assert (made.steps, made.step_s, made.loss, made.waste) == (15, 0.2, 2.0, None)
     assert made.eta_s == pytest.approx(9 * 0.2)
+    assert progress.of_run(run | {"drop_last": True}, columns).steps == 12
+    assert progress.of_run(run | {"drop_last": True, "samples": 32}, columns).steps == 12
+    assert progress.of_run(run | {"drop_last": False}, columns).steps == 15
 
 
 def test_what_a_script_prints_stands_above_the_progress(watch: Watch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.errors import PacelineError
+from paceline.core.terms import steps_per_epoch
 from paceline.node.client import Client
 from paceline.wire import State
 
@@ -117,7 +118,9 @@ def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> 
     """What `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps` say."""
     steps = None
     if run["epochs"] and run["samples"] and run["global_batch"]:
-        steps = run["epochs"] * -(-run["samples"] // run["global_batch"])
+        drop_last = bool(run.get("drop_last"))  # servers of earlier releases do not tell
+        per_epoch = steps_per_epoch(run["samples"], run["global_batch"], drop_last)
+        steps = run["epochs"] * per_epoch
     known = columns or {"step_s": [], "loss": [], "waste": []}
     losses = [loss for loss in known["loss"] if loss is not None]
     return Progress(

@@ -64,7 +64,12 @@ async def what_if(
                 if forecast.step is not None and steps == STEPS:
                     await run_in_threadpool(_keep, store, forecast)
     best = recommended(forecast)
-    return {**msgspec.to_builtins(forecast), "recommended": (best and best.label) or None}
+    row = await run_in_threadpool(runs.get, store, run)
+    return {
+        **msgspec.to_builtins(forecast),
+        "recommended": (best and best.label) or None,
+        "quality": {name: row[name] for name in ("target", "evaluation")},
+    }
 
 
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:

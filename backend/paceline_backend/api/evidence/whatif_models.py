@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from paceline_backend.api.models import Change
+from paceline_backend.api.quality_models import Evaluation, Target
 
 
 class PolicyInForce(BaseModel):
@@ -80,6 +81,13 @@ class LeftOut(BaseModel):
     reason: str
 
 
+class QualityNow(BaseModel):
+    """What a run's model has reached so far."""
+
+    target: Target | None = Field(description="as of the run; null: nobody has set one")
+    evaluation: Evaluation | None = Field(description="the newest; null: there is none")
+
+
 class WhatIf(BaseModel):
     """What each preset would take, best first; or `reason` why nothing can be said."""
 
@@ -109,6 +117,9 @@ class WhatIf(BaseModel):
     )
     assumes: str = Field(
         description="what the forecasts assume of an observed run; empty: nothing", examples=[""]
+    )
+    quality: QualityNow = Field(
+        description="what the run's model has reached; no forecast says what it would reach"
     )
 
 

@@ -11,7 +11,7 @@ from paceline_backend.api.errors import documented
 from paceline_backend.api.history.filters import Filter, Moment
 from paceline_backend.api.history.models import Aggregate
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.insight import history
 
 router = APIRouter()
@@ -38,6 +38,6 @@ def get_history(
 
     `from_day` and `to_day`: only the days (UTC) from that moment's on, and up to that moment's.
     """
-    groups = tuple(dict.fromkeys(by))
+    groups, default = tuple(dict.fromkeys(by)), settings_of(request).hour_price
     with store_of(request).read() as connection:
-        return history.aggregates(connection, which, groups, from_day, to_day)
+        return history.aggregates(connection, which, groups, from_day, to_day, default)

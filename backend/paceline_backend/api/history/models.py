@@ -15,6 +15,7 @@ from paceline_backend.api.evidence.whatif_models import (
     SlowNode,
 )
 from paceline_backend.api.models import Change, Text
+from paceline_backend.api.quality_models import Direction, Source
 from paceline_backend.api.step_models import Device
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
@@ -54,6 +55,14 @@ class Aggregate(BaseModel):
     worker_hours: float = Field(description="of all ranks", examples=[8.0])
     waiting_hours: float = Field(
         description="of these, spent waiting for slower ranks", examples=[0.5]
+    )
+    cost: float | None = Field(
+        description="of the time of all ranks; null: none of it has a price", examples=[12.4]
+    )
+    waited_cost: float | None = Field(description="of it, for waiting", examples=[0.8])
+    currency: str | None = Field(description="of both; null: nothing has a price", examples=["USD"])
+    unpriced_hours: float = Field(
+        description="worker-hours on nodes without a price, which are in neither", examples=[0.0]
     )
 
 
@@ -200,21 +209,40 @@ class ComparedSide(BaseModel):
 
 
 class Difference(BaseModel):
-    """What changes from the first side to another; `low` and `high` bound 95 %."""
+    """What changes from the first side to another; `low` and `high` bound 95 %, null: unknown."""
 
     value: float = Field(description="the side's value minus the first's", examples=[-0.15])
-    low: float = Field(examples=[-0.16])
-    high: float = Field(examples=[-0.14])
+    low: float | None = Field(examples=[-0.16])
+    high: float | None = Field(examples=[-0.14])
     ratio: float | None = Field(description="the side's value ÷ the first's − 1", examples=[-0.25])
-    known: bool = Field(description="the interval excludes zero")
+    known: bool = Field(description="there is an interval, and it excludes zero")
     better: bool | None = Field(description="a known change is for the better; null: neither")
+
+
+class ComparedTarget(BaseModel):
+    """A target of one of the sides."""
+
+    metric: str = Field(examples=["accuracy"])
+    value: float = Field(examples=[0.9])
+    direction: Direction = Field(examples=[">="])
+    source: Source = Field(description="what decides, as of a run's target")
 
 
 class ComparedFigure(BaseModel):
     """A figure of all sides."""
 
-    figure: str = Field(examples=["step_s"])
-    unit: str = Field(examples=["s"])
+    figure: str = Field(
+        description="`last`, `best`, `least`, `greatest` of a metric; `after_s`, `epoch`, "
+        "`trained` of a target; `cost`, `waited_cost`; else of steps",
+        examples=["step_s"],
+    )
+    unit: str = Field(description="of money its currency", examples=["s"])
+    metric: str | None = Field(
+        default=None, description="of evaluations, that it is about", examples=[None]
+    )
+    target: ComparedTarget | None = Field(
+        default=None, description="that it is about", examples=[None]
+    )
     values: list[float | None] = Field(description="of each side", examples=[[0.6, 0.45]])
     changes: list[Difference | None] = Field(
         description="of each further side; null: nothing can be said"

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.rollups.metrics import METRICS, named
+from paceline_backend.store.rollups.tables import step_rollups
 from paceline_backend.store.schema import steps
 
 _MEANS = ("step_s", "se", "waste", "dif", "ett_error", "comm_s", "loss")
@@ -15,6 +16,8 @@ _MEANS = ("step_s", "se", "waste", "dif", "ett_error", "comm_s", "loss")
 def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]]:
     """The newest epochs of a run, oldest first: sums and means over their complete steps.
 
+    Steps of earlier epochs are not read.
+
     Args:
         connection: to read from.
         run: key of the run.
@@ -22,7 +25,10 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
     """
     s = steps.c
     metrics = {name: METRICS[name] for name in _MEANS}
-    row = sa.select(s.epoch, s.step, s.samples, s.ended_at, *named(metrics)).where(s.run == run)
+    where = [s.run == run]
+    if (first := _before(connection, run, limit)) is not None:
+        where.append(s.step >= first)
+    row = sa.select(s.epoch, s.step, s.samples, s.ended_at, *named(metrics)).where(*where)
     c = row.subquery().c
     query = sa.select(
         c.epoch,
@@ -38,3 +44,15 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
     newest = query.group_by(c.epoch).order_by(c.epoch.desc()).limit(limit)
     rows = [dict(each) for each in connection.execute(newest).mappings()]
     return [{**each, "samples": int(each["samples"])} for each in reversed(rows)]
+
+
+def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
+    """A step of an epoch before the newest so many, near its end; None: roll-ups know none.
+
+    Roll-ups have the epochs in which blocks of steps begin. Of them, the newest `limit` are no
+    newer than the newest `limit` of all. The block may end in a later epoch, so it is read, too.
+    """
+    r = step_rollups.c
+    begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
+    first = connection.execute(begun.order_by(r.epoch.desc()).offset(limit).limit(1)).scalar()
+    return None if first is None else int(first)

@@ -18,7 +18,9 @@ from paceline_backend.store.history import labels
 from paceline_backend.store.schema import audit, runs
 
 SUMS = ("worker_s", "waited_s", "cost", "waited_cost", "unpriced_s")
-_SIMULATED = sa.exists().where(runs.c.id == waiting_days.c.run, runs.c.backend == "simulated")
+_named = runs.alias("named").c  # the query around it may have the same table
+_SIMULATED = sa.exists().where(_named.id == waiting_days.c.run, _named.backend == "simulated")
+COSTS = ("cost", "waited_cost")  # of `SUMS`, what is money
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Spent:
     def __add__(self, other: Spent) -> Spent:
         """Both together."""
         return Spent(*(getattr(self, name) + getattr(other, name) for name in SUMS))
+
+    @property
+    def priced(self) -> bool:
+        """Whether some of the time has a price."""
+        return self.worker_s > self.unpriced_s
 
     @classmethod
     def of(cls, row: Any) -> Spent:
@@ -94,6 +101,48 @@ def of_runs(
         row.run: Spent.of(row)
         for row in connection.execute(_sums(default, [c.run], c.run.in_(list(names))))
     }
+
+
+def by_run(default: Price | None) -> dict[str, sa.ColumnElement[Any]]:
+    """What a run of the table `runs` spent so far, to sort by; NULL: none of its time has a price.
+
+    Args:
+        default: price of types that have none.
+    """
+    values = _values(default)
+    priced = sa.func.sum(values["worker_s"]) > sa.func.sum(values["unpriced_s"])
+    query = sa.select().select_from(waiting_days.outerjoin(node_prices, _HELD))
+    query = query.where(waiting_days.c.run == runs.c.id, ~_SIMULATED).correlate(runs)
+    return {
+        name: query.add_columns(sa.case((priced, sa.func.sum(values[name])))).scalar_subquery()
+        for name in COSTS
+    }
+
+
+def by_day(
+    connection: sa.Connection,
+    where: Sequence[sa.ColumnElement[bool]],
+    first: int | None,
+    last: int | None,
+    default: Price | None,
+) -> list[dict[str, Any]]:
+    """What runs spent by day, run and node, and what runs are grouped by; ordered by day.
+
+    Args:
+        connection: to read from.
+        where: which runs, as `RunFilter.conditions`.
+        first: day, since 1970-01-01, UTC; None: the first,
+        last: and the last one; None: the last.
+        default: price of types that have none.
+    """
+    c, w = runs.c, waiting_days.c
+    of_run = (c.key, c.id, c.policy, c.device, c.backend)
+    counted = [c.pruned_at.is_(None), *where]
+    counted += [] if first is None else [w.day >= first]
+    counted += [] if last is None else [w.day <= last]
+    query = _sums(default, [*of_run, w.day, w.node], *counted).join(runs, c.id == w.run)
+    rows = connection.execute(query.order_by(w.day, c.key, w.node)).mappings()
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def of_run_nodes(connection: sa.Connection, run: str, default: Price | None) -> dict[str, Spent]:
@@ -151,6 +200,17 @@ def _sums(
     *where: sa.ColumnElement[bool],
 ) -> sa.Select[Any]:
     """The sums of `Spent` over rows of `waiting_days`, each with the price that held then."""
+    sums = [sa.func.sum(value).label(name) for name, value in _values(default).items()]
+    return (
+        sa.select(*by, *sums)
+        .select_from(waiting_days.outerjoin(node_prices, _HELD))
+        .where(*where, ~_SIMULATED)
+        .group_by(*by)
+    )
+
+
+def _held() -> sa.ColumnElement[bool]:
+    """The condition that a price held at the begin of a row's span."""
     w, p, earlier = waiting_days.c, node_prices.c, node_prices.alias().c
     newest = (
         sa.select(sa.func.max(earlier.since))
@@ -158,7 +218,15 @@ def _sums(
         .correlate(waiting_days)
         .scalar_subquery()
     )
-    held = sa.and_(p.type == w.type, p.since == newest)
+    return sa.and_(p.type == w.type, p.since == newest)
+
+
+_HELD = _held()
+
+
+def _values(default: Price | None) -> dict[str, sa.ColumnElement[Any]]:
+    """The columns of `Spent` of a row of `waiting_days` joined with its price."""
+    w, p = waiting_days.c, node_prices.c
 
     def cost(of_workers: Any, of_node: Any) -> sa.ColumnElement[Any]:
         own = p.amount * sa.case((p.per == "node", of_node), else_=of_workers)
@@ -166,17 +234,10 @@ def _sums(
         return sa.case((p.amount.is_not(None), own), else_=usual) / 3600.0
 
     unknown = p.amount.is_(None) if default is None else sa.false()
-    values = {
+    return {
         "worker_s": w.worker_s,
         "waited_s": w.waited_s,
         "cost": cost(w.worker_s, w.node_s),
         "waited_cost": cost(w.waited_s, w.node_waited_s),
         "unpriced_s": sa.case((unknown, w.worker_s), else_=0.0),
     }
-    sums = [sa.func.sum(values[name]).label(name) for name in SUMS]
-    return (
-        sa.select(*by, *sums)
-        .select_from(waiting_days.outerjoin(node_prices, held))
-        .where(*where, ~_SIMULATED)
-        .group_by(*by)
-    )

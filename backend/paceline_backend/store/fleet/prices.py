@@ -34,7 +34,8 @@ def put(
 ) -> tuple[dict[str, Any], bool]:
     """Notes that nodes of a type cost so much from a moment on; the row, and whether it is new.
 
-    What they cost already need not be noted again: whoever looks at spot prices may tell each.
+    What they cost already need not be noted again: whoever looks at spot prices may tell each, and
+    a program may tell the same prices of the past each time that it runs.
 
     Args:
         connection: to write with.
@@ -50,8 +51,9 @@ def put(
     """
     _lock(connection)
     at = now(connection)
-    held = _row(connection, node_type, at)
-    if since is None and held is not None and _price(held) == price:
+    held = _row(connection, node_type, at if since is None else since)
+    there = held is not None and since in (None, held["since"])
+    if held is not None and there and _price(held) == price:
         return held, False
     if since is None:  # but not before the price that it ends
         since = max(float(math.floor(at)), 0.0 if held is None else held["since"])

@@ -17,7 +17,7 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-SORTS = (*_COLUMNS, "steps", *FIGURES)  # by what a list may be sorted
+SORTS = (*_COLUMNS, "steps", *FIGURES)  # by what a list may be sorted; by money, too
 
 
 @dataclass(frozen=True)
@@ -187,24 +187,33 @@ def figure(name: str) -> sa.ColumnElement[Any]:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a list: by a name of `SORTS`, then the newest first; unknown values last."""
+    """The order of a list, then the newest first; unknown values last.
+
+    Args:
+        by: a name of `SORTS` or of `more`.
+        descending: the greatest first.
+        more: further values of runs, by name.
+    """
 
     by: str = "created_at"
     descending: bool = True
+    more: Mapping[str, sa.ColumnElement[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: str) -> Order:
+    def of(cls, text: str, more: Mapping[str, sa.ColumnElement[Any]] | None = None) -> Order:
         """Of ``waste``, or ``-waste`` for the greatest first."""
-        return cls(text.removeprefix("-"), text.startswith("-"))
+        return cls(text.removeprefix("-"), text.startswith("-"), more or {})
 
     @property
     def newest_first(self) -> bool:
         """It is the order in which runs were created, which their keys have."""
-        return self == Order()
+        return self.by == "created_at" and self.descending
 
     @property
     def value(self) -> sa.ColumnElement[Any]:
         """By what runs are sorted."""
+        if self.by in self.more:
+            return self.more[self.by]
         column: sa.ColumnElement[Any] = runs.c[self.by] if self.by in _COLUMNS else figure(self.by)
         return column
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from paceline.wire import ENDED
 from paceline_backend.store.attempts import Span
+from paceline_backend.store.database import Store
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import over
 from paceline_backend.store.rollups.tables import BLOCK, step_rollups
 from paceline_backend.store.schema import runs
 
+_SETTLE_S = 30.0  # after a run's newest record, what is stored is seen by all
 MEETS = {">=": operator.ge, "<=": operator.le}
 
 
@@ -30,6 +36,7 @@ def set_target(connection: sa.Connection, run: int, target: Mapping[str, Any] | 
 
 
 def reached(
+    store: Store,
     connection: sa.Connection,
     run: Mapping[str, Any],
     counting: Sequence[Span],
@@ -41,6 +48,7 @@ def reached(
     loss does: its means over blocks of 100 steps.
 
     Args:
+        store: the database.
         connection: to read from.
         run: its row.
         counting: which of its steps count; `store.attempts.spans`.
@@ -49,24 +57,79 @@ def reached(
     if run["target"] is None:
         return None
     target = {name: run["target"][name] for name in ("metric", "value", "direction")}
-    seen = evaluations.read(connection, run["key"], counting, metric=target["metric"])
-    moments: list[dict[str, Any]] = [
-        {name: getattr(each, name) for name in ("step", "epoch", "trained", "at")}
-        | {"value": each.metrics[target["metric"]]}
-        for each in seen
-        if each.metrics[target["metric"]] is not None
-    ]
-    source = "evaluations" if seen or target["metric"] != "loss" else "training"
+    wanted = target["metric"], target["value"], target["direction"]
+    settled = _settled_at(connection, run)
+    if settled is None:
+        found = _of_evaluations(connection, run["key"], counting, *wanted)
+    else:
+        found = _of_settled(store, run["key"], settled, tuple(counting), *wanted)
+    source = "evaluations" if found.measured or target["metric"] != "loss" else "training"
     if source == "training":
-        moments = _losses(connection, run, target, per_epoch or 1)
-    meets = MEETS[target["direction"]]
-    met = next((each for each in moments if meets(each["value"], target["value"])), None)
-    values: list[float] = [each["value"] for each in moments]
-    best = (max if target["direction"] == ">=" else min)(values) if values else None
+        found = _decided(_losses(connection, run, target, per_epoch or 1), *wanted[1:])
+    met = found.met
     if met is not None:
         began = run["started_at"]
         met = {**met, "after_s": None if began is None else max(0.0, met["at"] - began)}
-    return {**target, "source": source, "met": met, "best": best}
+    return {**target, "source": source, "met": met, "best": found.best}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What decides about a target.
+
+    Args:
+        measured: whether the metric was measured at all.
+        met: the first moment that meets the target.
+        best: value.
+    """
+
+    measured: bool
+    met: Mapping[str, Any] | None
+    best: float | None
+
+
+def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
+    """When something of a run came last, if it has ended and nothing may come any more."""
+    if run["state"] not in ENDED:
+        return None
+    query = sa.select(runs.c.seen_at).where(runs.c.key == run["key"])
+    seen_at: float | None = connection.execute(query).scalar()
+    return None if seen_at is None or seen_at > time.time() - _SETTLE_S else seen_at
+
+
+@lru_cache(maxsize=1024)
+def _of_settled(
+    store: Store, run: int, seen_at: float, counting: tuple[Span, ...], *wanted: Any
+) -> _Found:
+    """As `_of_evaluations`. What comes later all the same changes `seen_at`."""
+    with store.read() as connection:
+        return _of_evaluations(connection, run, counting, *wanted)
+
+
+def _of_evaluations(
+    connection: sa.Connection,
+    run: int,
+    counting: Sequence[Span],
+    metric: str,
+    value: float,
+    direction: str,
+) -> _Found:
+    seen = evaluations.read(connection, run, counting, metric=metric)
+    moments = [
+        {name: getattr(each, name) for name in ("step", "epoch", "trained", "at")}
+        | {"value": each.metrics[metric]}
+        for each in seen
+        if each.metrics[metric] is not None
+    ]
+    return replace(_decided(moments, value, direction), measured=bool(seen))
+
+
+def _decided(moments: Sequence[Mapping[str, Any]], value: float, direction: str) -> _Found:
+    meets = MEETS[direction]
+    met = next((each for each in moments if meets(each["value"], value)), None)
+    values: list[float] = [each["value"] for each in moments]
+    best = (max if direction == ">=" else min)(values) if values else None
+    return _Found(bool(moments), met, best)
 
 
 def _losses(

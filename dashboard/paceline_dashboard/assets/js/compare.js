@@ -2,10 +2,11 @@
 import { get } from "./api.js";
 import { CONFIG, extentOf, scale } from "./charts.js";
 import { byId, connection, crumbs, make, problem, show, whenThere } from "./dom.js";
-import { integer, median, number, percent, seconds } from "./format.js";
+import { amount, integer, median, number, percent, seconds } from "./format.js";
 import { plotly } from "./loading.js";
 import { csvOf, LETTERS, namesOf, partsOf, positions, queryOf, smoothed, stateOf } from "./sides.js";
 import { termed } from "./terms.js";
+import { SIGNS } from "./target.js";
 import { onTheme, theme } from "./theme.js";
 
 const POINTS = 1000;
@@ -24,6 +25,12 @@ const FIGURES = {
   ett_error: ["ETT error", percent],
   dif: ["DIF of a step", number],
 };
+/** @type {Record<string, string>} */
+const OF_METRIC = { last: "at last", best: "best", least: "least", greatest: "greatest" };
+/** @type {Record<string, [string, (value: number | null) => string]>} */
+const OF_TARGET = { after_s: ["Time to", seconds], epoch: ["Epoch of", integer], trained: ["Samples to", integer] };
+/** @type {Record<string, string>} */
+const OF_MONEY = { cost: "Cost of its steps", waited_cost: "Of it, for waiting" };
 /** @type {[string, "seconds" | "percent" | "plain"][]} */
 const CHARTS = [["step_s", "seconds"], ["waste", "percent"], ["loss", "plain"]];
 /** @type {Record<string, string>} */
@@ -342,13 +349,30 @@ function layoutOf(colours, title, traces, unit) {
   };
 }
 
+/**
+ * A row's name, and how its values are written.
+ * @param {ComparedFigure} row
+ * @returns {[string, (value: number | null) => string]}
+ */
+function shownAs({ figure, unit, metric, target }) {
+  if (metric) return [`${metric}, ${OF_METRIC[figure] ?? figure}`, number];
+  if (target) {
+    const [words, form] = OF_TARGET[figure] ?? [figure, number];
+    const by = target.source === "training" ? " (training)" : "";
+    return [`${words} ${target.metric} ${SIGNS[target.direction]} ${number(target.value)}${by}`, form];
+  }
+  if (OF_MONEY[figure]) return [OF_MONEY[figure], (value) => (value === null ? "–" : amount(value, unit))];
+  return FIGURES[figure] ?? [figure, number];
+}
+
 /** @param {Comparison} answer */
 function tableOf({ sides, differences }) {
   const letters = sides.map((_, at) => LETTERS[at]);
   const names = namesOf(sides);
   const head = ["Figure", ...letters.map((letter, at) => make("abbr", { title: names[at] }, letter)), ...letters.slice(1).map((letter) => `${letter} − A`)];
-  const rows = differences.map(({ figure, values, changes }) => {
-    const [name, unit] = FIGURES[figure] ?? [figure, number];
+  const rows = differences.map((row) => {
+    const [name, unit] = shownAs(row);
+    const { values, changes } = row;
     return make("tr", {}, make("th", { scope: "row" }, ...termed(name)),
       ...values.map((value) => make("td", {}, unit(value))), ...changes.map((change) => changeCell(change, unit)));
   });
@@ -366,6 +390,7 @@ function changeCell(change, unit) {
   // Of shares, such as waste, points say more than per cent of per cent.
   const points = unit === percent;
   const shown = points ? signed(change.value, unit).replace("%", "points") : change.ratio === null ? signed(change.value, unit) : signed(change.ratio, percent);
+  if (change.low === null || change.high === null) return make("td", {}, signed(change.value, unit));
   const words = change.known ? kind || "differs" : "none shown";
   const range = `${signed(change.low, unit)} to ${signed(change.high, unit)},`;
   return make("td", { className: kind }, shown, make("span", { className: "unit muted" }, `${range} ${words}`));

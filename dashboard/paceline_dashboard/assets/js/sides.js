@@ -102,14 +102,23 @@ export function smoothed(values, width) {
 }
 
 /**
+ * A row's name as programs read it: a metric's begins with the metric, a target's with the target.
+ * @param {Pick<ComparedFigure, "figure" | "metric" | "target">} row
+ */
+export function rowName({ figure, metric, target }) {
+  if (metric) return `${metric} ${figure}`;
+  return target ? `${target.metric}${target.direction}${target.value} ${figure}` : figure;
+}
+
+/**
  * The comparison as CSV.
  * @param {Comparison} answer
  */
 export function csvOf({ sides, differences }) {
   const names = sides.map((_, at) => LETTERS[at]);
   const head = ["figure", "unit", ...names, ...names.slice(1).flatMap((name) => [`${name}-A`, `${name}-A low`, `${name}-A high`])];
-  const lines = differences.map(({ figure, unit, values, changes }) => [
-    figure, unit, ...values, ...changes.flatMap((change) => (change ? [change.value, change.low, change.high] : [null, null, null])),
+  const lines = differences.map(({ unit, values, changes, ...row }) => [
+    rowName(row), unit, ...values, ...changes.flatMap((change) => (change ? [change.value, change.low, change.high] : [null, null, null])),
   ]);
   return [head, ...lines].map((line) => line.map((value) => value ?? "").join(",")).join("\n") + "\n";
 }

@@ -24,8 +24,9 @@ export const observed = (run) => run.policy === "observed";
  * All steps of a run; null: unknown.
  * @param {Run} run
  */
-export function stepsOf({ epochs, samples, global_batch: batch }) {
-  return epochs && samples && batch ? epochs * Math.ceil(samples / batch) : null;
+export function stepsOf({ epochs, samples, global_batch: batch, drop_last: dropLast }) {
+  if (!epochs || !samples || !batch) return null;
+  return epochs * (dropLast ? Math.floor(samples / batch) : Math.ceil(samples / batch));
 }
 
 /**

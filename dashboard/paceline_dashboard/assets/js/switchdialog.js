@@ -6,7 +6,8 @@ import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { ago, integer, mean, moment, plural, seconds } from "./format.js";
 import { estimateOf, forecastWords, interval, scaleOf } from "./interval.js";
 import { changesOf, consequences, forecastOf, GROUPS, groupOf, ofGroup, optionsOf, same } from "./options.js";
-import { simulated } from "./summary.js";
+import { simulated, stepsOf } from "./summary.js";
+import { reachedWords } from "./target.js";
 
 const WARNINGS_MS = 20_000; // a trial takes a part of a second, the first one seconds
 const TICK_MS = 1000;
@@ -218,8 +219,10 @@ export class SwitchDialog {
     if (!options.length) return [];
     const id = `switch-group-${group.changes}`;
     const head = make("div", { className: `group-head ${group.changes}`, id }, make("h3", {}, group.title), make("span", { className: "muted small" }, group.about));
+    const reached = group.changes === "training" ? reachedWords(this.run) : "";
+    const quality = reached ? [make("p", { className: "muted small" }, reached)] : [];
     const rows = options.map((option) => this.#row(option, scale));
-    return [make("div", { role: "group", "aria-labelledby": id, className: `group ${group.changes}` }, head, ...rows)];
+    return [make("div", { role: "group", "aria-labelledby": id, className: `group ${group.changes}` }, head, ...quality, ...rows)];
   }
 
   /**
@@ -490,7 +493,7 @@ const radioId = ({ label }) => `policy-preset-${label.replace(/[^\w-]+/g, "-").r
  * @param {Run} run
  * @param {number} latest step
  */
-export function stepsLeft({ epochs, samples, global_batch: batch }, latest) {
-  if (!epochs || !samples || !batch) return null;
-  return Math.max(0, epochs * Math.ceil(samples / batch) - latest - 1) || null;
+export function stepsLeft(run, latest) {
+  const steps = stepsOf(run);
+  return steps === null ? null : Math.max(0, steps - latest - 1) || null;
 }

@@ -3,9 +3,10 @@ import { change } from "./api.js";
 import { overtakenWords } from "./changes.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { integer, number, seconds } from "./format.js";
+import { newestWords } from "./metrics.js";
 
 /** @type {Record<Target["direction"], string>} */
-const SIGNS = { ">=": "≥", "<=": "≤" };
+export const SIGNS = { ">=": "≥", "<=": "≤" };
 
 /**
  * A target in words: what is wanted, and when it was met.
@@ -19,6 +20,16 @@ export function targetWords(target) {
   if (met === null) return `${wanted} is not met yet${best === null ? "" : `; the best so far is ${number(best)}`}.${by}`;
   const after = met.after_s === null ? "" : ` after ${seconds(met.after_s)}`;
   return `${wanted} was met${after}: in step ${integer(met.step)}, epoch ${met.epoch}, with ${integer(met.trained)} samples (${number(met.value)}).${by}`;
+}
+
+/**
+ * What a run's model has reached so far; empty: nothing is measured, and nobody wants anything.
+ * @param {Pick<Run, "target" | "evaluation">} run
+ */
+export function reachedWords({ target, evaluation }) {
+  const words = evaluation ? [newestWords(evaluation)] : [];
+  if (target) words.push(`Target: ${targetWords(target)}`);
+  return words.join(" ");
 }
 
 export class TargetPanel {
