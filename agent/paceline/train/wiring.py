@@ -192,6 +192,7 @@ def describe(
         grid=terms.shapes.samples,
         length_grid=float(terms.shapes.length),
         shards=None if data is None else data.shards,
+        token_budget=terms.token_budget,
     )
 
 

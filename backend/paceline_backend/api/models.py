@@ -386,7 +386,14 @@ class Run(BaseModel):
     )
     world: int | None = Field(examples=[4])
     samples: int | None = Field(examples=[1074])
-    global_batch: int | None = Field(examples=[64])
+    global_batch: int | None = Field(
+        description="samples of a step; with a token budget, of a mean step", examples=[64]
+    )
+    token_budget: float | None = Field(
+        description="what a step holds at most, in the unit of the sizes; null: each step has "
+        "`global_batch` samples",
+        examples=[None],
+    )
     seed: int | None = Field(examples=[0])
     epochs: int | None = Field(examples=[15])
     device: str | None = Field(examples=["cpu"])

@@ -77,6 +77,13 @@ def _of_samples(hello: Hello) -> str | None:
     sizes = hello.sizes_array()
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
         return "sizes holds what is not a finite number of at least 0"
+    if hello.token_budget is not None:
+        if not 0 < hello.token_budget < math.inf:
+            return f"token_budget is {hello.token_budget}: it must be above 0, and finite"
+        if sizes.max() > hello.token_budget:
+            return f"sizes holds {sizes.max():g}, more than token_budget, {hello.token_budget:g}"
+        if hello.drop_last or hello.grid > 1 or hello.limits or hello.shards is not None:
+            return "token_budget does not go with drop_last, grid, limits or shards"
     if len(hello.used) % 4:
         return "used is not a sequence of uint32"
     used = np.frombuffer(hello.used, "<u4")

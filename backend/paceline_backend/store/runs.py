@@ -51,6 +51,7 @@ class HelloFacts:
     epochs: int | None
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
+    token_budget: float | None  # of a step, in the unit of the sizes; None: there is none
 
 
 @dataclass(frozen=True)
@@ -388,7 +389,8 @@ def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return _Facts(HelloFacts(message.epochs, message.emulated, dif), per_epoch)
+    shown = HelloFacts(message.epochs, message.emulated, dif, message.token_budget)
+    return _Facts(shown, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

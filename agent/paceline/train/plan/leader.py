@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
 from paceline.core.dealing import cut
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
+from paceline.train.plan.epochs import epoch_order
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
@@ -46,13 +47,6 @@ Floats = npt.NDArray[np.float64]
 _FAREWELL_S = 2.0  # for ranks that may have left the loop already
 _LEAVING_S = 0.5  # for ranks that have read the end of the plan, and need it no more
 _FAREWELL_TO_END_S = 600.0  # for ranks that still compute and will read the end of the plan
-
-
-def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
-    """The samples in the order of DistributedSampler(seed=seed) after set_epoch(epoch), [N]."""
-    generator = torch.Generator().manual_seed(seed + epoch)
-    order: Ints = torch.randperm(samples, generator=generator).numpy()
-    return order
 
 
 class Leader:
@@ -127,7 +121,17 @@ class Leader:
         terms = self._terms
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
-        return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits, grid)
+        budget = terms.token_budget
+        return Ledger(
+            epoch,
+            order,
+            terms.global_batch,
+            terms.drop_last,
+            used,
+            self._limits,
+            grid,
+            None if budget is None else Budget(budget, self._sizes),
+        )
 
     @property
     def seq(self) -> int:
