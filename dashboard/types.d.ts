@@ -238,6 +238,8 @@ interface Run {
   world: number | null;
   samples: number | null;
   global_batch: number | null;
+  token_budget: number | null;
+  steps_per_epoch: number | null;
   seed: number | null;
   epochs: number | null;
   device: string | null;

@@ -547,6 +547,7 @@ class Loop:
             limits,
             self._uneven_steps,
             self.data,
+            None if terms.token_budget is None else self.epoch_steps.of(start.epoch),
         )
         wiring = connect(
             terms,

@@ -394,6 +394,9 @@ class Run(BaseModel):
         "`global_batch` samples",
         examples=[None],
     )
+    steps_per_epoch: int | None = Field(
+        description="with a token budget, of one epoch: others differ by a few", examples=[17]
+    )
     seed: int | None = Field(examples=[0])
     epochs: int | None = Field(examples=[15])
     device: str | None = Field(examples=["cpu"])

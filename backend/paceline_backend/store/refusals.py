@@ -63,6 +63,8 @@ def of_hello(hello: Hello) -> str | None:
         return f"length_grid is {hello.length_grid}: it must be at least 0, and finite"
     if hello.loss_mean not in ("samples", "size"):
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
+    if hello.steps_per_epoch is not None and not 0 < hello.steps_per_epoch < MOST_STEPS:
+        return f"steps_per_epoch is {hello.steps_per_epoch}: it must be 1 to {MOST_STEPS - 1}"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
     reason = _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)

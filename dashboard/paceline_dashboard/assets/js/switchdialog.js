@@ -6,7 +6,7 @@ import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { ago, integer, mean, moment, plural, seconds } from "./format.js";
 import { estimateOf, forecastWords, interval, scaleOf } from "./interval.js";
 import { changesOf, consequences, forecastOf, GROUPS, groupOf, ofGroup, optionsOf, same } from "./options.js";
-import { simulated } from "./summary.js";
+import { simulated, stepsOf } from "./summary.js";
 
 const WARNINGS_MS = 20_000; // a trial takes a part of a second, the first one seconds
 const TICK_MS = 1000;
@@ -490,7 +490,7 @@ const radioId = ({ label }) => `policy-preset-${label.replace(/[^\w-]+/g, "-").r
  * @param {Run} run
  * @param {number} latest step
  */
-export function stepsLeft({ epochs, samples, global_batch: batch }, latest) {
-  if (!epochs || !samples || !batch) return null;
-  return Math.max(0, epochs * Math.ceil(samples / batch) - latest - 1) || null;
+export function stepsLeft(run, latest) {
+  const steps = stepsOf(run);
+  return steps === null ? null : Math.max(0, steps - latest - 1) || null;
 }
