@@ -58,7 +58,7 @@ class Ledger:
         self.left = len(order)
         if used is not None:
             self.use(used)
-        self._to_use = self.left
+        self._to_use, self._budget = self.left, budget
         self._ends: Ints | None = None  # with a budget: samples up to each step's end, [S]
         if budget is not None:
             counts = budget.counts(order if used is None else order[self._unused[order]])
@@ -81,7 +81,8 @@ class Ledger:
         if self._ends is not None:
             done = self._to_use - self.left
             at = int(np.searchsorted(self._ends, done, "right"))
-            return np.diff(self._ends[at : at + steps], prepend=done).tolist()
+            counts = np.diff(self._ends[at : at + steps], prepend=done)
+            return [int(count) for count in counts]
         full, rest = divmod(self.left, self._global_batch)
         batches = [self._global_batch] * min(full, steps)
         if rest and not self._drop_last and full < steps:
@@ -114,6 +115,10 @@ class Ledger:
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps take other samples than the epoch's order, which keeps the budget"
+        if self._budget is not None:
+            over = self._budget.over(np.asarray(segment.counts), indices)
+            if over is not None:
+                return over
         if len(np.unique(indices)) != len(indices):
             return "a sample occurs twice"
         if not self._unused[indices].all():
@@ -142,7 +147,8 @@ class Ledger:
         With `shares`, samples are dealt from the largest to the smallest, each to the rank that
         has the least load/share at that moment. Without `shares`, rank r takes positions r, r + W,
         … of each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a
-        few samples move to other ranks, until the numbers of samples lie on the grid.
+        few samples move to other ranks, until the numbers of samples lie on the grid, or each rank
+        keeps the budget's limits.
 
         Args:
             steps: number of steps at most.
@@ -165,6 +171,8 @@ class Ledger:
             in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
         else:
             in_steps = [_deal_in_turn(part, limits) for part in parts]
+        if self._budget is not None:
+            return [self._budget.kept(of_step) for of_step in in_steps]
         if self._grid == 1:
             return in_steps
         return [_gridded(of_step, self._grid, self._limits, homes) for of_step in in_steps]

@@ -54,7 +54,7 @@ class Terms:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in a whole epoch; with a token budget, about so many: see `EpochSteps`."""
+        """Number of steps in a whole epoch; with a token budget see `EpochSteps`."""
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
     def epoch_over(self, left: int) -> bool:

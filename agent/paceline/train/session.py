@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
@@ -19,16 +19,17 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded
 from paceline.train import stacks
+from paceline.train.budgeting import (
+    budgeted,
+    checked_sizes,
+    counted,
+    of_ranks,
+    planned,
+    refuse_profile,
+)
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
-from paceline.train.budgeting import (
-    checked_sizes,
-    counted,
-    planned,
-    refuse_beside_budget,
-    refuse_profile,
-)
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
@@ -87,6 +88,8 @@ class Session:
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more at once. None: what `profile` finds, else no limit.
+        token_limits: with a token budget, the most size units of a step that fit into a rank's
+            memory, of each rank, or one number for all; no rank gets more.
         micro_batches: a rank whose part of a step is more than its limit computes it in several
             turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
             limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
@@ -116,6 +119,7 @@ class Session:
         loss_mean: str | None = None,
         coast_steps: int = 2,
         limits: int | Sequence[int] | None = None,
+        token_limits: float | Sequence[float] | None = None,
         uneven_steps: bool = False,
         micro_batches: bool = False,
         shapes: int | Shapes | None = None,
@@ -127,26 +131,20 @@ class Session:
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
         samples, grid = length(dataset), Shapes.of(shapes)
-        if loss_mean is None:
-            loss_mean = "samples" if token_budget is None else "size"
+        loss_mean = loss_mean or ("samples" if token_budget is None else "size")
         batch = counted(global_batch, token_budget)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
-        if token_budget is not None:
-            refuse_beside_budget(
-                dataset,
-                drop_last=drop_last,
-                limits=limits,
-                shapes=grid.samples > 1,
-                **yes_or_no,
-            )
+        beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
+        room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
             asdict(terms)
             | {"limits": given, "dataset": "Sharded" if isinstance(dataset, Sharded) else "plain"}
+            | {"token_limits": room}
             | yes_or_no,
-            lambda: checked_sizes(resolve(sizes, dataset), token_budget),
+            lambda: checked_sizes(resolve(sizes, dataset), token_budget, room),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
@@ -155,6 +153,8 @@ class Session:
         device = Device(environment.emulate, self.rank, self.world)
         terms, epoch_steps = planned(terms, meeting)
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
+        if room:
+            limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         data = settle(dataset, meeting, environment)
         self._loop = Loop(
             terms, meeting, environment, device, limits_known, uneven_steps, data, epoch_steps

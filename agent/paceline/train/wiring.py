@@ -195,6 +195,7 @@ def describe(
         length_grid=float(terms.shapes.length),
         shards=None if data is None else data.shards,
         token_budget=terms.token_budget,
+        token_limits=limits.tokens,
         steps_per_epoch=steps_per_epoch,
     )
 
@@ -276,6 +277,7 @@ def _leader(
         used=start.used,
         limits=limits.of_parts,
         micro=limits.of_micro_batches,
+        token_limits=limits.tokens,
         reforms=reforms or (lambda: False),
         uneven=uneven,
         shards=None if data is None else data.shards,

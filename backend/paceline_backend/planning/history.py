@@ -123,6 +123,7 @@ class History:
             length_grid=hello.length_grid,
             storage=storage,
             token_budget=hello.token_budget,
+            token_limits=np.array(hello.token_limits) if hello.token_limits else None,
         )
 
     def shares_data(self, policy: Policy) -> bool:

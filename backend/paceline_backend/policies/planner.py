@@ -16,6 +16,7 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
 from paceline_backend.policies.solve.grid import gridded
+from paceline_backend.policies.solve.tokens import within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 
@@ -131,6 +132,7 @@ def plan(
     if choice.memory:
         memory[CHOOSER] = choice.memory
     batches = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
+    batches = within_limits(batches, policy, problem, models)
     holders, ranks = problem.placement[batches.samples], batches.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)

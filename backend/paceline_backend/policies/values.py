@@ -250,6 +250,7 @@ class Problem:
     # What a step holds, in the unit of the sizes: steps take the samples of `order` in turn. Then
     # `global_batch` is a mean. None: each step has `global_batch` samples.
     token_budget: float | None = None
+    token_limits: Floats | None = None  # [W] what each worker's part of a step may hold, with it
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.
@@ -268,7 +269,8 @@ class Problem:
         With a token budget: as many of `order` as it holds.
         """
         if self.token_budget is not None:
-            return counts_within(self.sizes[self.order], self.token_budget, self.steps).tolist()
+            counts = counts_within(self.sizes[self.order], self.token_budget, self.steps)
+            return [int(count) for count in counts]
         full, rest = divmod(len(self.remaining), self.global_batch)
         batches = [self.global_batch] * full
         if rest and not self.drop_last:

@@ -70,6 +70,8 @@ class Leader:
             batch. Empty: there are no limits.
         micro: the most samples that each rank computes at once, [W]; what is more is cut into
             micro-batches. Empty: nothing is cut.
+        token_limits: with a token budget, what each rank's part of a step may hold, [W]. Empty:
+            there are no such limits.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         shards: which node has which sample, where data lives on nodes.
@@ -90,6 +92,7 @@ class Leader:
         used: Ints | None = None,
         limits: Sequence[int] = (),
         micro: Sequence[int] = (),
+        token_limits: Sequence[float] = (),
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
         shards: Shards | None = None,
@@ -106,6 +109,10 @@ class Leader:
         self._announce = announce
         self._limits: Ints | None = np.array(limits) if limits else None
         self._micro = micro
+        self._budget: Budget | None = None
+        if terms.token_budget is not None:
+            most = np.array(token_limits) if token_limits else None
+            self._budget = Budget(terms.token_budget, sizes, most)
         self._ledger = self._ledger_of(epoch, used)
         self._step = step  # the next segment's first step
         self._last: Segment | None = None
@@ -121,17 +128,8 @@ class Leader:
         terms = self._terms
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
-        budget = terms.token_budget
-        return Ledger(
-            epoch,
-            order,
-            terms.global_batch,
-            terms.drop_last,
-            used,
-            self._limits,
-            grid,
-            None if budget is None else Budget(budget, self._sizes),
-        )
+        batch, limits = terms.global_batch, self._limits
+        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget)
 
     @property
     def seq(self) -> int:
