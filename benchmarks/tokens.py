@@ -40,7 +40,7 @@ SHARE = 16_384  # tokens of a step for each rank
 LONGEST = SHARE // 2
 SPEED_S = 1e-5  # a of the fast workers, s per token
 OVERHEAD = 0.02  # b as a share of a mean step
-STEPS = 48  # steps of an epoch, about
+STEPS = 32  # steps of an epoch, about
 EPOCHS = 3  # the first epoch is not counted
 ROOM = 1.25  # a rank's limit of tokens over its equal share of the budget, where there are limits
 

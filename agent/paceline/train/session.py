@@ -133,9 +133,9 @@ class Session:
         samples, grid = length(dataset), Shapes.of(shapes)
         loss_mean = loss_mean or ("samples" if token_budget is None else "size")
         batch = counted(global_batch, token_budget)
-        terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
         room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
+        terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
