@@ -86,7 +86,7 @@ def test_any_number_of_ranks_goes_on_with_the_same_rest(ranks: Ranks, at: int) -
 
 
 def test_no_rank_gets_more_than_its_limit(ranks: Ranks) -> None:
-    limits = [5.0, 3.0, 4.0]
+    limits = [5.0, 3.0, 5.0]
     for seen in (
         ranks.run(budgets.train, COUNT, EPOCHS, OPTIONS),
         ranks.run(budgets.train, COUNT, EPOCHS, OPTIONS | {"token_limits": limits}),
