@@ -13,7 +13,9 @@ import pytest
 from paceline.core.amounts.budget import counts_within
 from paceline.core.errors import PacelineError
 from paceline.train.plan.epochs import epoch_order
+from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
+from paceline_backend.store import Store
 from support import budget_script
 from support.budget_script import BUDGET, EPOCHS, SAMPLES
 from support.e2e import wait_for_end, wait_for_step
@@ -45,7 +47,12 @@ def test_steps_hold_the_budget_and_follow_the_ranks_speeds(tmp_path: Path) -> No
         shown = wait_for_end(stack, run)
         coverage = stack.api("GET", f"/runs/{run}/coverage")
         segments = stack.api("GET", f"/runs/{run}/segments?limit=200")
+        with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
+            again = replay(store, run)
     assert coverage["exact"]
+    planned = sum(s["source"] == "controller" for s in segments)
+    assert again.first_difference is None
+    assert again.identical == planned > 0
     sizes = np.array(budget_script.lengths(), float)
     due = []
     for epoch in range(EPOCHS):
@@ -62,6 +69,5 @@ def test_steps_hold_the_budget_and_follow_the_ranks_speeds(tmp_path: Path) -> No
     assert len(tokens) == len(due) == shown["step"] + 1
     assert shown["token_budget"] == BUDGET
     assert shown["steps_per_epoch"] in {len(due) // EPOCHS + extra for extra in (-1, 0, 1)}
-    assert any(s["source"] == "controller" for s in segments)
     late = np.array(tokens)[len(tokens) // 2 :].sum(axis=0)
     assert late[0] > 2 * late[2]  # rank 2 is three times as slow

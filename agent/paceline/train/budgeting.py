@@ -28,8 +28,8 @@ _BESIDE = {
 }
 
 
-def counted(global_batch: int | None, token_budget: float | None) -> int:
-    """Samples of a step, as far as it is known before the sizes are.
+def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
+    """Samples of a step, as far as they are known before the sizes are, and the token budget.
 
     Raises:
         TypeError, ValueError: not exactly one of both is given, or the budget is no number above 0.
@@ -41,9 +41,8 @@ def counted(global_batch: int | None, token_budget: float | None) -> int:
             "of a step or the sum of their sizes"
         )
     if global_batch is not None:
-        return global_batch
-    budget_of(token_budget)
-    return 1
+        return global_batch, None
+    return 1, budget_of(token_budget)
 
 
 def budgeted(
@@ -85,16 +84,16 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """The limit of each rank, [W].
+    """The limit of each rank, [W]; empty: none.
 
     Args:
-        token_limits: of each rank, or one for all.
+        token_limits: of each rank, or one for all; empty: none.
         world: W.
 
     Raises:
         ValueError: there are other numbers of both.
     """
-    if len(token_limits) not in (1, world):
+    if len(token_limits) not in (0, 1, world):
         raise ValueError(
             f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"
         )

@@ -131,8 +131,9 @@ class Session:
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
         samples, grid = length(dataset), Shapes.of(shapes)
-        loss_mean = loss_mean or ("samples" if token_budget is None else "size")
-        batch = counted(global_batch, token_budget)
+        batch, token_budget = counted(global_batch, token_budget)
+        if loss_mean is None:
+            loss_mean = "samples" if token_budget is None else "size"
         beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
         room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
@@ -153,8 +154,7 @@ class Session:
         device = Device(environment.emulate, self.rank, self.world)
         terms, epoch_steps = planned(terms, meeting)
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
-        if room:
-            limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
+        limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         data = settle(dataset, meeting, environment)
         self._loop = Loop(
             terms, meeting, environment, device, limits_known, uneven_steps, data, epoch_steps

@@ -138,6 +138,6 @@ def test_profile_is_refused() -> None:
 
 
 def test_without_sizes_a_budget_counts_samples() -> None:
-    session = paceline.Session(Numbered(10), token_budget=4)
+    session = paceline.Session(Numbered(10), token_budget=np.int64(4))
     assert session.steps_per_epoch == 3
     session.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -178,9 +179,9 @@ def budget_of(given: Any) -> float:
     Raises:
         TypeError, ValueError: it is no number above 0.
     """
-    if not isinstance(given, int | float) or isinstance(given, bool):
+    if not isinstance(given, Real) or isinstance(given, bool):
         raise TypeError(f"token_budget is {given!r}: it must be a number, in the unit of the sizes")
-    if not 0 < given < math.inf:
+    if not 0 < float(given) < math.inf:
         raise ValueError(f"token_budget is {given}: it must be above 0, and finite")
     return float(given)
 
