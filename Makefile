@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage bench bench-real gpu-check screenshots format clean
+.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage docs bench bench-real gpu-check screenshots format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -76,6 +76,10 @@ gpu-check: ## what needs a GPU: times, gradients, synchronisers, copies (ARGS=--
 	PYTHONPATH="agent:backend:dashboard$${PYTHONPATH:+:$$PYTHONPATH}" \
 	$(or $(PYTHON),$(wildcard .venv/bin/python),python3) benchmarks/gpu_check.py $(ARGS)
 
+docs: setup-dev ## the documentation site, into site/: open site/index.html
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	@echo site/index.html
+
 screenshots: setup-dev ## pictures of the dashboard's pages into docs/images: look at them before you commit
 	.venv/bin/python scripts/screenshots.py $(ARGS)
 
@@ -84,4 +88,4 @@ format: setup-dev ## format the code
 	.venv/bin/ruff format .
 
 clean: ## remove what the targets above made
-	rm -rf .venv .venv-ray node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf site .venv .venv-ray node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

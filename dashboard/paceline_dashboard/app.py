@@ -84,7 +84,7 @@ def mount(app: FastAPI) -> None:
         routes_pathname_prefix="/",
         assets_folder=str(ASSETS),
         assets_path_ignore=["js"],  # modules: bridge.js imports them
-        index_string=_index(prefix, imports, list(modules.values())),
+        index_string=_index(prefix, imports, modules),
         suppress_callback_exceptions=True,  # pages come and go
     )
     app.add_middleware(KeptFiles)  # around the compression
@@ -136,12 +136,13 @@ def _route(dashboard: dash.Dash) -> None:
     )
 
 
-def _index(prefix: str, imports: str, modules: list[str]) -> str:
+def _index(prefix: str, imports: str, modules: dict[str, str]) -> str:
     """The HTML around every page. It names all modules, so that none waits for another's import."""
-    preloads = "\n".join(f'<link rel="modulepreload" href="{module}">' for module in modules)
+    preloads = "\n".join(f'<link rel="modulepreload" href="{url}">' for url in modules.values())
     return (
         _INDEX.replace("__IMPORTS__", imports)
         .replace("__MODULES__", preloads)
+        .replace("__EARLY__", modules[f"{prefix}/assets/js/early.js"])
         .replace("__PLOTLY__", f"{prefix}/{PLOTLY}")
         .replace("__PREFIX__", prefix)
     )

@@ -46,7 +46,7 @@ class Server:
 
     Args:
         client: a connection.
-        frames: whose data frames tables are.
+        frames_of: whose data frames tables are.
     """
 
     def __init__(self, client: Client, frames_of: str = "pandas") -> None:

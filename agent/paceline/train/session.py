@@ -325,7 +325,7 @@ class Session:
             PacelineError: training has begun; nothing fits into memory, or the ranks' memory
                 together does not hold a global batch; or profiling failed on another rank, which
                 the message names.
-            whatever `run_batch` raises, unless it says that memory ran out.
+            BaseException: whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
         refuse_profile(loop.terms.token_budget)
@@ -378,8 +378,12 @@ class Session:
 
         Args:
             directory: shared by all nodes, and of this training alone.
-            model, optimizer, scheduler, scaler: what the script trains with.
-            every_steps, every_s: steps or seconds between two checkpoints; give at least one.
+            model: what the script trains,
+            optimizer: and with what;
+            scheduler: of the learning rate, if there is one,
+            scaler: and of the loss.
+            every_steps: steps between two checkpoints;
+            every_s: or seconds; give at least one of both.
             keep: how many checkpoints stay.
 
         Raises:

@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def assignments(self) -> list[list[Ints]]:
-        """Samples, [step][rank]."""
+        """Samples, ``[step][rank]``."""
         return self.batches.parts
 
 

@@ -172,7 +172,7 @@ class Batches:
 
     @staticmethod
     def of(parts: list[list[Ints]], world: int) -> Batches:
-        """From [step][rank] arrays."""
+        """From ``[step][rank]`` arrays."""
         counts = np.array([[len(part) for part in step] for step in parts], np.int64)
         flat = [part for step in parts for part in step]
         samples = np.concatenate(flat) if flat else np.empty(0, np.int64)
@@ -186,7 +186,7 @@ class Batches:
 
     @cached_property
     def parts(self) -> list[list[Ints]]:
-        """As [step][rank] arrays."""
+        """As ``[step][rank]`` arrays."""
         ends = np.cumsum(self.counts)
         flat = np.split(self.samples, ends[:-1]) if len(ends) else []
         world = self.counts.shape[1]

@@ -34,7 +34,7 @@ def test_an_observed_run_takes_no_policy() -> None:
     "row",
     [
         {"attempt": 0},
-        {"started_at": time.time() + 3600},  # it may load for a while
+        {"started_at": 2e9 + time.time()},  # it may load for a while
         {"state": "pending", "started_at": None},
         {"state": "failed"},  # its message says why
         {"state": "finished", "backend": "simulated"},

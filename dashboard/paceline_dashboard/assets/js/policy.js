@@ -1,5 +1,4 @@
 // The panel of the policy: what is in force and why, the last switch with its forecast beside its effect, and Revert.
-import { get } from "./api.js";
 import { byId, make, show, text } from "./dom.js";
 import { integer, moment, seconds } from "./format.js";
 import { changeWords, interval, scaleOf } from "./interval.js";
@@ -36,10 +35,11 @@ export class PolicyPanel {
     byId("switch-revert").addEventListener("click", () => this.#revert());
   }
 
-  async load() {
-    this.presets = await get("policies");
-    this.whatif.presets = this.presets;
-    this.dialog.presets = this.presets;
+  /** @param {any[]} presets all that there are, from `GET policies` */
+  take(presets) {
+    this.presets = presets;
+    this.whatif.presets = presets;
+    this.dialog.presets = presets;
   }
 
   /**

@@ -1,5 +1,6 @@
 // The page of one run: gives its parts data and draws them.
 import { chosenOf, queryOf } from "./address.js";
+import { newestSteps } from "./ahead.js";
 import { change, get } from "./api.js";
 import { AttributionChart } from "./attribution.js";
 import { Auto } from "./auto.js";
@@ -30,7 +31,6 @@ import { drawSpeedup, drawTiles, RECENT } from "./tiles.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";
 
-const LOADED = 511; // steps that a page begins with, each by itself
 const POLL_S = 2; // for data without events, such as workers' fits
 const LEASE_S = 10; // for the controller's lease; the stream tells all else about a run that goes on
 const WHY_S = 5; // for the attribution and the decisions of `auto`
@@ -127,8 +127,9 @@ class RunPage {
   async open() {
     crumbs(this.id);
     connection("connecting");
-    // Asked for at once, so that it comes while the page's elements and Plotly are on their way.
-    const ahead = this.#insist(() => this.#ask());
+    // It comes while the page's elements and Plotly are on their way.
+    const ahead = this.#insist(() => newestSteps(this.path));
+    const presets = this.#insist(() => get("policies"));
     await whenThere("stop-dialog");
     await this.#insist(() => plotly());
     if (this.closed) return;
@@ -171,6 +172,7 @@ class RunPage {
       }),
     );
     this.ahead = (await ahead) ?? null;
+    this.policy.take((await presets) ?? []);
     if (this.closed || !this.ahead) return;
     const first = (this.run = this.ahead.run);
     this.#takeAddress(first);
@@ -271,16 +273,10 @@ class RunPage {
    * @param {() => boolean} current
    */
   async #load(current) {
-    const answer = this.ahead ?? (await this.#ask());
+    const answer = this.ahead ?? (await newestSteps(this.path));
     this.ahead = null;
-    if (!this.policy.presets.length) await this.policy.load();
     if (current()) this.#start(answer);
     return answer.since;
-  }
-
-  /** @returns {Promise<ViewAnswer>} */
-  #ask() {
-    return get(`${this.path}/view`, { last: LOADED });
   }
 
   /** @param {any} answer */
