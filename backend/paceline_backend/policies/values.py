@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.amounts.budget import Budget
 from paceline.core.cost import SUM, Cost, Features, PaddedCost
 from paceline.wire import RankDevice
 
@@ -269,7 +269,7 @@ class Problem:
         With a token budget: as many of `order` as it holds.
         """
         if self.token_budget is not None:
-            counts = counts_within(self.sizes[self.order], self.token_budget, self.steps)
+            counts = Budget(self.token_budget, self.sizes).counts(self.order, self.steps)
             return [int(count) for count in counts]
         full, rest = divmod(len(self.remaining), self.global_batch)
         batches = [self.global_batch] * full

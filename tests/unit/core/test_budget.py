@@ -70,8 +70,21 @@ def test_the_rest_of_an_epoch_has_the_same_steps_wherever_it_goes_on(
     assert counts_within(rest, budget, steps).tolist() == counts[at : at + steps].tolist()
 
 
-def test_long_steps_are_found_at_once() -> None:
+def test_long_steps_are_found() -> None:
     assert counts_within(np.ones(10_000), 4_000.0).tolist() == [4_000, 4_000, 2_000]
+    budget = Budget(4_000.0, np.ones(10_000))
+    for steps, counts in [(1, [4_000]), (2, [4_000] * 2), (9, [4_000, 4_000, 2_000])]:
+        assert budget.counts(np.arange(10_000), steps).tolist() == counts
+    assert budget.counts(np.arange(0), 3).tolist() == []
+
+
+@given(budgets(), st.integers(1, 5))
+def test_the_next_steps_are_the_first_of_all(
+    case: tuple[np.ndarray[Any, np.dtype[np.float64]], float], steps: int
+) -> None:
+    budget = Budget(case[1], np.tile(case[0], 8))
+    everything = np.arange(len(budget.sizes))
+    assert budget.counts(everything, steps).tolist() == budget.counts(everything)[:steps].tolist()
 
 
 def test_a_sample_above_the_budget_is_named() -> None:

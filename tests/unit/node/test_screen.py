@@ -88,8 +88,7 @@ def test_steps_in_all_follow_from_the_run() -> None:
         "epoch": 1,
         "epochs": 3,
         "step": 5,
-        "samples": 33,
-        "global_batch": 8,
+        "steps_per_epoch": 5,
     }
     columns = {"step_s": [0.1, 0.3], "loss": [2.0, None], "waste": [None, None]}
     made = progress.of_run(run, columns)

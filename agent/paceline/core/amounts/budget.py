@@ -43,7 +43,15 @@ class Budget:
             samples: in the order in which steps take them, [R].
             steps: at most; None: until all are taken.
         """
-        return counts_within(self.sizes[samples], self.tokens, steps)
+        if steps is None:
+            return counts_within(self.sizes[samples], self.tokens)
+        window = _FIRST * (steps + 1)
+        while True:
+            # One step more: the last one that is found may go on behind the window.
+            counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
+            if len(counts) > steps or window >= len(samples):
+                return counts[:steps]
+            window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
         """A step's parts [rank], of which few samples move until each rank keeps its limit."""
@@ -179,7 +187,7 @@ def budget_of(given: Any) -> float:
     Raises:
         TypeError, ValueError: it is no number above 0.
     """
-    if not isinstance(given, Real) or isinstance(given, bool):
+    if isinstance(given, bool) or not isinstance(given, Real):
         raise TypeError(f"token_budget is {given!r}: it must be a number, in the unit of the sizes")
     if not 0 < float(given) < math.inf:
         raise ValueError(f"token_budget is {given}: it must be above 0, and finite")

@@ -116,7 +116,7 @@ def duration(seconds: float) -> str:
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
     """What `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps` say."""
     steps = None
-    if run["epochs"] and run["steps_per_epoch"]:
+    if run["epochs"] and run.get("steps_per_epoch"):
         steps = run["epochs"] * run["steps_per_epoch"]
     known = columns or {"step_s": [], "loss": [], "waste": []}
     losses = [loss for loss in known["loss"] if loss is not None]

@@ -31,6 +31,7 @@ class EpochSteps:
         self._terms = terms
         self._budget = budget
         self._known: dict[int, int] = {}
+        self._newest: tuple[int, Ints] | None = None  # epoch, and its steps' counts
 
     def of(self, epoch: int) -> int:
         """The number of steps of a whole epoch."""
@@ -58,9 +59,12 @@ class EpochSteps:
         return np.cumsum(self._counts(self._budget, epoch, used))
 
     def _counts(self, budget: Budget, epoch: int, used: Ints | None = None) -> Ints:
+        if used is None and self._newest is not None and self._newest[0] == epoch:
+            return self._newest[1]
         order = epoch_order(self._terms.samples, self._terms.seed, epoch)
         if used is not None:
             left = np.ones(len(order), bool)
             left[used] = False
-            order = order[left[order]]
-        return budget.counts(order)
+            return budget.counts(order[left[order]])
+        self._newest = epoch, budget.counts(order)
+        return self._newest[1]
