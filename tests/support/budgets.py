@@ -20,6 +20,7 @@ class Seen:
     weights: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # len(loader), in each step
     ahead: list[int] = field(default_factory=list)  # len(loader), before each epoch
+    trained: list[int] = field(default_factory=list)  # samples of all ranks, after each step
     total: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     parameters: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -61,6 +62,7 @@ def train(
                 seen.steps.append((batch.epoch, batch.step, used))
                 seen.weights.append(batch.weight)
                 seen.lengths.append(len(loader))
+                seen.trained.append(run._loop.trained.upto(batch.step))
                 if batch.step == save_at:
                     seen.state = run.state_dict()
                     break

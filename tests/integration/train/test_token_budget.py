@@ -82,6 +82,7 @@ def test_any_number_of_ranks_goes_on_with_the_same_rest(ranks: Ranks, at: int) -
     state = before[0].state
     alone = budgets.train(COUNT, EPOCHS, OPTIONS, state)
     assert trained([alone]) == due()[at + 1 :]
+    assert before[1].trained + alone.trained == list(np.cumsum([len(s) for _, _, s in due()]))
     assert trained(ranks.run(budgets.train, COUNT, EPOCHS, OPTIONS, state)) == due()[at + 1 :]
 
 
