@@ -76,7 +76,7 @@ class Budget:
             return None
         part = np.repeat(np.arange(counts.size), counts.ravel())
         loads = np.bincount(part, self.sizes[samples], counts.size).reshape(counts.shape)
-        steps, ranks = np.nonzero(loads > self.limits * (1 + ROUNDING))
+        steps, ranks = np.nonzero(loads > self.limits * (1 + 4 * ROUNDING))
         if not len(steps):
             return None
         step, rank = int(steps[0]), int(ranks[0])
