@@ -214,8 +214,36 @@ def _karmarkar_karp(*, equal: bool) -> Planner:
     return plan
 
 
+def karmarkar_karp(batch: Ints, sizes: Ints, world: int) -> list[Ints]:
+    """A step's samples for each rank, as verl's balancer divides them, any number to a rank.
+
+    Args:
+        batch: samples of the step, [n].
+        sizes: λ of each sample, [N].
+        world: number of ranks.
+    """
+    parts = _verl().get_seqlen_balanced_partitions(sizes[batch].tolist(), world, False)
+    return [batch[np.array(part)] for part in parts]
+
+
 def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-    """lhotse's batches have similar total lengths, so the number of steps varies by epoch."""
+    longest = max(global_batch / world * float(sizes.mean()), float(sizes.max()))
+    return dynamic_bucketing(sizes, world, longest, len(sizes) // global_batch, seed, epoch)
+
+
+def dynamic_bucketing(
+    sizes: Ints, world: int, duration: float, steps: int, seed: int, epoch: int
+) -> Steps:
+    """lhotse's batches have similar total lengths, so the number of steps varies by epoch.
+
+    Args:
+        sizes: λ of each sample, [N].
+        world: number of ranks.
+        duration: of a rank's batch at most.
+        steps: about so many in an epoch; they decide how many buckets there are.
+        seed: of the run.
+        epoch: its number.
+    """
     logging.getLogger("lhotse").setLevel(logging.ERROR)
     from lhotse import CutSet, MonoCut
     from lhotse.dataset import DynamicBucketingSampler
@@ -237,10 +265,8 @@ def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -
     warnings.filterwarnings("ignore", "You are using DynamicBucketingSampler with an eagerly")
     sampler = Recording(
         cuts.to_eager(),
-        max_duration=max(global_batch / world * float(sizes.mean()), float(sizes.max())),
-        num_buckets=max(
-            2, min(20, len(np.unique(sizes)), math.ceil(len(sizes) / global_batch / 4))
-        ),
+        max_duration=duration,
+        num_buckets=max(2, min(20, len(np.unique(sizes)), math.ceil(steps / 4))),
         shuffle=True,
         drop_last=True,
         world_size=world,

@@ -238,7 +238,8 @@ interface Run {
   world: number | null;
   samples: number | null;
   global_batch: number | null;
-  drop_last: boolean | null;
+  token_budget: number | null;
+  steps_per_epoch: number | null;
   seed: number | null;
   epochs: number | null;
   device: string | null;

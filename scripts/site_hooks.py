@@ -32,6 +32,8 @@ LIBRARY = (
     "paceline.Session",
     "paceline.Batch",
     "paceline.Shapes",
+    "paceline.packed",
+    "paceline.Packed",
     "paceline.generator",
     "paceline.numpy_generator",
     "paceline.seeded",

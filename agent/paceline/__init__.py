@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paceline import data
     from paceline.client import connect
     from paceline.core.amounts.shapes import Shapes
+    from paceline.train.packing import Packed, packed
     from paceline.train.parts import Batch
     from paceline.train.seeding.samples import generator, numpy_generator, seeded
     from paceline.train.session import Session
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "PacelineError",
+    "Packed",
     "Session",
     "Shapes",
     "__version__",
@@ -24,6 +26,7 @@ __all__ = [
     "data",
     "generator",
     "numpy_generator",
+    "packed",
     "seeded",
 ]
 
@@ -42,6 +45,8 @@ def __getattr__(name: str) -> Any:
         from paceline.core.amounts.shapes import Shapes
 
         return Shapes
+    if name in ("Packed", "packed"):
+        return getattr(importlib.import_module("paceline.train.packing"), name)
     if name in ("generator", "numpy_generator", "seeded"):
         return getattr(importlib.import_module("paceline.train.seeding.samples"), name)
     if name == "data":

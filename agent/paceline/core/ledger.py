@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.amounts.budget import Budget
 from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
@@ -31,6 +32,8 @@ class Ledger:
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. None: there are no limits.
         grid: the numbers of samples that coasting gives ranks lie on it; see `Shapes.samples`.
+        budget: what each step holds, instead of `global_batch` samples. Then steps take the samples
+            in the epoch's order, whoever plans. None: steps have `global_batch` samples.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Ledger:
         used: Ints | None = None,
         limits: Ints | None = None,
         grid: int = 1,
+        budget: Budget | None = None,
     ) -> None:
         self.epoch = epoch
         self._order = order
@@ -54,6 +58,11 @@ class Ledger:
         self.left = len(order)
         if used is not None:
             self.use(used)
+        self._to_use, self._budget = self.left, budget
+        self._ends: Ints | None = None  # with a budget: samples up to each step's end, [S]
+        if budget is not None:
+            counts = budget.counts(order if used is None else order[self._unused[order]])
+            self._ends = np.cumsum(counts)
 
     @property
     def over(self) -> bool:
@@ -65,7 +74,15 @@ class Ledger:
         return epoch_over(left, self._global_batch, self._drop_last)
 
     def batch_sizes(self, steps: int) -> list[int]:
-        """Samples of each of the next steps: the global batch, less in an epoch's last step."""
+        """Samples of each of the next steps: the global batch, less in an epoch's last step.
+
+        With a budget: as many as it holds.
+        """
+        if self._ends is not None:
+            done = self._to_use - self.left
+            at = int(np.searchsorted(self._ends, done, "right"))
+            counts = np.diff(self._ends[at : at + steps], prepend=done)
+            return [int(count) for count in counts]
         full, rest = divmod(self.left, self._global_batch)
         batches = [self._global_batch] * min(full, steps)
         if rest and not self._drop_last and full < steps:
@@ -96,6 +113,12 @@ class Ledger:
             most = np.max(segment.counts, axis=0).tolist()
             return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        if self._ends is not None and not self._in_order(indices, totals):
+            return "its steps take other samples than the epoch's order, which keeps the budget"
+        if self._budget is not None:
+            over = self._budget.over(np.asarray(segment.counts), indices)
+            if over is not None:
+                return over
         if len(np.unique(indices)) != len(indices):
             return "a sample occurs twice"
         if not self._unused[indices].all():
@@ -104,6 +127,12 @@ class Ledger:
         if segment.epoch_end != self.over_with(left):
             return f"epoch_end is {segment.epoch_end} with {left} samples left"
         return None
+
+    def _in_order(self, indices: Ints, totals: list[int]) -> bool:
+        """Whether the next steps have the next samples of the epoch's order, each its own."""
+        step = np.repeat(np.arange(len(totals)), totals)
+        due = self._next(len(indices))
+        return np.array_equal(indices[np.lexsort((indices, step))], due[np.lexsort((due, step))])
 
     def coast(
         self,
@@ -118,7 +147,8 @@ class Ledger:
         With `shares`, samples are dealt from the largest to the smallest, each to the rank that
         has the least load/share at that moment. Without `shares`, rank r takes positions r, r + W,
         … of each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a
-        few samples move to other ranks, until the numbers of samples lie on the grid.
+        few samples move to other ranks, until the numbers of samples lie on the grid, or each rank
+        keeps the budget's limits.
 
         Args:
             steps: number of steps at most.
@@ -132,7 +162,7 @@ class Ledger:
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
         parts = np.split(samples, np.cumsum(batches)[:-1])
-        limits = np.full(world, self._global_batch) if self._limits is None else self._limits
+        limits = np.full(world, max(batches, default=0)) if self._limits is None else self._limits
         if homes is not None:
             nodes, of = homes
             speed = np.asarray(shares) if shares else np.ones(world)
@@ -141,6 +171,8 @@ class Ledger:
             in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
         else:
             in_steps = [_deal_in_turn(part, limits) for part in parts]
+        if self._budget is not None:
+            return [self._budget.kept(of_step) for of_step in in_steps]
         if self._grid == 1:
             return in_steps
         return [_gridded(of_step, self._grid, self._limits, homes) for of_step in in_steps]

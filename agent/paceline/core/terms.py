@@ -6,6 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
 
@@ -18,12 +19,13 @@ class Terms:
     """
 
     samples: int  # N
-    global_batch: int
+    global_batch: int  # samples of a step; with a token budget, of a mean step
     seed: int
     drop_last: bool
     loss_mean: str  # "samples" or "size"
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
+    token_budget: float | None = None  # sizes of a step, in their unit; None: `global_batch` counts
 
     def __post_init__(self) -> None:
         whole("global_batch", self.global_batch, 1)
@@ -47,10 +49,12 @@ class Terms:
                 f"shapes: its samples are {self.shapes.samples}, which does not divide "
                 f"global_batch={self.global_batch}: give a divisor of the global batch"
             )
+        if self.token_budget is not None:
+            budget_of(self.token_budget)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in a whole epoch."""
+        """Number of steps in a whole epoch; with a token budget see `EpochSteps`."""
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
     def epoch_over(self, left: int) -> bool:

@@ -108,7 +108,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps in a whole epoch."""
-        return self._loop.terms.steps_per_epoch
+        return self._loop.steps_per_epoch
 
     def __iter__(self) -> Generator[Any]:
         loop = self._loop

@@ -24,6 +24,7 @@ from paceline.train.meeting import Meeting, introduce
 from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
+from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits, Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
@@ -58,6 +59,7 @@ class Loop:
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
         data: where data lives on nodes.
+        epoch_steps: of the run; None: each step has a global batch of samples.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Loop:
         limits: Limits,
         uneven_steps: bool = False,
         data: NodeData | None = None,
+        epoch_steps: EpochSteps | None = None,
     ) -> None:
         self.data = data
+        self.epoch_steps = epoch_steps or EpochSteps(terms)
         self.terms, self.device = terms, device
         self.rank = meeting.rank
         self._filler = meeting.filler
@@ -100,6 +104,7 @@ class Loop:
         self._environment = environment
         self._start = Position()
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
+        self.trained.resume(0, 0, 0, self.epoch_steps.ends(0))
         self._evaluations: list[Evaluation] = []  # before the first iteration
 
         self.epoch = 0  # the epoch that the loader is in, or was in last
@@ -121,6 +126,11 @@ class Loop:
         """The batch of a rank that has none: as many samples as the grid, if they fit in memory."""
         grid, limits = self.terms.shapes.samples, self.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self.rank])) if limits else grid)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the whole epoch that the loader is in, or of the next one."""
+        return self.epoch_steps.of(self.epoch if self._in_epoch else self.next_epoch)
 
     @property
     def begun(self) -> bool:
@@ -238,9 +248,10 @@ class Loop:
         self._epoch_is_done = self.terms.epoch_over(self.terms.samples - len(position.used))
         after = Position(position.epoch + 1, position.step)
         self._start = after if self._epoch_is_done else position
-        self.trained.resume(position.epoch, position.step, len(position.used))
+        used, ends = position.used, self.epoch_steps.ends(position.epoch, position.used)
+        self.trained.resume(position.epoch, position.step, len(used), ends)
         if self._epoch_is_done:
-            self.trained.begin_epoch(position.step)
+            self.trained.begin_epoch(position.step, self.epoch_steps.ends(position.epoch + 1))
 
     def save_with(self, saver: Saver) -> None:
         """Saves with it from now on, and begins where it goes on. Before the first iteration."""
@@ -297,7 +308,7 @@ class Loop:
             for evaluation in self._evaluations:
                 self.evaluated(evaluation)
         if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
-            self.trained.begin_epoch(self.step + 1)
+            self.trained.begin_epoch(self.step + 1, self.epoch_steps.ends(self.epoch))
         self._in_epoch, self._ran_out, self._ended = True, False, None
         return True
 
@@ -536,6 +547,7 @@ class Loop:
             limits,
             self._uneven_steps,
             self.data,
+            None if terms.token_budget is None else self.epoch_steps.of(start.epoch),
         )
         wiring = connect(
             terms,

@@ -99,6 +99,15 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     return Meeting(rank, world, store, filler, array)
 
 
+def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
+    """λ of every sample, [N], on every rank; each calls it."""
+    box = [meeting.sizes]
+    if meeting.world > 1:
+        dist.broadcast_object_list(box, src=0)
+    assert box[0] is not None, "rank 0 has the sizes"
+    return box[0]
+
+
 def introduce(
     meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +222,7 @@ class Limits:
 
     samples: list[int]  # at once, [W]; empty: not known
     micro_batches: bool = False  # a rank's part of a step may be more, in several micro-batches
+    tokens: list[float] = field(default_factory=list)  # size units of each rank's part, [W]
 
     @property
     def of_parts(self) -> list[int]:

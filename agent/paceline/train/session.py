@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
@@ -19,6 +19,14 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded
 from paceline.train import stacks
+from paceline.train.budgeting import (
+    budgeted,
+    checked_sizes,
+    counted,
+    of_ranks,
+    planned,
+    refuse_profile,
+)
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
@@ -67,15 +75,21 @@ class Session:
     Args:
         dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
             that lives on nodes.
-        global_batch: samples per step, over all ranks, 1 … N.
+        global_batch: samples per step, over all ranks, 1 … N. Give it or `token_budget`.
+        token_budget: instead, what a step holds over all ranks, in the unit of the sizes (tokens,
+            frames, seconds). A step takes samples, in the epoch's order, until the sum of their
+            sizes would pass it.
         sizes: λ, what each sample costs relative to others: N numbers > 0; or a callable sample →
             number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
         seed: of the epochs' order, as DistributedSampler's.
         drop_last: leave out an epoch's incomplete last step.
-        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
+        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens). None:
+            "size" with a token budget, else "samples".
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more at once. None: what `profile` finds, else no limit.
+        token_limits: with a token budget, the most size units of a step that fit into a rank's
+            memory, of each rank, or one number for all; no rank gets more.
         micro_batches: a rank whose part of a step is more than its limit computes it in several
             turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
             limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
@@ -97,13 +111,15 @@ class Session:
         self,
         dataset: Any,
         *,
-        global_batch: int,
+        global_batch: int | None = None,
+        token_budget: float | None = None,
         sizes: Sizes = "auto",
         seed: int = 0,
         drop_last: bool = False,
-        loss_mean: str = "samples",
+        loss_mean: str | None = None,
         coast_steps: int = 2,
         limits: int | Sequence[int] | None = None,
+        token_limits: float | Sequence[float] | None = None,
         uneven_steps: bool = False,
         micro_batches: bool = False,
         shapes: int | Shapes | None = None,
@@ -115,24 +131,34 @@ class Session:
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
         samples, grid = length(dataset), Shapes.of(shapes)
-        terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps, grid)
+        batch, token_budget = counted(global_batch, token_budget)
+        if loss_mean is None:
+            loss_mean = "samples" if token_budget is None else "size"
+        beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
+        room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
+        terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
             asdict(terms)
             | {"limits": given, "dataset": "Sharded" if isinstance(dataset, Sharded) else "plain"}
+            | {"token_limits": room}
             | yes_or_no,
-            lambda: resolve(sizes, dataset),
+            lambda: checked_sizes(resolve(sizes, dataset), token_budget, room),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
-        limits_known = limits_of(given, [], global_batch, self.world, micro_batches)
+        terms, epoch_steps = planned(terms, meeting)
+        limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
+        limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         data = settle(dataset, meeting, environment)
-        self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps, data)
+        self._loop = Loop(
+            terms, meeting, environment, device, limits_known, uneven_steps, data, epoch_steps
+        )
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
@@ -153,6 +179,9 @@ class Session:
     def steps_per_epoch(self) -> int:
         """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
 
+        With a token budget, epochs differ by a few steps: this is of the epoch that the loader is
+        in, or of the next one. `total_steps` counts several.
+
         Schedules of the learning rate count with it::
 
             schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -164,7 +193,18 @@ class Session:
                     optimizer.step()
                     schedule.step()
         """
-        return self._loop.terms.steps_per_epoch
+        return self._loop.steps_per_epoch
+
+    def total_steps(self, epochs: int) -> int:
+        """Steps of the first `epochs` epochs together, for schedules of the learning rate.
+
+        With a token budget each epoch's order is gone through, which takes about a second for ten
+        million samples in all.
+
+        Raises:
+            TypeError, ValueError: `epochs` is no whole number ≥ 0.
+        """
+        return self._loop.epoch_steps.total(whole("epochs", epochs, 0))
 
     @property
     def stopped(self) -> bool:
@@ -288,6 +328,7 @@ class Session:
             BaseException: whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
+        refuse_profile(loop.terms.token_budget)
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         batch = loop.terms.global_batch

@@ -145,6 +145,7 @@ def describe(
     limits: Limits,
     uneven_steps: bool,
     data: NodeData | None = None,
+    steps_per_epoch: int | None = None,
 ) -> Hello | None:
     """On rank 0, the run's description for the control plane.
 
@@ -161,6 +162,7 @@ def describe(
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
         data: where data lives on nodes.
+        steps_per_epoch: with a token budget.
     """
     if meeting.sizes is None:
         return None
@@ -192,6 +194,9 @@ def describe(
         grid=terms.shapes.samples,
         length_grid=float(terms.shapes.length),
         shards=None if data is None else data.shards,
+        token_budget=terms.token_budget,
+        token_limits=limits.tokens,
+        steps_per_epoch=steps_per_epoch,
     )
 
 
@@ -272,6 +277,7 @@ def _leader(
         used=start.used,
         limits=limits.of_parts,
         micro=limits.of_micro_batches,
+        token_limits=limits.tokens,
         reforms=reforms or (lambda: False),
         uneven=uneven,
         shards=None if data is None else data.shards,

@@ -176,6 +176,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     grid: int = 1
     length_grid: float = 0.0  # and that of padded lengths; 0: none
     shards: Shards | None = None  # data that lives on nodes; None: each rank reads everything
+    # `Session(token_budget=…)`: what a step holds, in the unit of the sizes, in the epoch's order;
+    # then `global_batch` is a step's mean number of samples. None: each has `global_batch` samples.
+    token_budget: float | None = None
+    token_limits: list[float] = []  # what each rank's part of a step may hold; empty: no limits
+    steps_per_epoch: int | None = None  # with a token budget; epochs differ by a few steps
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

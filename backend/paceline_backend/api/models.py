@@ -386,9 +386,16 @@ class Run(BaseModel):
     )
     world: int | None = Field(examples=[4])
     samples: int | None = Field(examples=[1074])
-    global_batch: int | None = Field(examples=[64])
-    drop_last: bool | None = Field(
-        description="an incomplete last global batch of an epoch is left out", examples=[False]
+    global_batch: int | None = Field(
+        description="samples of a step; with a token budget, of a mean step", examples=[64]
+    )
+    token_budget: float | None = Field(
+        description="what a step holds at most, in the unit of the sizes; null: each step has "
+        "`global_batch` samples",
+        examples=[None],
+    )
+    steps_per_epoch: int | None = Field(
+        description="with a token budget, of one epoch: others differ by a few", examples=[17]
     )
     seed: int | None = Field(examples=[0])
     epochs: int | None = Field(examples=[15])

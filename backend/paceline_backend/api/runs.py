@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +20,7 @@ from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.insight import costs
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, attempts, nodes
+from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.new_runs import NewRun
 
@@ -182,8 +183,23 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
 def get_run(request: Request, response: Response, run: str) -> Any:
     """One run. Its `ETag` is for the `If-Match` of a change."""
     [row] = with_costs(request, [runs_store.get(store_of(request), run)])
+    row["notice"] = row["notice"] or _unsuited(store_of(request), row)
     response.headers["ETag"] = etag(row["revision"])
     return row
+
+
+def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
+    """Why the policy that a run began under plans nothing of it; None: it plans, or is unknown."""
+    if run["token_budget"] is None:
+        return None
+    with store.read() as connection:
+        switch = switches.latest(connection, runs_store.key_of(connection, run["id"]))
+    try:
+        made = policies.make(switch.policy, switch.parameters)
+    except ValueError:
+        return None
+    reason = policies.unsuited(made, run["token_budget"])
+    return None if reason is None else f"It trains as plain DDP: {reason}."
 
 
 @router.post(

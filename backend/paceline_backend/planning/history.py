@@ -12,6 +12,7 @@ from paceline.core.cost import SUM
 from paceline.wire import Hello, Moves, Segment
 from paceline_backend.policies import Batches, Plan, Problem
 from paceline_backend.policies.base import Floats, Ints, Policy, Storage
+from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.policies.solve.room import dealt
 
 AHEAD = 4096  # steps beyond the adopted ones that a record may be of: ranks report at once
@@ -94,12 +95,16 @@ class History:
         if storage is not None and self._moves is not None:
             storage = storage.settled
         placed = self._placement is not None and not shuffle
-        remaining = np.flatnonzero(self._remaining)
+        order = remaining = np.flatnonzero(self._remaining)
+        if placed and self._order is not None:
+            order = self._order
+        elif hello.token_budget is not None:  # which samples a step holds is a matter of the order
+            order = remaining_in_order(len(self.sizes), hello.seed, self.epoch, remaining)
         self._holder_lent = True
         return Problem(
             sizes=self.sizes,
             remaining=remaining,
-            order=self._order if placed and self._order is not None else remaining,
+            order=order,
             placement=self._placement if placed and self._placement is not None else self._holder,
             epoch=self.epoch,
             first_step=self.step,
@@ -117,6 +122,8 @@ class History:
             grid=hello.grid,
             length_grid=hello.length_grid,
             storage=storage,
+            token_budget=hello.token_budget,
+            token_limits=np.array(hello.token_limits) if hello.token_limits else None,
         )
 
     def shares_data(self, policy: Policy) -> bool:

@@ -35,6 +35,7 @@ from paceline_backend.policies.base import (
     Scheduler,
     Shuffler,
     plan,
+    unsuited,
 )
 from paceline_backend.policies.parameters import PolicyParameterError, properties
 from paceline_backend.policies.registry import UnknownPolicyError, get, make, names, same
@@ -69,6 +70,7 @@ __all__ = [
     "plan",
     "properties",
     "same",
+    "unsuited",
     "warm_up",
 ]
 

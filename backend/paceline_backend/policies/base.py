@@ -38,7 +38,7 @@ from paceline_backend.policies.parts import (
     Scheduler,
     Shuffler,
 )
-from paceline_backend.policies.planner import Plan, plan
+from paceline_backend.policies.planner import Plan, plan, unsuited
 from paceline_backend.policies.values import (
     Batches,
     Feedback,
@@ -76,5 +76,6 @@ __all__ = [
     "Shuffler",
     "Storage",
     "plan",
+    "unsuited",
     "usable",
 ]

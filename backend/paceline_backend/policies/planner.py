@@ -16,6 +16,7 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
 from paceline_backend.policies.solve.grid import gridded
+from paceline_backend.policies.solve.tokens import within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 
@@ -44,6 +45,21 @@ class Plan:
         return self.batches.parts
 
 
+def unsuited(policy: Policy, token_budget: float | None) -> str | None:
+    """Why a policy cannot plan a run with this token budget; None: it can.
+
+    A budget holds for the samples of the epoch's order. So a policy may only choose which rank
+    computes which of them.
+    """
+    if token_budget is None or policy.changes == "nothing":
+        return None
+    does = "relaxes synchronisation" if policy.relaxed else "composes batches itself"
+    return (
+        f"{policy.name} {does}, which keeps no token budget: choose a policy under which training "
+        "stays that of plain DDP, such as paceline with mode=exact"
+    )
+
+
 def plan(
     policy: Policy,
     problem: Problem,
@@ -65,7 +81,12 @@ def plan(
             it; None: `Policy.choose` is called here.
         ahead: the whole next epoch, whose placement is to be planned, too, once speeds are known;
             its own placement is that of what this epoch has used. None: it is not.
+
+    Raises:
+        ValueError: the policy does not suit the run: see `unsuited`.
     """
+    if reason := unsuited(policy, problem.token_budget):
+        raise ValueError(reason)
     if problem.length_grid:
         feedback = replace(feedback, longest=raised(feedback.longest, problem.length_grid))
     models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
@@ -111,6 +132,7 @@ def plan(
     if choice.memory:
         memory[CHOOSER] = choice.memory
     batches = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
+    batches = within_limits(batches, policy, problem, models)
     holders, ranks = problem.placement[batches.samples], batches.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)

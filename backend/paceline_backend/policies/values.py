@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.amounts.budget import Budget
 from paceline.core.cost import SUM, Cost, Features, PaddedCost
 from paceline.wire import RankDevice
 
@@ -246,6 +247,10 @@ class Problem:
     grid: int = 1
     length_grid: float = 0.0  # and padded lengths on this one; 0: none
     storage: Storage | None = None  # with `nodes`; None: each rank reads every sample
+    # What a step holds, in the unit of the sizes: steps take the samples of `order` in turn. Then
+    # `global_batch` is a mean. None: each step has `global_batch` samples.
+    token_budget: float | None = None
+    token_limits: Floats | None = None  # [W] what each worker's part of a step may hold, with it
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.
@@ -259,7 +264,13 @@ class Problem:
         return int(np.count_nonzero(self.nodes[before] != self.nodes[after]))
 
     def batch_sizes(self) -> list[int]:
-        """Samples of each planned step: the global batch, or less in an epoch's last step."""
+        """Samples of each planned step: the global batch, or less in an epoch's last step.
+
+        With a token budget: as many of `order` as it holds.
+        """
+        if self.token_budget is not None:
+            counts = Budget(self.token_budget, self.sizes).counts(self.order, self.steps)
+            return [int(count) for count in counts]
         full, rest = divmod(len(self.remaining), self.global_batch)
         batches = [self.global_batch] * full
         if rest and not self.drop_last:

@@ -80,23 +80,29 @@ def refuse_observed(run: str, policy: str) -> None:
         )
 
 
-def check_policy(policy: str, parameters: Mapping[str, Any], world: int) -> None:
+def check_policy(
+    policy: str, parameters: Mapping[str, Any], world: int, token_budget: float | None = None
+) -> None:
     """Refuses a policy that no run could be planned with.
 
     Args:
         policy: its name.
         parameters: of the policy.
         world: ranks of the run.
+        token_budget: of the run's steps; None: there is none, or the run has not said yet.
 
     Raises:
-        InvalidRequestError: there is no such policy, or it does not take the parameters.
+        InvalidRequestError: there is no such policy, it does not take the parameters, or it keeps
+            no token budget.
     """
     if reason := problems.of_plain(dict(parameters), "parameters"):
         raise InvalidRequestError("parameters", reason, reason)
     try:
-        policies.make(policy, parameters, world)
+        made = policies.make(policy, parameters, world)
     except policies.UnknownPolicyError as error:
         message = str(error)
         raise InvalidRequestError("policy", message, message, error.suggestion) from error
     except ValueError as error:
         raise InvalidRequestError("parameters", str(error), str(error)) from error
+    if reason := policies.unsuited(made, token_budget):
+        raise InvalidRequestError("policy", reason)

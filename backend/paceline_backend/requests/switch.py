@@ -52,7 +52,8 @@ def switch(
     with streams.answering(bus_url) as bus:
         known = runs.get(store, run)
         refuse_observed(run, known["policy"])
-        check_policy(policy, parameters, known["world"] or known["nproc"] * known["nodes_max"])
+        world = known["world"] or known["nproc"] * known["nodes_max"]
+        check_policy(policy, parameters, world, known["token_budget"])
         with store.write() as connection:
             if unless is not None and unless(connection):
                 return None

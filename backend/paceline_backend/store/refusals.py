@@ -12,6 +12,7 @@ import math
 import msgspec
 import numpy as np
 
+from paceline.core.amounts.budget import refuse_tight
 from paceline.core.emulation import Emulation
 from paceline.wire import (
     LONGEST_TYPE,
@@ -63,6 +64,8 @@ def of_hello(hello: Hello) -> str | None:
         return f"length_grid is {hello.length_grid}: it must be at least 0, and finite"
     if hello.loss_mean not in ("samples", "size"):
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
+    if hello.steps_per_epoch is not None and not 0 < hello.steps_per_epoch < MOST_STEPS:
+        return f"steps_per_epoch is {hello.steps_per_epoch}: it must be 1 to {MOST_STEPS - 1}"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
     reason = _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
@@ -77,11 +80,34 @@ def _of_samples(hello: Hello) -> str | None:
     sizes = hello.sizes_array()
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
         return "sizes holds what is not a finite number of at least 0"
+    if hello.token_budget is not None:
+        if not 0 < hello.token_budget < math.inf:
+            return f"token_budget is {hello.token_budget}: it must be above 0, and finite"
+        if sizes.max() > hello.token_budget:
+            return f"sizes holds {sizes.max():g}, more than token_budget, {hello.token_budget:g}"
+        if hello.drop_last or hello.grid > 1 or hello.limits or hello.shards is not None:
+            return "token_budget does not go with drop_last, grid, limits or shards"
+        if reason := _of_token_limits(hello, float(sizes.max())):
+            return reason
     if len(hello.used) % 4:
         return "used is not a sequence of uint32"
     used = np.frombuffer(hello.used, "<u4")
     if len(used) and int(used.max()) >= len(sizes):
         return f"used holds {used.max()} of {len(sizes)} samples"
+    return None
+
+
+def _of_token_limits(hello: Hello, longest: float) -> str | None:
+    limits = hello.token_limits
+    if len(limits) not in (0, hello.world):
+        return f"token_limits are {len(limits)} of {hello.world} ranks"
+    if not all(0 <= limit < math.inf for limit in limits):
+        return "token_limits holds a number that is negative or not finite"
+    if limits and hello.token_budget is not None:
+        try:
+            refuse_tight(np.array(limits), longest, hello.token_budget)
+        except ValueError as error:
+            return str(error)
     return None
 
 

@@ -51,17 +51,10 @@ class HelloFacts:
     """What the API tells of a Hello."""
 
     epochs: int | None
-    drop_last: bool
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What is kept of a Hello."""
-
-    shown: HelloFacts
-    per_epoch: int  # steps
+    token_budget: float | None  # of a step, in the unit of the sizes; None: there is none
+    steps_per_epoch: int  # with a token budget, of one epoch: others differ by a few
 
 
 @dataclass(frozen=True)
@@ -391,8 +384,8 @@ def _select(
         run["tags"], run["figures"] = tags[key], figures.get(key)
         facts = None if attempt is None else _facts(store, key, attempt)
         for name in HelloFacts.__dataclass_fields__:
-            run[name] = None if facts is None else getattr(facts.shown, name)
-        per_epoch = None if facts is None else facts.per_epoch
+            run[name] = None if facts is None else getattr(facts, name)
+        per_epoch = run["steps_per_epoch"]
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
@@ -408,7 +401,7 @@ def _select(
 
 
 @lru_cache(maxsize=1024)
-def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
+def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
     """Of a Hello, which holds a number per sample: too long to read again for every list."""
     with store.read() as connection:
         message = hello(connection, key)
@@ -416,9 +409,10 @@ def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
         return None
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    shown = HelloFacts(message.epochs, message.drop_last, message.emulated, dif)
-    return _Facts(shown, per_epoch)
+    per_epoch = message.steps_per_epoch or steps_per_epoch(
+        message.samples, message.global_batch, message.drop_last
+    )
+    return HelloFacts(message.epochs, message.emulated, dif, message.token_budget, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

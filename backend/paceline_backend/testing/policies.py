@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline.core.amounts.budget import ROUNDING, Budget
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.planning.feedback import single_batches
-from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
+from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan, unsuited
 from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -46,6 +47,7 @@ class _Case:
         return (
             f"{len(hello.sizes_array())} samples, {hello.world} ranks, global batch "
             f"{hello.global_batch}, drop_last {hello.drop_last}, limits {hello.limits}, "
+            f"token budget {hello.token_budget}, token limits {hello.token_limits}, "
             f"parameters {self.parameters}"
         )
 
@@ -123,7 +125,26 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
     if rng.integers(3) == 0:
         grids = [grid for grid in range(2, global_batch + 1) if global_batch % grid == 0]
         hello = msgspec.structs.replace(hello, grid=int(rng.choice([1, *grids])))
+    policy = preset.make(convert(preset.name, preset.parameters, parameters))
+    if rng.integers(3) == 0 and unsuited(policy, 1.0) is None:
+        hello = _budgeted(hello, rng)
     return _Case(hello, devices, parameters, foreign)
+
+
+def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
+    """The same training in steps of a token budget, perhaps with limits that just hold them."""
+    longest = max(1.0, float(hello.sizes_array().max()))
+    limits = longest * rng.choice([0.0, 1.0, 1.5, 4.0], hello.world)
+    limits[rng.integers(hello.world)] += longest
+    holds = float(np.maximum(limits - longest, 0.0).sum()) + longest
+    return msgspec.structs.replace(
+        hello,
+        token_budget=float(rng.uniform(longest, holds)),
+        token_limits=limits.tolist() if rng.integers(2) else [],
+        drop_last=False,
+        limits=[],
+        grid=1,
+    )
 
 
 def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:
@@ -213,6 +234,8 @@ def _check_legal(made: Plan, problem: Problem) -> None:
         assert (most <= problem.limits).all(), (
             f"up to {most.tolist()} samples a step, but memory limits are {problem.limits.tolist()}"
         )
+    if problem.token_budget is not None:
+        _check_budget(made, problem)
     unknown = np.setdiff1d(made.batches.samples, problem.remaining)
     assert not len(unknown), f"samples {unknown.tolist()} do not remain in this epoch"
     assert sorted(made.order.tolist()) == problem.remaining.tolist(), (
@@ -242,6 +265,18 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     packed = msgspec.msgpack.encode(made.memory)
     travelled = msgspec.msgpack.decode(packed, type=dict[str, Any])
     assert travelled == made.memory, "memory is not the same after its way in a segment"
+
+
+def _check_budget(made: Plan, problem: Problem) -> None:
+    budget = Budget(problem.token_budget or 0.0, problem.sizes, problem.token_limits)
+    refused = budget.over(made.batches.counts, made.batches.samples)
+    assert refused is None, f"token limits: {refused}"
+    parts = np.split(made.batches.samples, np.cumsum(made.batches.counts.sum(axis=1))[:-1])
+    for step, samples in enumerate(parts):
+        held = float(problem.sizes[samples].sum())
+        assert held <= budget.tokens * (1 + ROUNDING), (
+            f"step {step} holds {held:g}, more than the token budget, {budget.tokens:g}"
+        )
 
 
 def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 
 import httpx
+import numpy as np
 import pytest
 from starlette.requests import HTTPConnection
 
 from paceline_backend.api.audit import precondition
 from paceline_backend.api.identity import Identity
 from paceline_backend.api.switching import routes
-from paceline_backend.store import Store, switches
-from support.records import add_first_policy, add_run
+from paceline_backend.store import Store, switches, telemetry
+from support.records import add_first_policy, add_run, hello
 from support.training import Training
 from support.web import ANY
 
@@ -127,3 +128,23 @@ def test_nobody_calls_themselves_as_the_server_does(client: httpx.Client) -> Non
     assert refused.status_code == 422
     assert "operator" in refused.json()["detail"]
     assert "give your own name" in refused.json()["detail"]
+
+
+def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says_so(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    add_run(store, "t", nproc=2, state="running")
+    add_first_policy(store, "t", "chronica")
+    assert client.get("/api/v1/runs/t").json()["notice"] is None  # it has not said hello
+    sizes = np.ones(40, "<f8").tobytes()
+    said = hello(2, sizes=sizes, global_batch=9, token_budget=9.5, steps_per_epoch=5)
+    telemetry.write(store, [("t", said)])
+    shown = client.get("/api/v1/runs/t").json()
+    assert (shown["token_budget"], shown["steps_per_epoch"]) == (9.5, 5)
+    assert shown["notice"].startswith("It trains as plain DDP: chronica composes batches itself")
+    refused = client.post("/api/v1/runs/t/policy", json={"policy": "rna"}, headers=ANY)
+    assert refused.status_code == 422
+    assert "rna relaxes synchronisation, which keeps no token budget" in refused.text
+    made = client.post("/api/v1/runs/t/policy", json={"policy": "paceline"}, headers=ANY)
+    assert made.status_code == 202
+    assert client.get("/api/v1/runs/t").json()["notice"] is None

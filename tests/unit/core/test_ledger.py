@@ -19,7 +19,8 @@ from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train.plan.leader import Leader, epoch_order
+from paceline.train.plan.epochs import epoch_order
+from paceline.train.plan.leader import Leader
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 

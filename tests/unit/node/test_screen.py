@@ -89,16 +89,13 @@ def test_steps_in_all_follow_from_the_run() -> None:
         "epoch": 1,
         "epochs": 3,
         "step": 5,
-        "samples": 33,
-        "global_batch": 8,
+        "steps_per_epoch": 5,
     }
     columns = {"step_s": [0.1, 0.3], "loss": [2.0, None], "waste": [None, None]}
     made = progress.of_run(run, columns)
     assert (made.steps, made.step_s, made.loss, made.waste) == (15, 0.2, 2.0, None)
     assert made.eta_s == pytest.approx(9 * 0.2)
-    assert progress.of_run(run | {"drop_last": True}, columns).steps == 12
-    assert progress.of_run(run | {"drop_last": True, "samples": 32}, columns).steps == 12
-    assert progress.of_run(run | {"drop_last": False}, columns).steps == 15
+    assert progress.of_run(run | {"steps_per_epoch": None}, columns).steps is None
 
 
 def test_what_a_script_prints_stands_above_the_progress(watch: Watch) -> None:

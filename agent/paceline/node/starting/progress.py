@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.errors import PacelineError
-from paceline.core.terms import steps_per_epoch
 from paceline.node.client import Client
 from paceline.wire import State
 
@@ -117,10 +116,8 @@ def duration(seconds: float) -> str:
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
     """What `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps` say."""
     steps = None
-    if run["epochs"] and run["samples"] and run["global_batch"]:
-        drop_last = bool(run.get("drop_last"))  # servers of earlier releases do not tell
-        per_epoch = steps_per_epoch(run["samples"], run["global_batch"], drop_last)
-        steps = run["epochs"] * per_epoch
+    if run["epochs"] and run.get("steps_per_epoch"):
+        steps = run["epochs"] * run["steps_per_epoch"]
     known = columns or {"step_s": [], "loss": [], "waste": []}
     losses = [loss for loss in known["loss"] if loss is not None]
     return Progress(

@@ -29,6 +29,7 @@ _LOADING = [
 ]
 _DECIDED = {
     "global_batch": "the framework's batch size times the number of ranks decides it",
+    "token_budget": "a framework's batches have a number of samples, which the framework decides",
     "drop_last": "the framework's own drop_last decides it",
     "micro_batches": "a framework's loop makes one turn for each batch",
     "uneven_steps": "a framework's loop makes equally many steps on all ranks",

@@ -43,9 +43,12 @@ def sessions(seen: Seen) -> Iterator[Finding]:
     for number, known in enumerate(made):
         assert known.session is not None
         terms = known.session._loop.terms
+        batch = f"global batch {terms.global_batch}"
+        if terms.token_budget is not None:
+            batch = f"token budget {terms.token_budget:,g} (about {terms.global_batch} samples)"
         says = (
-            f"A Session is made at {known.where}: {terms.samples:,} samples, global batch "
-            f"{terms.global_batch}, {terms.steps_per_epoch:,} steps in an epoch."
+            f"A Session is made at {known.where}: {terms.samples:,} samples, {batch}, "
+            f"{known.session.steps_per_epoch:,} steps in an epoch."
         )
         if number:
             says += (

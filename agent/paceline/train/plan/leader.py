@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
 from paceline.core.dealing import cut
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
+from paceline.train.plan.epochs import epoch_order
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
@@ -48,13 +49,6 @@ _LEAVING_S = 0.5  # for ranks that have read the end of the plan, and need it no
 _FAREWELL_TO_END_S = 600.0  # for ranks that still compute and will read the end of the plan
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
-    """The samples in the order of DistributedSampler(seed=seed) after set_epoch(epoch), [N]."""
-    generator = torch.Generator().manual_seed(seed + epoch)
-    order: Ints = torch.randperm(samples, generator=generator).numpy()
-    return order
-
-
 class Leader:
     """Adopts the controller's proposals, and plans by itself ("coasts") where none came in time.
 
@@ -76,6 +70,8 @@ class Leader:
             batch. Empty: there are no limits.
         micro: the most samples that each rank computes at once, [W]; what is more is cut into
             micro-batches. Empty: nothing is cut.
+        token_limits: with a token budget, what each rank's part of a step may hold, [W]. Empty:
+            there are no such limits.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         shards: which node has which sample, where data lives on nodes.
@@ -96,6 +92,7 @@ class Leader:
         used: Ints | None = None,
         limits: Sequence[int] = (),
         micro: Sequence[int] = (),
+        token_limits: Sequence[float] = (),
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
         shards: Shards | None = None,
@@ -112,6 +109,10 @@ class Leader:
         self._announce = announce
         self._limits: Ints | None = np.array(limits) if limits else None
         self._micro = micro
+        self._budget: Budget | None = None
+        if terms.token_budget is not None:
+            most = np.array(token_limits) if token_limits else None
+            self._budget = Budget(terms.token_budget, sizes, most)
         self._ledger = self._ledger_of(epoch, used)
         self._step = step  # the next segment's first step
         self._last: Segment | None = None
@@ -127,7 +128,8 @@ class Leader:
         terms = self._terms
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
-        return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits, grid)
+        batch, limits = terms.global_batch, self._limits
+        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget)
 
     @property
     def seq(self) -> int:

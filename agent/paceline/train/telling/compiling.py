@@ -74,6 +74,7 @@ class ShapeWarning:
 
     def __init__(self, terms: Terms, world: int, models: Sequence[nn.Module]) -> None:
         self._batch, self._world = terms.global_batch, world
+        self._budgeted = terms.token_budget is not None
         self._models = models
         self._quiet = world == 1 or terms.shapes.samples > 1
 
@@ -106,6 +107,8 @@ class ShapeWarning:
         )
 
     def _mend(self) -> str:
+        if self._budgeted:
+            return "With token_budget the numbers cannot be kept few"
         grid = suggested_grid(self._batch, self._world)
         if grid == 1:
             return (

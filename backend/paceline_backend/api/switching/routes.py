@@ -138,7 +138,8 @@ def switch_warnings(
         raise requests.InvalidRequestError("parameters", message) from error
     store = store_of(request)
     known = runs.get(store, run)
-    requests.check_policy(policy, given, known["world"] or known["nproc"] * known["nodes_max"])
+    world = known["world"] or known["nproc"] * known["nodes_max"]
+    requests.check_policy(policy, given, world, known["token_budget"])
     return SwitchWarnings(warnings=_warnings(store, run, policy, given))
 
 

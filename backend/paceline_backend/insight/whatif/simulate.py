@@ -163,6 +163,7 @@ def _options(
     """The options to simulate, by label; the presets that cannot be made, with the reason."""
     first = Simulated(state.policy, state.parameters, in_force, in_force=True)
     options = {label(first.preset, first.parameters): first}
+    budget = None if state.history is None else state.history.hello.token_budget
     left_out: dict[str, str] = {}
     for name in policies.names() if presets is None else presets:
         variants = policies.get(name).variants if presets is None else ()
@@ -173,6 +174,9 @@ def _options(
                 policy = policies.make(name, parameters)
             except Exception as error:  # a third party's preset must not end the forecast
                 left_out[label(name, parameters)] = f"{type(error).__name__}: {error}"
+                continue
+            if reason := policies.unsuited(policy, budget):
+                left_out[label(name, parameters)] = reason
                 continue
             if relaxed or not policy.relaxed:
                 option = Simulated(name, parameters, policy, variant=bool(parameters))

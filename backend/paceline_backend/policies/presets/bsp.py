@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from paceline.core.dealing import dealt, equal_counts
 from paceline_backend.policies.base import (
     Batches,
@@ -36,6 +38,8 @@ class EqualCounts:
         _, most = bounds(problem)
         counts, samples, start = [], [], 0
         for size in problem.batch_sizes():
+            if problem.limits is None:
+                most = np.full(problem.world, size)
             counts.append(equal_counts(size, most))
             samples.append(problem.order[start : start + size][dealt(counts[-1])])
             start += size

@@ -156,7 +156,10 @@ def _losses(
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int, per_epoch: int) -> tuple[int, int]:
     """A step's epoch, and the samples that a run has trained on after it."""
-    batch = run["global_batch"] or 1
-    samples = min(run["samples"] or 0, per_epoch * batch)  # that an epoch trains on
+    batch, samples = run["global_batch"] or 1, run["samples"] or 0
+    if run["token_budget"] is None:
+        samples = min(samples, per_epoch * batch)  # that an epoch trains on
+    else:
+        batch = round(samples / per_epoch)  # of a mean step
     epoch, in_epoch = divmod(step, per_epoch)
     return epoch, epoch * samples + min((in_epoch + 1) * batch, samples)

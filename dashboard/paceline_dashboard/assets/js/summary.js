@@ -24,9 +24,8 @@ export const observed = (run) => run.policy === "observed";
  * All steps of a run; null: unknown.
  * @param {Run} run
  */
-export function stepsOf({ epochs, samples, global_batch: batch, drop_last: dropLast }) {
-  if (!epochs || !samples || !batch) return null;
-  return epochs * (dropLast ? Math.floor(samples / batch) : Math.ceil(samples / batch));
+export function stepsOf({ epochs, steps_per_epoch: steps }) {
+  return epochs && steps ? epochs * steps : null;
 }
 
 /**
@@ -98,7 +97,9 @@ export function drawFacts(run) {
   const facts = [
     ["Script", [run.script, ...(run.args ?? [])].join(" ")],
     ["Samples", integer(run.samples)],
-    ["Global batch", integer(run.global_batch)],
+    ...(run.token_budget === null || run.token_budget === undefined
+      ? [["Global batch", integer(run.global_batch)]]
+      : [["Token budget", `${integer(run.token_budget)}, about ${plural(run.global_batch ?? 0, "sample")} a step`]]),
     ["Dataset DIF", number(run.dif)],
     ["Seed", run.seed === null || run.seed === undefined ? "–" : String(run.seed)],
     ["Node", run.node ?? "–"],

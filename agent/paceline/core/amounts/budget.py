@@ -1,0 +1,214 @@
+"""Steps of so many tokens, frames or seconds instead of so many samples: a budget of sizes.
+
+A step takes samples, in the epoch's order, until the sum of their sizes would pass the budget. What
+a step takes depends on no step before it. So the rest of an epoch has the same steps wherever
+training goes on, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+ROUNDING = 1e-9  # relative: sums of the same sizes differ by so much at most, with their order
+_FIRST = 64  # samples among which the end of the first step is sought
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a step may hold, in the unit of the sizes.
+
+    Args:
+        tokens: of a step over all ranks, at most.
+        sizes: λ of each sample, [N]; none is more than `tokens`.
+        limits: what each rank's part of a step may hold, [W]; None: there are no limits.
+    """
+
+    tokens: float
+    sizes: Floats
+    limits: Floats | None = None
+
+    def counts(self, samples: Ints, steps: int | None = None) -> Ints:
+        """How many samples each step has that takes them in this order, [S].
+
+        Args:
+            samples: in the order in which steps take them, [R].
+            steps: at most; None: until all are taken.
+        """
+        if steps is None:
+            return counts_within(self.sizes[samples], self.tokens)
+        window = _FIRST * (steps + 1)
+        while True:
+            # One step more: the last one that is found may go on behind the window.
+            counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
+            if len(counts) > steps or window >= len(samples):
+                return counts[:steps]
+            window *= 2
+
+    def kept(self, parts: list[Ints]) -> list[Ints]:
+        """A step's parts [rank], of which few samples move until each rank keeps its limit."""
+        if self.limits is None:
+            return parts
+        samples = np.concatenate(parts)
+        ranks = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        made = kept_within(ranks, self.sizes[samples], self.limits)
+        if made is ranks:
+            return parts
+        counts = np.bincount(made, minlength=len(parts))
+        return np.split(samples[np.argsort(made, kind="stable")], np.cumsum(counts)[:-1])
+
+    def over(self, counts: Ints, samples: Ints) -> str | None:
+        """Which rank's part of a step is more than its limit; None: none is.
+
+        Args:
+            counts: of each step and rank, [S, W].
+            samples: step by step, in each rank by rank.
+        """
+        if self.limits is None:
+            return None
+        part = np.repeat(np.arange(counts.size), counts.ravel())
+        loads = np.bincount(part, self.sizes[samples], counts.size).reshape(counts.shape)
+        steps, ranks = np.nonzero(loads > self.limits * (1 + 4 * ROUNDING))
+        if not len(steps):
+            return None
+        step, rank = int(steps[0]), int(ranks[0])
+        return f"rank {rank} gets {loads[step, rank]:g} in a step; {self.limits[rank]:g} fit"
+
+
+def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
+    """How many samples each step has, [S]; the sum of their sizes is at most the budget.
+
+    Args:
+        sizes: in the order in which steps take the samples, [R]; none is more than the budget.
+        budget: of a step, in the unit of the sizes.
+        steps: at most; None: until all samples are taken.
+
+    Raises:
+        ValueError: a sample is larger than the budget.
+    """
+    counts: list[int] = []
+    start, window = 0, _FIRST
+    while start < len(sizes) and (steps is None or len(counts) < steps):
+        while True:
+            # Each sum begins with its own step: a sum over the epoch would round otherwise.
+            sums = np.cumsum(sizes[start : start + window])
+            count = int(np.searchsorted(sums, budget, "right"))
+            if count < len(sums) or start + len(sums) == len(sizes):
+                break
+            window *= 2
+        if not count:
+            raise ValueError(
+                f"a sample of size {sizes[start]:g} is more than the budget, {budget:g}"
+            )
+        counts.append(count)
+        start += count
+        window = count + count // 2 + 8
+    return np.array(counts, np.int64)
+
+
+def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
+    """The rank of each sample of a step, such that no rank holds more than its limit, [n].
+
+    A rank that holds more keeps what fits, its largest samples first. What is left goes to the rank
+    with the most room. That always succeeds under limits that `refuse_tight` lets pass.
+
+    Args:
+        ranks: of each sample, as planned, [n].
+        sizes: λ of each sample, [n].
+        limits: of each rank, [W].
+
+    Raises:
+        ValueError: a sample fits nowhere.
+    """
+    room = limits * (1 + ROUNDING) - np.bincount(ranks, sizes, len(limits))
+    full = room < 0
+    if not full.any():
+        return ranks
+    made = ranks.copy()
+    room[full] = limits[full]
+    left = []
+    for place in np.argsort(-sizes, kind="stable").tolist():
+        rank = ranks[place]
+        if not full[rank]:
+            continue
+        if sizes[place] <= room[rank]:
+            room[rank] -= sizes[place]
+        else:
+            left.append(place)
+    for place in left:
+        rank = int(room.argmax())
+        if sizes[place] > room[rank] + ROUNDING * limits[rank]:
+            raise ValueError(f"a sample of size {sizes[place]:g} fits on no rank beside the others")
+        made[place] = rank
+        room[rank] -= sizes[place]
+    return made
+
+
+def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
+    """Refuses limits into which some step of the budget might not fit.
+
+    A sample fits nowhere only if each rank has less room than that. Then the step holds more than
+    Σ_j max(0, limit_j − longest) + longest.
+
+    Args:
+        limits: of each rank, [W].
+        longest: size of the largest sample.
+        budget: of a step.
+
+    Raises:
+        ValueError: the limits are too tight; the message says what budget they hold.
+    """
+    given = ", ".join(f"{limit:g}" for limit in limits)
+    if limits.max() < longest:
+        raise ValueError(
+            f"token_limits is [{given}], and the largest sample has size {longest:g}, which fits "
+            "on no rank: raise a limit, or cut or leave out samples that are longer"
+        )
+    holds = float(np.maximum(limits - longest, 0.0).sum()) + longest
+    if budget * (1 + ROUNDING) > holds * (1 + 2 * ROUNDING):
+        raise ValueError(
+            f"token_limits is [{given}], and the largest sample has size {longest:g}: steps of up "
+            f"to {holds:g} fit whatever samples they hold, and token_budget is {budget:g}: lower "
+            "token_budget to that, or raise token_limits"
+        )
+
+
+def budget_of(given: Any) -> float:
+    """What `Session(token_budget=…)` was given.
+
+    Raises:
+        TypeError, ValueError: it is no number above 0.
+    """
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(f"token_budget is {given!r}: it must be a number, in the unit of the sizes")
+    if not 0 < float(given) < math.inf:
+        raise ValueError(f"token_budget is {given}: it must be above 0, and finite")
+    return float(given)
+
+
+def refuse_larger(sizes: Floats, budget: float) -> None:
+    """Refuses a sample that no step can hold.
+
+    Args:
+        sizes: λ of each sample, [N].
+        budget: of a step, in the unit of the sizes.
+
+    Raises:
+        ValueError: there is one; the message names the first.
+    """
+    larger = np.flatnonzero(sizes > budget)
+    if len(larger):
+        first = int(larger[0])
+        raise ValueError(
+            f"sizes[{first}] is {sizes[first]:g} ({len(larger)} such of {len(sizes)}), more than "
+            f"token_budget={budget:g}, so no step can hold that sample: raise token_budget to "
+            f"{sizes.max():g} or more, or cut or leave out samples that are longer"
+        )

@@ -1,0 +1,151 @@
+"""`Session(token_budget=…)`: what it goes with, and what the ranks know of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.amounts.budget import Budget, budget_of, refuse_larger, refuse_tight
+from paceline.core.errors import PacelineError
+from paceline.core.terms import Terms
+from paceline.data import Sharded
+from paceline.train.meeting import Meeting, rank_and_world, shared_sizes
+from paceline.train.plan.epochs import EpochSteps
+
+Floats = npt.NDArray[np.float64]
+
+_BESIDE = {
+    "drop_last": "an epoch's last step is no less whole than others are: leave drop_last out",
+    "limits": "it counts samples: give token_limits, in the unit of the sizes",
+    "shapes": "steps have different numbers of samples, which no grid divides: leave its samples "
+    "out; its length may stay",
+    "uneven_steps": "relaxed policies do not keep a budget: leave uneven_steps out",
+    "micro_batches": "it cuts by limits, which count samples: leave micro_batches out",
+}
+
+
+def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
+    """Samples of a step, as far as they are known before the sizes are, and the token budget.
+
+    Raises:
+        TypeError, ValueError: not exactly one of both is given, or the budget is no number above 0.
+    """
+    if (global_batch is None) == (token_budget is None):
+        given = "neither" if global_batch is None else "both"
+        raise TypeError(
+            f"Session has {given} of global_batch and token_budget: give one of them, the samples "
+            "of a step or the sum of their sizes"
+        )
+    if global_batch is not None:
+        return global_batch, None
+    return 1, budget_of(token_budget)
+
+
+def budgeted(
+    dataset: Any, token_budget: float | None, token_limits: Any, beside: Mapping[str, Any]
+) -> list[float]:
+    """The limits of the ranks' parts: one for each rank, or one for all; empty: none.
+
+    Args:
+        dataset: of the session.
+        token_budget: of the session.
+        token_limits: as the script gave them.
+        beside: other options of `Session`, which a token budget does not go with.
+
+    Raises:
+        TypeError, ValueError: the limits are no numbers above 0, there is no token budget for them,
+            or one of the other options is given; the message names it.
+    """
+    if token_budget is None:
+        if token_limits is not None:
+            raise ValueError(
+                "token_limits is for steps of a token budget: give Session token_budget instead of "
+                "global_batch, or limits, which counts samples"
+            )
+        return []
+    _refuse_beside(dataset, beside)
+    return [] if token_limits is None else _listed(token_limits)
+
+
+def _listed(token_limits: Any) -> list[float]:
+    try:
+        limits = np.atleast_1d(np.asarray(token_limits, np.float64))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"token_limits is {token_limits!r}: give one number, or a list") from error
+    if limits.ndim != 1 or not len(limits) or not (np.isfinite(limits) & (limits >= 0)).all():
+        raise ValueError(
+            f"token_limits is {token_limits!r}: give one number of at least 0, or one for each rank"
+        )
+    return [float(limit) for limit in limits]
+
+
+def of_ranks(token_limits: list[float], world: int) -> list[float]:
+    """The limit of each rank, [W]; empty: none.
+
+    Args:
+        token_limits: of each rank, or one for all; empty: none.
+        world: W.
+
+    Raises:
+        ValueError: there are other numbers of both.
+    """
+    if len(token_limits) not in (0, 1, world):
+        raise ValueError(
+            f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"
+        )
+    return token_limits * world if len(token_limits) == 1 else token_limits
+
+
+def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} and token_budget do not go together: {_BESIDE[name]}")
+    if isinstance(dataset, Sharded):
+        raise ValueError(
+            "paceline.data.Sharded and token_budget do not go together: steps keep the epoch's "
+            "order, wherever the samples are; give global_batch, or data that each rank can read"
+        )
+
+
+def refuse_profile(token_budget: float | None) -> None:
+    """Refuses `Session.profile` with a token budget.
+
+    Raises:
+        PacelineError: there is one.
+    """
+    if token_budget is not None:
+        raise PacelineError(
+            "profile: it finds how many samples fit into memory, and with token_budget a step's "
+            "number of samples varies: leave it out, and give Session token_limits"
+        )
+
+
+def checked_sizes(sizes: Floats, token_budget: float | None, token_limits: list[float]) -> Floats:
+    """The sizes, none of which is more than the budget, if any step fits into the limits.
+
+    Args:
+        sizes: λ of each sample, [N].
+        token_budget: of a step.
+        token_limits: of each rank, or one for all; empty: none.
+
+    Raises:
+        ValueError: a sample is too large, or the limits are too tight.
+    """
+    if token_budget is not None:
+        refuse_larger(sizes, token_budget)
+        if token_limits:
+            limits = np.array(of_ranks(token_limits, rank_and_world()[1]))
+            refuse_tight(limits, float(sizes.max()), token_budget)
+    return sizes
+
+
+def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
+    """The terms with the mean number of samples of a step, and the steps; each rank calls it."""
+    if terms.token_budget is None:
+        return terms, EpochSteps(terms)
+    steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(meeting)))
+    return replace(terms, global_batch=max(1, round(terms.samples / steps.of(0)))), steps

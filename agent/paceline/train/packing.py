@@ -1,0 +1,64 @@
+"""Packs sequences end to end, so that a batch has no padding: a collate function, and its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """Sequences end to end. n sequences have T positions together.
+
+    The fields are what attention over sequences of different lengths takes, such as
+    ``flash_attn_varlen_func`` of FlashAttention.
+    """
+
+    values: tuple[Tensor, ...]  # each field of the samples, [T, …]
+    position_ids: Tensor  # [T] 0, 1, … in each sequence
+    cu_seqlens: Tensor  # [n + 1] int32: sequence i is at cu_seqlens[i] … cu_seqlens[i + 1]
+    max_seqlen: int  # the longest sequence
+
+
+def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
+    """Puts a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
+
+    Args:
+        samples: a tensor each, [L_i, …]; or tuples of tensors that share L_i, such as tokens and
+            labels. At least one.
+
+    Raises:
+        TypeError: a sample is none of these.
+        ValueError: there is no sample, or a sample's tensors differ in length.
+    """
+    if not samples:
+        raise ValueError("packed: there is no sample")
+    fields = [_fields(sample, number) for number, sample in enumerate(samples)]
+    if len({len(of_sample) for of_sample in fields}) > 1:
+        raise ValueError("packed: samples have different numbers of tensors")
+    lengths = torch.tensor([len(of_sample[0]) for of_sample in fields])
+    ends = lengths.cumsum(0)
+    starts = torch.repeat_interleave(ends - lengths, lengths)
+    return Packed(
+        values=tuple(torch.cat(of_field) for of_field in zip(*fields, strict=True)),
+        position_ids=torch.arange(int(ends[-1])) - starts,
+        cu_seqlens=torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
+        max_seqlen=int(lengths.max()),
+    )
+
+
+def _fields(sample: Tensor | Sequence[Tensor], number: int) -> tuple[Tensor, ...]:
+    fields = (sample,) if isinstance(sample, Tensor) else tuple(sample)
+    if not fields or not all(isinstance(each, Tensor) and each.dim() for each in fields):
+        raise TypeError(
+            f"packed: sample {number} of the batch is no tensor with a dimension of length, and no "
+            "tuple of such tensors: let the data set give these"
+        )
+    if len({len(each) for each in fields}) > 1:
+        raise ValueError(
+            f"packed: the tensors of sample {number} of the batch have lengths "
+            f"{[len(each) for each in fields]}: they must be equal"
+        )
+    return fields
