@@ -19,5 +19,6 @@ docs/data-on-nodes.md says what moves when.
 
 from paceline.data.sharded import Sharded
 from paceline.data.sources import Files, Ranges, Source
+from paceline.data.stream import Stream
 
-__all__ = ["Files", "Ranges", "Sharded", "Source"]
+__all__ = ["Files", "Ranges", "Sharded", "Source", "Stream"]

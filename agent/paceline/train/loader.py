@@ -18,6 +18,7 @@ from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
 from paceline.train.seeding.samples import Epoch, WorkerInit
+from paceline.train.streams.view import buffered
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -77,6 +78,8 @@ class Loader:
             options = options | {"worker_init_fn": begin}
         if loop.data is not None:
             options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
+        if loop.reader is not None:
+            dataset, options = buffered(loop.reader, options)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:

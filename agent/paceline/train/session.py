@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.data import Sharded
+from paceline.data import Sharded, Stream
 from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
@@ -41,6 +42,8 @@ from paceline.train.profile import (
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
+from paceline.train.streams.reader import Reader
+from paceline.train.streams.suiting import refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
 
@@ -66,7 +69,7 @@ class Session:
 
     Args:
         dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
-            that lives on nodes.
+            that lives on nodes. `paceline.data.Stream`: data without a length and an index.
         global_batch: samples per step, over all ranks, 1 … N.
         sizes: λ, what each sample costs relative to others: N numbers > 0; or a callable sample →
             number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
@@ -114,16 +117,17 @@ class Session:
                 raise TypeError(f"{name}={value!r}: give True or False")
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
-        samples, grid = length(dataset), Shapes.of(shapes)
+        stream = dataset if isinstance(dataset, Stream) else None
+        samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
         terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps, grid)
+        if stream is not None:
+            refuse_arguments(stream, global_batch, sizes, grid, yes_or_no)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
-            asdict(terms)
-            | {"limits": given, "dataset": "Sharded" if isinstance(dataset, Sharded) else "plain"}
-            | yes_or_no,
-            lambda: resolve(sizes, dataset),
+            asdict(terms) | {"limits": given, "dataset": _kind(dataset)} | yes_or_no,
+            lambda: np.empty(0) if stream is not None else resolve(sizes, dataset),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
@@ -132,7 +136,10 @@ class Session:
         device = Device(environment.emulate, self.rank, self.world)
         limits_known = limits_of(given, [], global_batch, self.world, micro_batches)
         data = settle(dataset, meeting, environment)
-        self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps, data)
+        reader = None if stream is None else Reader(stream, meeting, terms.seed)
+        self._loop = Loop(
+            terms, meeting, environment, device, limits_known, uneven_steps, data, reader
+        )
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
@@ -288,6 +295,8 @@ class Session:
             whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
+        if loop.reader is not None:
+            raise refuse_call("profile")
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         batch = loop.terms.global_batch
@@ -345,6 +354,11 @@ class Session:
             TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
             PacelineError: training has begun, or the directory cannot be used.
         """
+        if self._loop.reader is not None:
+            raise PacelineError(
+                "checkpoint: not with a stream, which cannot be begun in the middle of an epoch; "
+                "save session.state_dict() with your own after each epoch"
+            )
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
@@ -446,3 +460,10 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
+
+
+def _kind(dataset: Any) -> str:
+    """What sort of data a session has, which must be the same on all ranks."""
+    if isinstance(dataset, Stream):
+        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
+    return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -176,15 +176,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     grid: int = 1
     length_grid: float = 0.0  # and that of padded lengths; 0: none
     shards: Shards | None = None  # data that lives on nodes; None: each rank reads everything
+    stream: bool = False  # the data is a stream: `sizes` is empty, and nobody knows its length
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property
-    def samples(self) -> int:
-        """How many samples the data set has."""
-        return len(self.sizes) // 8
+    def samples(self) -> int | None:
+        """How many samples the data set has; None: it is a stream."""
+        return None if self.stream else len(self.sizes) // 8
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
