@@ -101,8 +101,8 @@ def length(dataset: Sized) -> int:
         samples = len(dataset)
     except TypeError as error:
         raise TypeError(
-            "dataset has no len(): give one with len() and an index, or wrap what yields samples in "
-            "paceline.data.Stream(dataset, size=…, split=…)"
+            "dataset has no len(): give one with len() and an index, or wrap what yields samples "
+            "in paceline.data.Stream(dataset, size=…, split=…)"
         ) from error
     if samples < 1:
         raise ValueError("dataset is empty")

@@ -50,7 +50,7 @@ class HelloFacts:
 
     epochs: int | None
     emulated: dict[str, Any] | None
-    dif: float  # of the data set: sample standard deviation of the sizes
+    dif: float | None  # of the data set: sample standard deviation of the sizes; None: unknown
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Facts:
     """What is kept of a Hello."""
 
     shown: HelloFacts
-    per_epoch: int  # steps
+    per_epoch: int | None  # steps; None: of a stream
 
 
 @dataclass(frozen=True)
@@ -385,6 +385,8 @@ def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
         message = hello(connection, key)
     if message is None:
         return None
+    if message.samples is None:
+        return _Facts(HelloFacts(message.epochs, message.emulated, None), None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)

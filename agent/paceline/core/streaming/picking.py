@@ -28,11 +28,13 @@ class Speeds:
 
     def step_s(self, counts: Ints, load: Floats) -> Floats:
         """What a step takes each rank, [W] s; 0 where a rank has no samples."""
-        return np.where(counts > 0, self.a * load + self.c * counts + self.b, 0.0)
+        step_s: Floats = np.where(counts > 0, self.a * load + self.c * counts + self.b, 0.0)
+        return step_s
 
     def load_in(self, step_s: float, counts: Ints) -> Floats:
         """The load that each rank trains in so many seconds, [W]."""
-        return (step_s - self.b - self.c * counts) / self.a
+        load: Floats = (step_s - self.b - self.c * counts) / self.a
+        return load
 
 
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
@@ -98,11 +100,8 @@ def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
         if not len(free) or abs(off) <= _CLOSE * load:
             break
         wanted = sizes[places[free]] + off
-        right = (
-            np.clip(np.searchsorted(sizes[rest], wanted), 1, len(rest) - 1) if len(rest) > 1 else 0
-        )
-        near = np.stack([np.broadcast_to(right, len(free)), np.broadcast_to(right, len(free)) - 1])
-        near = np.maximum(near, 0)
+        after = np.searchsorted(sizes[rest], wanted)
+        near = np.clip(np.stack([after - 1, after]), 0, len(rest) - 1)
         error = np.abs(sizes[rest[near]] - wanted)
         side, best = np.unravel_index(int(error.argmin()), error.shape)
         if error[side, best] >= abs(off):

@@ -139,7 +139,7 @@ class Leader:
 
     @property
     def _sizes(self) -> Floats:
-        """λ of each sample, by its number; of a stream: of those that ranks have read, [so many]."""
+        """λ of each sample; of a stream: of each that ranks have read."""
         return self._ledger.sizes if isinstance(self._ledger, StreamLedger) else self._given_sizes
 
     @property
@@ -265,8 +265,9 @@ class Leader:
             if segment.first_step != self._step:
                 refusal = f"it begins at step {segment.first_step}, not {self._step}"
             if refusal is None:
-                of_stream = isinstance(self._ledger, StreamLedger)
-                return self._ledger.filled(segment) if of_stream else segment
+                if isinstance(self._ledger, StreamLedger):
+                    return self._ledger.filled(segment)
+                return segment
             logger.warning(
                 "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
             )

@@ -148,7 +148,7 @@ class Reader:
     def _keep(self, number: int, held: tuple[float, Any], store: Store) -> None:
         size, sample = held
         if self._smallest is None and store.add(news.FILLER_ASKED, 1) == 1:
-            store.set(news.FILLER, pickle.dumps(sample))
+            store.set(news.FILLER, pickle.dumps(sample))  # type: ignore[arg-type]
         if self._smallest is None or size < self._smallest[0]:
             self._smallest = (size, sample)
         with self._changed:

@@ -57,6 +57,7 @@ def make(parameters: BspParameters) -> Policy:
         shuffler=KeepPlacement(),
         plain_batches=True,
         balances=False,
+        streams=True,
     )
 
 
