@@ -205,7 +205,7 @@ class Sharding:
     """A source in shards."""
 
     def __init__(self, shards: list[Any], open_shard: Callable[[Any], Iterable[Any]]) -> None:
-        self._shards, self._open = shards, open_shard
+        self._shards, self.open_shard = shards, open_shard
         self.seed: int | None = None
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
@@ -214,7 +214,7 @@ class Sharding:
         if self.seed is not None:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
         while (piece := claim(len(order))) is not None:
-            shard = self._open(self._shards[order[piece.shard]])
+            shard = self.open_shard(self._shards[order[piece.shard]])
             for number, sample in enumerate(shard):
                 if piece.has(number):
                     yield sample
