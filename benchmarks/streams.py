@@ -1,4 +1,4 @@
-"""A stream of webdataset shards on ranks of uneven speeds: each sample once, and how even steps are.
+"""A stream of webdataset shards on ranks of uneven speeds: each sample once, in even steps.
 
 Tar files are written, and four ranks read them with webdataset: their readers, the store in which
 they meet, the claims of shards, the leader's ledger and the controller's predictor are those of a
@@ -114,7 +114,7 @@ def epoch(paths: list[str], policy_name: str, seed: int) -> Epoch:
                 compute_s = np.where(counts > 0, (A_S * of.load + B_S) * noise, 0.0)
                 slowest = float(compute_s.max())
                 seconds += slowest
-                fluid_s += (of.load.sum() + (B_S / A_S).sum()) / (1 / A_S).sum()
+                fluid_s += float((of.load.sum() + (B_S / A_S).sum()) / (1 / A_S).sum())
                 columns = {**of._asdict(), "compute_s": compute_s, "recompiles": np.zeros(world)}
                 columns |= {"sync_s": slowest - compute_s, "step_s": np.full(world, slowest)}
                 window.put_step(step, np.stack([columns[n] for n in COLUMNS], 1).astype(float))
@@ -154,7 +154,7 @@ def main() -> None:
         paths = write_shards(Path(folder), samples, given.seed)
         for name in ("bsp", "paceline"):
             ran = epoch(paths, name, given.seed)
-            over = ran.seconds / ran.fluid_s
+            over = float(ran.seconds / ran.fluid_s)
             results[name] = {**ran.__dict__, "over_fluid": over, "shards": len(paths)}
             checks.append(Check(f"{name}: samples not trained", samples - ran.distinct, 0, "<="))
             checks.append(Check(f"{name}: trained again", ran.samples - ran.distinct, 0, "<="))

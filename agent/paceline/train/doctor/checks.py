@@ -43,10 +43,11 @@ def sessions(seen: Seen) -> Iterator[Finding]:
     for number, known in enumerate(made):
         assert known.session is not None
         terms = known.session._loop.terms
-        says = (
-            f"A Session is made at {known.where}: {terms.samples:,} samples, global batch "
-            f"{terms.global_batch}, {terms.steps_per_epoch:,} steps in an epoch."
-        )
+        count, steps = "a stream", ""
+        if terms.samples:
+            count = f"{terms.samples:,} samples"
+            steps = f", {terms.steps_per_epoch:,} steps in an epoch"
+        says = f"A Session is made at {known.where}: {count}, global batch {terms.global_batch}{steps}."
         if number:
             says += (
                 " The first session alone is planned and reported; this one trains as plain DDP."
