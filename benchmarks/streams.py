@@ -94,7 +94,7 @@ def epoch(paths: list[str], policy_name: str, seed: int) -> Epoch:
     readers = [Reader(stream, Meeting(r, world, store, -1, None), seed) for r in range(world)]
     gathering = Gathering(stream, Terms(0, BATCH, seed, False, "samples", 2), world, store, None)
     window, rng = Window(world, 0), np.random.default_rng(seed)
-    ledger, step, planned_s = gathering.ledger(0), 0, 0.0
+    ledger, step, planned_s = gathering.ledger, 0, 0.0
     seconds, fluid_s = 0.0, 0.0
     trained: list[list[Any]] = [[] for _ in readers]
     with ExitStack() as ends:
@@ -102,7 +102,8 @@ def epoch(paths: list[str], policy_name: str, seed: int) -> Epoch:
             reader.begin(0)
             ends.callback(reader.close)
         while not ledger.over:
-            gathering.gather(ledger)
+            if why := gathering.gather():
+                raise RuntimeError(why)
             began = time.perf_counter()
             plan = plan_stream(policy, window.feedback(), segment_steps(window.step_s()), world)
             segment = ledger.filled(_proposal(plan, step, world))

@@ -64,6 +64,7 @@ def train(
     epochs: int = 1,
     leave_at: int | None = None,
     state: dict[str, Any] | None = None,
+    loading: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trained:
     """Trains on a stream.
@@ -73,6 +74,7 @@ def train(
         epochs: to train.
         leave_at: step after which the first loop ends.
         state: to go on from.
+        loading: of the loader.
         options: of the session.
     """
     trained, data = Trained(), Numbered(SAMPLES)
@@ -83,7 +85,7 @@ def train(
     with closing(paceline.Session(stream, global_batch=BATCH, **options)) as session:
         if state is not None:
             session.load_state_dict(state)
-        loader = session.loader(collate_fn=collate)
+        loader = session.loader(collate_fn=collate, **(loading or {}))
         model = session.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for epoch in session.epochs(epochs):
@@ -121,6 +123,20 @@ def failing() -> str:
     except paceline.PacelineError as error:
         return str(error)
     return ""
+
+
+def shard(number: int) -> Numbers:
+    return Numbers(range(number * 10, number * 10 + 10))
+
+
+def failing_shard(number: int) -> Numbers:
+    return Numbers(range(number * 10, number * 10 + 10), fails_at=15)
+
+
+def read_by_processes(kind: str) -> Trained:
+    shards = Stream.shards(range(SAMPLES // 10), shard, size=size_of, buffer=BUFFER)
+    whole = Stream(Numbers(range(SAMPLES)), size=size_of, split="none", buffer=BUFFER)
+    return train(shards if kind == "shards" else whole, 2, loading={"num_workers": 2})
 
 
 def other_streams() -> None:

@@ -22,6 +22,11 @@ class Reading(Protocol):
 
     seed: int | None  # of the order of shards; None: as they are listed
 
+    @property
+    def pieces(self) -> int | None:
+        """Shards that there are to claim; None: nothing is claimed."""
+        ...
+
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """The samples of this rank in an epoch, in order.
 
@@ -167,6 +172,7 @@ class Own:
     """A source that yields each rank's own part."""
 
     seed: int | None = None
+    pieces: int | None = None
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -181,6 +187,7 @@ class Whole:
     """A source that yields everything on each rank. Ranks claim blocks of consecutive samples."""
 
     seed: int | None = None
+    pieces: int = 2**40  # blocks: how many there are is not known
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -190,15 +197,12 @@ class Whole:
         _set_epoch(self._source, epoch)
         ahead = enumerate(self._source)
         held = next(ahead, None)
-        while held is not None and (block := claim(_NO_END)) is not None:
+        while held is not None and (block := claim(self.pieces)) is not None:
             first, end = block.shard * BLOCK, (block.shard + 1) * BLOCK
             while held is not None and held[0] < end:
                 if held[0] >= first and block.has(held[0]):
                     yield held[1]
                 held = next(ahead, None)
-
-
-_NO_END = 2**40  # blocks: how many there are is not known
 
 
 class Sharding:
@@ -207,6 +211,7 @@ class Sharding:
     def __init__(self, shards: list[Any], open_shard: Callable[[Any], Iterable[Any]]) -> None:
         self._shards, self.open_shard = shards, open_shard
         self.seed: int | None = None
+        self.pieces = len(shards)
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """See `Reading.samples`."""

@@ -70,6 +70,8 @@ class Loader:
         # Steps and their turns, given to the DataLoader, not yet to the script.
         self._turns: deque[tuple[Step, Step]] = deque()
         self._typical: tuple[int, Any] | None = None  # samples, and their batch
+        if loop.reader is not None:
+            dataset, options = buffered(loop.reader, options)
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
         self._epoch = Epoch(loop.terms.seed, shared=ahead)
@@ -78,8 +80,6 @@ class Loader:
             options = options | {"worker_init_fn": begin}
         if loop.data is not None:
             options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
-        if loop.reader is not None:
-            dataset, options = buffered(loop.reader, options)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:

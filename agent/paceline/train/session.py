@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.data import Sharded, Stream
+from paceline.data import Stream
 from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
@@ -43,7 +43,7 @@ from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
 from paceline.train.streams.reader import Reader
-from paceline.train.streams.suiting import refuse_arguments, refuse_call
+from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
 
@@ -126,7 +126,7 @@ class Session:
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
-            asdict(terms) | {"limits": given, "dataset": _kind(dataset)} | yes_or_no,
+            asdict(terms) | {"limits": given, "dataset": kind_of(dataset)} | yes_or_no,
             lambda: np.empty(0) if stream is not None else resolve(sizes, dataset),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
@@ -295,8 +295,7 @@ class Session:
             whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
-        if loop.reader is not None:
-            raise refuse_call("profile")
+        refuse_call(loop.reader, "profile")
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         batch = loop.terms.global_batch
@@ -354,11 +353,7 @@ class Session:
             TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
             PacelineError: training has begun, or the directory cannot be used.
         """
-        if self._loop.reader is not None:
-            raise PacelineError(
-                "checkpoint: not with a stream, which cannot be begun in the middle of an epoch; "
-                "save session.state_dict() with your own after each epoch"
-            )
+        refuse_call(self._loop.reader, "checkpoint")
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
@@ -460,10 +455,3 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
-
-
-def _kind(dataset: Any) -> str:
-    """What sort of data a session has, which must be the same on all ranks."""
-    if isinstance(dataset, Stream):
-        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
-    return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -14,13 +14,16 @@ from paceline.data import Stream
 from support.ranks import RankError, Ranks
 from support.streams import (
     BATCH,
+    BUFFER,
     SAMPLES,
     Numbers,
     Trained,
     by_one_process,
     failing,
+    failing_shard,
     other_streams,
     parts,
+    read_by_processes,
     resumed,
     size_of,
     train,
@@ -116,6 +119,19 @@ def test_shards_are_opened_in_another_order_in_each_epoch() -> None:
     first = opened[: len(opened) // 2]
     assert set(first) == set(range(12))
     assert first != sorted(first)
+
+
+@pytest.mark.parametrize("kind", ["shards", "none"])
+def test_processes_read_each_sample_once(ranks: Ranks, kind: str) -> None:
+    ran = ranks.run(read_by_processes, kind, timeout_s=120)
+    assert trained(ran) == sorted(ALL * 2)
+    assert all(rank.steps for rank in ran)
+
+
+def test_a_process_that_fails_ends_training() -> None:
+    stream = Stream.shards([0, 1], failing_shard, size=size_of, buffer=BUFFER)
+    with pytest.raises(paceline.PacelineError, match=r"(?s)rank 0 cannot read .*the disk is gone"):
+        train(stream, loading={"num_workers": 2})
 
 
 class HuggingFace:

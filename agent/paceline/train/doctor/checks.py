@@ -47,7 +47,8 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         if terms.samples:
             count = f"{terms.samples:,} samples"
             steps = f", {terms.steps_per_epoch:,} steps in an epoch"
-        says = f"A Session is made at {known.where}: {count}, global batch {terms.global_batch}{steps}."
+        batch = terms.global_batch
+        says = f"A Session is made at {known.where}: {count}, global batch {batch}{steps}."
         if number:
             says += (
                 " The first session alone is planned and reported; this one trains as plain DDP."

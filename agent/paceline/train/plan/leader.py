@@ -15,7 +15,6 @@ import torch
 
 from paceline.core.cost import features
 from paceline.core.dealing import cut
-from paceline.core.errors import PacelineError
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
@@ -132,7 +131,7 @@ class Leader:
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
         terms = self._terms
         if self._stream is not None:
-            return self._stream.ledger(epoch)
+            return self._stream.begin(epoch)
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
         return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits, grid)
@@ -140,7 +139,7 @@ class Leader:
     @property
     def _sizes(self) -> Floats:
         """λ of each sample; of a stream: of each that ranks have read."""
-        return self._ledger.sizes if isinstance(self._ledger, StreamLedger) else self._given_sizes
+        return self._given_sizes if self._stream is None else self._stream.ledger.sizes
 
     @property
     def seq(self) -> int:
@@ -158,7 +157,8 @@ class Leader:
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
             self._end(epoch, reform=True)
             return
-        if not self._gathered():
+        if self._stream is not None and (why := self._stream.gather()):
+            self._end(epoch, reform=False, failed=why)
             return
         segment = self._proposed()
         if self._proposals is not None and self._proposals.stop_reason is not None:
@@ -166,17 +166,6 @@ class Leader:
             self._end(epoch, reform=False)
             return
         self._adopt(segment or self._coasted())
-
-    def _gathered(self) -> bool:
-        """Waits until ranks have read enough of a stream; False: they cannot, and the plan ends."""
-        if self._stream is None or not isinstance(self._ledger, StreamLedger):
-            return True
-        try:
-            self._stream.gather(self._ledger)
-        except PacelineError as error:
-            self._end(self._ledger.epoch, reform=False, failed=str(error))
-            return False
-        return True
 
     def reached(self, step: int) -> None:
         """Training has reached `step`: the samples of the steps up to it need not be kept."""
@@ -265,9 +254,7 @@ class Leader:
             if segment.first_step != self._step:
                 refusal = f"it begins at step {segment.first_step}, not {self._step}"
             if refusal is None:
-                if isinstance(self._ledger, StreamLedger):
-                    return self._ledger.filled(segment)
-                return segment
+                return segment if self._stream is None else self._stream.ledger.filled(segment)
             logger.warning(
                 "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
             )
@@ -319,8 +306,8 @@ class Leader:
         if self._homes is not None and last is not None and last.homes:
             homes = self._homes.nodes, self._homes.of
         paces = last.paces if last is not None else None
-        if isinstance(self._ledger, StreamLedger):
-            self._ledger.paces = paces
+        if self._stream is not None:
+            self._stream.ledger.paces = paces
         assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
         counts, indices = pack_indices(assignments)
         return Segment(
@@ -377,8 +364,8 @@ class Leader:
         counts = np.asarray(segment.counts)  # [steps, W]
         flat = np.frombuffer(segment.indices, dtype="<u4")
         of = features(self._sizes[flat], counts)
-        if isinstance(self._ledger, StreamLedger):  # ranks know by which number they read a sample
-            flat = self._ledger.places[flat].astype("<u4")
+        if self._stream is not None:  # ranks know a sample by how many they had read before it
+            flat = self._stream.ledger.places[flat].astype("<u4")
         share = counts if self._terms.loss_mean == "samples" else of.load
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
         # Whole arrays become lists at once: there may be thousands of ranks.

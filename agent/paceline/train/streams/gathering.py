@@ -43,23 +43,31 @@ class Gathering:
         self._store, self._limits = store, limits
         self._numbers = [0] * world  # of each rank's next news
         self._rooms: list[int] = []  # that the ranks know of
+        self.ledger = self.begin(0)  # of the epoch that is planned
 
-    def ledger(self, epoch: int) -> StreamLedger:
+    def begin(self, epoch: int) -> StreamLedger:
         """The ledger of an epoch that begins."""
         self._numbers = [0] * self._world
         seed = self._terms.seed if self._stream.shuffle else None
-        terms = self._terms
-        batch, drop_last = terms.global_batch, terms.drop_last
-        return StreamLedger(
+        batch, drop_last = self._terms.global_batch, self._terms.drop_last
+        self.ledger = StreamLedger(
             epoch, self._world, batch, drop_last, self._stream.buffer, seed, self._limits
         )
+        return self.ledger
 
-    def gather(self, ledger: StreamLedger) -> None:
-        """Waits until the next segment of an epoch can be planned.
+    def gather(self) -> str:
+        """Waits until the next segment can be planned.
 
-        Raises:
-            PacelineError: a rank could not read its samples, or there are none.
+        Returns:
+            Why there is none: a rank could not read, or read nothing. Empty: there is one.
         """
+        try:
+            self._gather(self.ledger)
+        except PacelineError as error:
+            return str(error)
+        return ""
+
+    def _gather(self, ledger: StreamLedger) -> None:
         began, said = time.monotonic(), False
         while True:
             for rank, ended in enumerate(ledger.ended_ranks):

@@ -6,7 +6,8 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
@@ -17,6 +18,7 @@ from paceline.data.stream import Stream
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
 from paceline.train.streams.news import News, Room
+from paceline.train.streams.processes import in_processes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -52,6 +54,7 @@ class Reader:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._smallest: tuple[float, Any] | None = None
+        self.options: dict[str, Any] = {}  # of the processes that read, if there are any
 
     def begin(self, epoch: int) -> None:
         """Begins to read an epoch. What is left of another one is dropped."""
@@ -111,33 +114,45 @@ class Reader:
             pass  # rank 0, whose store it is, has ended
 
     def _read(self, epoch: int, over: threading.Event, store: Store, told: _Telling) -> None:
-        claims = Claims(
-            lambda: _word(store, news.claims_key(epoch)),
-            lambda old, new: _changed(store, news.claims_key(epoch), old, new),
-            self._rank,
-        )
-
-        def claim(shards: int) -> Claim | None:
-            self._await_room(over, store, told)
-            return None if over.is_set() else claims.take(shards, self._room.share)
-
         number, held = 0, None
-        samples: Iterator[Any] = self.stream.reading.samples(epoch, claim)
-        for sample in samples:
-            if held is not None:
-                self._keep(number, held, store)
-                told.add(held[0])
-                number += 1
-                self._await_room(over, store, told)
+        with closing(self._source(epoch, over)) as samples:
+            for sample in samples:
+                if held is not None:
+                    self._keep(number, held, store)
+                    told.add(held[0])
+                    number += 1
+                    self._await_room(over, store, told)
+                held = self._sized(sample)
                 if over.is_set():
                     return
-            held = self._sized(sample)
         if over.is_set():
             return
         if held is not None:
             self._keep(number, held, store)
             told.add(held[0])
         told.end()
+
+    def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
+        """This rank's samples, read in this thread or in processes."""
+        # Another thread claims for processes, so it has a connection of its own.
+        store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
+        claims = Claims(
+            lambda: store.get(key).decode() if store.check([key]) else "",
+            lambda old, new: store.compare_set(key, old, new).decode(),
+            self._rank,
+        )
+        count = self.options.get("num_workers", 0)
+
+        def claim(shards: int) -> Claim | None:
+            self._await_room(over, store)
+            share = self._room.share / max(1, count)
+            return None if over.is_set() else claims.take(shards, share)
+
+        reading = self.stream.reading
+        if count:
+            yield from in_processes(reading, epoch, claim, self.options)
+        else:
+            yield from reading.samples(epoch, claim)
 
     def _sized(self, sample: Any) -> tuple[float, Any]:
         size = float(self.stream.size(sample))
@@ -154,13 +169,16 @@ class Reader:
         with self._changed:
             self._samples[number] = sample
 
-    def _await_room(self, over: threading.Event, store: Store, told: _Telling) -> None:
-        """Waits until the buffer has room, or the epoch is over."""
+    def _await_room(
+        self, over: threading.Event, store: Store, told: _Telling | None = None
+    ) -> None:
+        """Waits until the buffer has room, or the epoch is over; `told` is told before."""
         while not over.is_set():
             with self._changed:
                 if len(self._samples) < self._room.samples:
                     return
-            told.flush()
+            if told is not None:
+                told.flush()
             if store.check([news.room_key(self._rank)]):
                 self._room = news.decode_room(store.get(news.room_key(self._rank)))
             with self._changed:
@@ -198,11 +216,3 @@ class _Telling:
         self._store.set(key, news.encode(word))  # type: ignore[arg-type]
         self._sizes, self._told_at = [], time.monotonic()
         self._number += 1
-
-
-def _word(store: Store, key: str) -> str:
-    return store.get(key).decode() if store.check([key]) else ""
-
-
-def _changed(store: Store, key: str, old: str, new: str) -> str:
-    return store.compare_set(key, old, new).decode()

@@ -7,7 +7,8 @@ from typing import Any
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.ledger import LEAST_BATCHES
-from paceline.data.stream import Stream
+from paceline.data import Sharded, Stream
+from paceline.train.streams.reader import Reader
 
 
 def refuse_arguments(
@@ -43,6 +44,25 @@ def refuse_arguments(
         )
 
 
-def refuse_call(call: str) -> PacelineError:
-    """The error of a session's method that needs a data set with an index."""
-    return PacelineError(f"{call}: not with a stream, whose samples have no length and no index")
+def refuse_call(reader: Reader | None, call: str) -> None:
+    """Refuses a method of a session of a stream.
+
+    Raises:
+        PacelineError: the data is a stream.
+    """
+    if reader is not None:
+        raise PacelineError(f"{call}: not with a stream, {_WHY[call]}")
+
+
+_WHY = {
+    "profile": "whose samples have no index; give Session(limits=…)",
+    "checkpoint": "which cannot be begun in the middle of an epoch; save session.state_dict() "
+    "with your own after each epoch",
+}
+
+
+def kind_of(dataset: Any) -> str:
+    """What sort of data a session has, which must be the same on all ranks."""
+    if isinstance(dataset, Stream):
+        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
+    return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -6,7 +6,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from paceline.train.streams.processes import OPTIONS
 from paceline.train.streams.reader import Reader
+
+_READERS = {*OPTIONS, "persistent_workers"}
 
 
 class Buffered(Dataset[Any]):
@@ -25,12 +28,7 @@ class Buffered(Dataset[Any]):
 def buffered(reader: Reader, options: dict[str, Any]) -> tuple[Buffered, dict[str, Any]]:
     """The data set of a loader of a stream, and the loader's options.
 
-    Raises:
-        ValueError: the options ask for processes, which do not share the buffer.
+    What is asked of processes is for the reader: the loader itself takes samples from the buffer.
     """
-    if options.get("num_workers"):
-        raise ValueError(
-            f"loader(num_workers={options['num_workers']}): not with a stream, which a thread "
-            "reads ahead; leave it out"
-        )
-    return Buffered(reader), options
+    reader.options = {name: options[name] for name in OPTIONS if name in options}
+    return Buffered(reader), {n: v for n, v in options.items() if n not in _READERS}
