@@ -64,16 +64,27 @@ class StreamLedger:
         limits: Ints | None = None,
     ) -> None:
         self.epoch = epoch
-        self.sizes: Floats = np.empty(0)  # λ of each sample that was told, by its number
-        self.places: Ints = np.empty(0, np.int64)  # how many its rank had read before it
+        # Of each sample that was told, by its number; longer than that, so that they seldom grow.
+        self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
+        self._waited = np.zeros(buffer, np.int64)  # steps in which it gave way to others
+        self._count = 0  # samples that were told
         self.left = 0  # samples that were told, and not used
         self.paces: Paces | None = None  # by which batches are balanced while the leader coasts
         self._buffers = [_Buffer() for _ in range(world)]
-        self._waited: Ints = np.empty(0, np.int64)  # steps in which each sample gave way
         self._global_batch, self._drop_last = global_batch, drop_last
         self._buffer, self._limits = buffer, limits
         self._rng = None if seed is None else np.random.default_rng((seed, epoch))
         self._shares = np.full(world, 1 / world)  # of the samples, in the newest steps
+
+    @property
+    def sizes(self) -> Floats:
+        """λ of each sample that was told, by its number."""
+        return self._sizes[: self._count]
+
+    @property
+    def places(self) -> Ints:
+        """How many samples its rank had read before, of each sample that was told."""
+        return self._places[: self._count]
 
     @property
     def ended(self) -> bool:
@@ -108,12 +119,16 @@ class StreamLedger:
             sizes: λ of each; may be empty.
             ended: there are no more.
         """
-        buffer, first = self._buffers[rank], len(self.sizes)
-        numbers = np.arange(first, first + len(sizes))
+        buffer = self._buffers[rank]
+        numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))
-        self.sizes = np.concatenate([self.sizes, sizes])
-        self.places = np.concatenate([self.places, places])
-        self._waited = np.concatenate([self._waited, np.zeros(len(sizes), np.int64)])
+        self._count += len(sizes)
+        while self._count > len(self._sizes):
+            self._sizes, self._places, self._waited = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self._sizes, self._places, self._waited)
+            )
+        self._sizes[numbers], self._places[numbers] = sizes, places
         keys = places.astype(float)
         if self._rng is not None:
             keys += self._rng.random(len(sizes)) * self._buffer / len(self._buffers)
@@ -156,7 +171,7 @@ class StreamLedger:
     def used(self) -> Ints:
         """The samples used so far, ascending."""
         waiting = np.concatenate([buffer.numbers for buffer in self._buffers])
-        return np.setdiff1d(np.arange(len(self.sizes)), waiting)
+        return np.setdiff1d(np.arange(self._count), waiting)
 
     def use(self, indices: Ints) -> None:
         """Samples that `coast` or `filled` took are used."""

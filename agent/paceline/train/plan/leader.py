@@ -157,15 +157,20 @@ class Leader:
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
             self._end(epoch, reform=True)
             return
-        if self._stream is not None and (why := self._stream.gather()):
+        if self._stream is not None and (why := self._stream.gather(self._stops)):
             self._end(epoch, reform=False, failed=why)
             return
         segment = self._proposed()
-        if self._proposals is not None and self._proposals.stop_reason is not None:
+        if self._stops():
+            assert self._proposals is not None
             logger.warning("stopping: %s", self._proposals.stop_reason)
             self._end(epoch, reform=False)
             return
         self._adopt(segment or self._coasted())
+
+    def _stops(self) -> bool:
+        """Whether an operator has ended the run."""
+        return self._proposals is not None and self._proposals.stop_reason is not None
 
     def reached(self, step: int) -> None:
         """Training has reached `step`: the samples of the steps up to it need not be kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,21 +56,24 @@ class Gathering:
         )
         return self.ledger
 
-    def gather(self) -> str:
+    def gather(self, stops: Callable[[], bool]) -> str:
         """Waits until the next segment can be planned.
+
+        Args:
+            stops: whether nobody wants a plan any more.
 
         Returns:
             Why there is none: a rank could not read, or read nothing. Empty: there is one.
         """
         try:
-            self._gather(self.ledger)
+            self._gather(self.ledger, stops)
         except PacelineError as error:
             return str(error)
         return ""
 
-    def _gather(self, ledger: StreamLedger) -> None:
+    def _gather(self, ledger: StreamLedger, stops: Callable[[], bool]) -> None:
         began, said = time.monotonic(), False
-        while True:
+        while not stops():
             for rank, ended in enumerate(ledger.ended_ranks):
                 if not ended:
                     self._hear(ledger, rank)

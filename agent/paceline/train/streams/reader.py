@@ -52,14 +52,13 @@ class Reader:
         self._room = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
         self._pass: threading.Event | None = None  # of the epoch that is read; set: end it
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
         self._smallest: tuple[float, Any] | None = None
         self.options: dict[str, Any] = {}  # of the processes that read, if there are any
 
     def begin(self, epoch: int) -> None:
         """Begins to read an epoch. What is left of another one is dropped."""
         self.close()
-        self._samples, self._error = {}, None
+        self._samples = {}
         self._pass = over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(epoch, over), name="paceline-stream", daemon=True
@@ -80,11 +79,6 @@ class Reader:
             self._changed.notify_all()
         return taken or [self._filler()] * len(numbers)
 
-    @property
-    def error(self) -> BaseException | None:
-        """Why reading failed; None: it did not."""
-        return self._error
-
     def close(self) -> None:
         """Ends the thread, waiting for it unless the source does not answer."""
         if self._pass is None or self._thread is None:
@@ -96,9 +90,19 @@ class Reader:
         self._pass = self._thread = None
 
     def _filler(self) -> Any:
-        """The smallest sample that was read here, or that of a rank that has read some."""
+        """The smallest sample that was read here, or that of a rank that has read some.
+
+        Raises:
+            PacelineError: the other ranks' samples cannot be pickled.
+        """
         if self._smallest is None:
-            self._smallest = (0.0, pickle.loads(self._store.get(news.FILLER)))
+            pickled = self._store.get(news.FILLER)
+            if not pickled:
+                raise PacelineError(
+                    f"rank {self._rank} has read no sample, and those of other ranks cannot be "
+                    "pickled: give each rank some samples"
+                )
+            self._smallest = (math.inf, pickle.loads(pickled))
         return self._smallest[1]
 
     def _run(self, epoch: int, over: threading.Event) -> None:
@@ -108,7 +112,6 @@ class Reader:
             try:
                 self._read(epoch, over, store, told)
             except BaseException as error:
-                self._error = error
                 told.failed(f"{type(error).__name__}: {error}")
         except DistError:
             pass  # rank 0, whose store it is, has ended
@@ -117,18 +120,18 @@ class Reader:
         number, held = 0, None
         with closing(self._source(epoch, over)) as samples:
             for sample in samples:
+                if over.is_set():
+                    return
                 if held is not None:
-                    self._keep(number, held, store)
+                    self._keep(number, held, store, over)
                     told.add(held[0])
                     number += 1
                     self._await_room(over, store, told)
                 held = self._sized(sample)
-                if over.is_set():
-                    return
         if over.is_set():
             return
         if held is not None:
-            self._keep(number, held, store)
+            self._keep(number, held, store, over)
             told.add(held[0])
         told.end()
 
@@ -160,14 +163,17 @@ class Reader:
             raise ValueError(f"size(sample) is {size:g}: sizes must be finite and > 0")
         return size, sample
 
-    def _keep(self, number: int, held: tuple[float, Any], store: Store) -> None:
+    def _keep(
+        self, number: int, held: tuple[float, Any], store: Store, over: threading.Event
+    ) -> None:
         size, sample = held
         if self._smallest is None and store.add(news.FILLER_ASKED, 1) == 1:
-            store.set(news.FILLER, pickle.dumps(sample))  # type: ignore[arg-type]
+            store.set(news.FILLER, _pickled(sample))  # type: ignore[arg-type]
         if self._smallest is None or size < self._smallest[0]:
             self._smallest = (size, sample)
         with self._changed:
-            self._samples[number] = sample
+            if not over.is_set():
+                self._samples[number] = sample
 
     def _await_room(
         self, over: threading.Event, store: Store, told: _Telling | None = None
@@ -216,3 +222,11 @@ class _Telling:
         self._store.set(key, news.encode(word))  # type: ignore[arg-type]
         self._sizes, self._told_at = [], time.monotonic()
         self._number += 1
+
+
+def _pickled(sample: Any) -> bytes:
+    """Empty: it cannot be pickled, which matters to ranks without a sample alone."""
+    try:
+        return pickle.dumps(sample)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return b""
