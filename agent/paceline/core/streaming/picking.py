@@ -49,7 +49,8 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
     each_s = speeds.a * typical + speeds.c
 
     def counts_at(step_s: float) -> Floats:
-        return np.clip((step_s - speeds.b) / each_s, 0, most)
+        counts: Floats = np.clip((step_s - speeds.b) / each_s, 0, most)
+        return counts
 
     low, high = 0.0, float((speeds.b + each_s * most).max())
     for _ in range(_HALVINGS):
