@@ -73,7 +73,11 @@ class StreamLedger:
         self._buffers = [_Buffer() for _ in range(world)]
         self._global_batch, self._drop_last = global_batch, drop_last
         self._buffer, self._limits = buffer, limits
-        self._rng = None if seed is None else np.random.default_rng((seed, epoch))
+        # What a rank draws does not depend on when the others tell what they have read.
+        self._rngs = [
+            None if seed is None else np.random.default_rng((seed, epoch, rank))
+            for rank in range(world)
+        ]
         self._shares = np.full(world, 1 / world)  # of the samples, in the newest steps
 
     @property
@@ -130,8 +134,8 @@ class StreamLedger:
             )
         self._sizes[numbers], self._places[numbers] = sizes, places
         keys = places.astype(float)
-        if self._rng is not None:
-            keys += self._rng.random(len(sizes)) * self._buffer / len(self._buffers)
+        if (rng := self._rngs[rank]) is not None:
+            keys += rng.random(len(sizes)) * self._buffer / len(self._buffers)
         keys = np.concatenate([buffer.keys, keys])
         order = np.argsort(keys, kind="stable")
         buffer.keys = keys[order]
