@@ -81,6 +81,21 @@ def test_balance_names_the_peers_that_are_missing(
     assert "not installed: somebody's" in balance.table_of(rows)
 
 
+def test_streams_reads_tar_files_and_trains_each_sample_once(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("webdataset")
+    streams = program("streams")
+    monkeypatch.setattr(streams, "FEW", 8)
+    monkeypatch.setattr(streams, "SHARD", 250)
+    whole = keeps_conventions(*run(streams, monkeypatch, capsys, "--quick", "--json"))
+    for ran in whole["results"].values():
+        assert ran["distinct"] == ran["samples"] == sum(ran["per_rank"]) == 2000
+        assert ran["opened"] >= ran["shards"] == 8
+    bsp, ours = whole["results"]["bsp"], whole["results"]["paceline"]
+    assert ours["over_fluid"] < 0.75 * bsp["over_fluid"]
+
+
 def test_torch_is_bsp(program: Any) -> None:
     """Called as its users do, and planned by Paceline: one order, one time."""
     balance, peers = program("balance"), program("peers")

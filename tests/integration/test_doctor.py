@@ -83,6 +83,13 @@ def test_a_fault_is_found_and_no_other(tmp_path: Path, fault: str, check: str, s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stream_is_examined_as_far_as_it_has_no_index(tmp_path: Path) -> None:
+    code, document = faulty(tmp_path, "stream")
+    assert (code, document["problems"]) == (0, 0), document
+    assert "a stream, global batch 16." in the(document, "session", "ok")["says"]
+    assert "the data is a stream" in the(document, "padding", "note")["says"]
+
+
 def test_what_is_to_be_known_is_no_problem(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "local,dropout,autocast,two,checkpoint")
     assert (code, document["problems"]) == (0, 0), document

@@ -105,7 +105,11 @@ def main() -> None:
     if "session" in faults:
         session, loader, model = None, plain, DistributedDataParallel(model)
     else:
-        session = paceline.Session(Endless() if "iterable" in faults else data, global_batch=16)
+        given: Any = Endless() if "iterable" in faults else data
+        if "stream" in faults:
+            items = [data[index] for index in range(len(data))]
+            given = paceline.data.Stream(items, size=lambda item: len(item[0]), split="none")
+        session = paceline.Session(given, global_batch=16)
         loader = session.loader(collate_fn=collate, num_workers=options.workers)
         if "wrap" not in faults:
             model = session.wrap(model, batchnorm="local" if "local" in faults else None)
@@ -117,7 +121,7 @@ def main() -> None:
         optimizers.append(torch.optim.SGD(second.parameters(), 0.1))
     if "two" in faults:
         optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
-    if session is not None and not faults & {"wrap", "checkpoint"}:
+    if session is not None and not faults & {"wrap", "checkpoint", "stream"}:
         session.checkpoint(options.folder / "checkpoints", model, optimizers[0], every_steps=1)
 
     if session is not None and "states" in faults:

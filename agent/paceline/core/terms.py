@@ -18,7 +18,7 @@ class Terms:
         TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
-    samples: int  # N
+    samples: int  # N; 0: a stream, of which nobody knows
     global_batch: int  # samples of a step; with a token budget, of a mean step
     seed: int
     drop_last: bool
@@ -33,7 +33,7 @@ class Terms:
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}: it must be below 2**63, as databases store it")
         whole("coast_steps", self.coast_steps, 1)
-        if self.global_batch > self.samples:
+        if self.samples and self.global_batch > self.samples:
             raise ValueError(
                 f"global_batch is {self.global_batch}, more than the data set's {self.samples} "
                 "samples: it counts the samples of one step over all ranks"
@@ -54,7 +54,15 @@ class Terms:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in a whole epoch; with a token budget see `EpochSteps`."""
+        """Number of steps in a whole epoch; with a token budget see `EpochSteps`.
+
+        Raises:
+            TypeError: the data is a stream.
+        """
+        if not self.samples:
+            raise TypeError(
+                "a stream has no length: how many steps an epoch has is known when it is over"
+            )
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
     def epoch_over(self, left: int) -> bool:
@@ -97,7 +105,8 @@ def length(dataset: Sized) -> int:
         samples = len(dataset)
     except TypeError as error:
         raise TypeError(
-            "dataset has no len(): Paceline plans by sample index and needs a map-style data set"
+            "dataset has no len(): give one with len() and an index, or wrap what yields samples "
+            "in paceline.data.Stream(dataset, size=…, split=…)"
         ) from error
     if samples < 1:
         raise ValueError("dataset is empty")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.core.amounts.budget import Budget, budget_of, refuse_larger, refuse_tight
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.data import Sharded
+from paceline.data import Sharded, Stream
 from paceline.train.meeting import Meeting, rank_and_world, shared_sizes
 from paceline.train.plan.epochs import EpochSteps
 
@@ -104,6 +104,11 @@ def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} and token_budget do not go together: {_BESIDE[name]}")
+    if isinstance(dataset, Stream):
+        raise ValueError(
+            "paceline.data.Stream and token_budget do not go together: the sizes to come are not "
+            "known; give global_batch"
+        )
     if isinstance(dataset, Sharded):
         raise ValueError(
             "paceline.data.Sharded and token_budget do not go together: steps keep the epoch's "

@@ -18,6 +18,7 @@ from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
 from paceline.train.seeding.samples import Epoch, WorkerInit
+from paceline.train.streams.view import buffered
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -69,6 +70,8 @@ class Loader:
         # Steps and their turns, given to the DataLoader, not yet to the script.
         self._turns: deque[tuple[Step, Step]] = deque()
         self._typical: tuple[int, Any] | None = None  # samples, and their batch
+        if loop.reader is not None:
+            dataset, options = buffered(loop.reader, options)
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
         self._epoch = Epoch(loop.terms.seed, shared=ahead)

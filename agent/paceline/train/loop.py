@@ -26,6 +26,7 @@ from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits, Profile, shared_moments
+from paceline.train.streams.reader import Reader
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
@@ -60,6 +61,7 @@ class Loop:
         uneven_steps: see `Session`.
         data: where data lives on nodes.
         epoch_steps: of the run; None: each step has a global batch of samples.
+        reader: of this rank, if the data is a stream.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Loop:
         uneven_steps: bool = False,
         data: NodeData | None = None,
         epoch_steps: EpochSteps | None = None,
+        reader: Reader | None = None,
     ) -> None:
-        self.data = data
+        self.data, self.reader = data, reader
         self.epoch_steps = epoch_steps or EpochSteps(terms)
         self.terms, self.device = terms, device
         self.rank = meeting.rank
@@ -233,6 +236,11 @@ class Loop:
             )
         # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
         if self._in_epoch or self.stopped:
+            if self.reader is not None:
+                raise PacelineError(
+                    "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
+                    "there again; save after the loop over the loader"
+                )
             leader = self.wiring.leader if self.wiring is not None else None
             used = leader.used(self.step) if leader is not None else None
             return Position(self.epoch, self.step + 1, used)
@@ -245,12 +253,14 @@ class Loop:
         assert position.used is not None
         self.next_epoch = self.epoch = position.epoch
         self.step = position.step - 1
-        self._epoch_is_done = self.terms.epoch_over(self.terms.samples - len(position.used))
+        left = self.terms.samples - len(position.used)
+        self._epoch_is_done = bool(self.terms.samples) and self.terms.epoch_over(left)
         after = Position(position.epoch + 1, position.step)
         self._start = after if self._epoch_is_done else position
-        used, ends = position.used, self.epoch_steps.ends(position.epoch, position.used)
-        self.trained.resume(position.epoch, position.step, len(used), ends)
-        if self._epoch_is_done:
+        if self.reader is None:
+            used, ends = position.used, self.epoch_steps.ends(position.epoch, position.used)
+            self.trained.resume(position.epoch, position.step, len(used), ends)
+        if self._epoch_is_done or self.reader is not None:
             self.trained.begin_epoch(position.step, self.epoch_steps.ends(position.epoch + 1))
 
     def save_with(self, saver: Saver) -> None:
@@ -271,6 +281,8 @@ class Loop:
             self.saver.close()
         if self.data is not None:
             self.data.close()
+        if self.reader is not None:
+            self.reader.close()
         if self.wiring is not None:
             self.wiring.follower.close()
         if self.rank > 0 and self._meeting is not None:
@@ -310,6 +322,8 @@ class Loop:
         if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
             self.trained.begin_epoch(self.step + 1, self.epoch_steps.ends(self.epoch))
         self._in_epoch, self._ran_out, self._ended = True, False, None
+        if self.reader is not None:
+            self.reader.begin(self.epoch)
         return True
 
     def steps(self) -> Iterator[Step]:
@@ -463,6 +477,8 @@ class Loop:
         self._in_epoch, self._ran_out = False, ran_out
         if self.data is not None:
             self.data.epoch_over(self.epoch)
+        if self.reader is not None:
+            self.reader.close()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
 
@@ -560,6 +576,7 @@ class Loop:
             self._may_differ,
             hello,
             self.data,
+            None if self.reader is None else self.reader.stream,
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over

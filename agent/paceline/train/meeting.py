@@ -38,8 +38,8 @@ class Meeting:
     rank: int
     world: int
     store: Store
-    filler: int  # the smallest sample
-    sizes: npt.NDArray[np.float64] | None  # [N], on rank 0
+    filler: int  # the smallest sample; -1: of a stream, whichever the rank has
+    sizes: npt.NDArray[np.float64] | None  # [N], on rank 0; of a stream empty
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -76,7 +76,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     rank, world = rank_and_world()
     if world == 1:
         array = sizes()
-        return Meeting(rank, world, HashStore(), int(array.argmin()), array)
+        return Meeting(rank, world, HashStore(), _filler(array), array)
     if rank > 0:
         return _join(rank, world, arguments)
     try:
@@ -85,7 +85,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
         _broadcast(_described(error))
         raise
     store = _hosted()
-    filler = int(array.argmin())
+    filler = _filler(array)
     _broadcast(
         {
             "same": arguments,
@@ -106,6 +106,10 @@ def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
         dist.broadcast_object_list(box, src=0)
     assert box[0] is not None, "rank 0 has the sizes"
     return box[0]
+
+
+def _filler(sizes: npt.NDArray[np.float64]) -> int:
+    return int(sizes.argmin()) if len(sizes) else -1
 
 
 def introduce(

@@ -109,6 +109,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     # [steps]: those that a step is computed in; empty: all of it at once
     micro: list[list[MicroBatch]] = []
     node: NodePart | None = None  # on the first rank of each node, where data lives on nodes
+    failed: str = ""  # with `stop`: why there is no more plan; empty: it was ended on purpose
 
     def steps(self) -> Iterator[Step]:
         """The steps in order."""

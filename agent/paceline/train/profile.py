@@ -178,6 +178,7 @@ def _part(store: Store, rank: int, world: int) -> None:
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
     """Gives all ranks the means of λ and of λ², which rank 0 knows; each rank calls it."""
     if sizes is not None:
+        sizes = sizes if len(sizes) else np.ones(1)  # of a stream they are not known yet
         store.set("profile/sizes", json.dumps([float(sizes.mean()), float((sizes**2).mean())]))
     mean, square = json.loads(store.get("profile/sizes"))
     return mean, square

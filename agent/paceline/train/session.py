@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.data import Sharded
+from paceline.data import Stream
 from paceline.train import stacks
 from paceline.train.budgeting import (
     budgeted,
@@ -49,6 +50,8 @@ from paceline.train.profile import (
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.sizes import Sizes, resolve
+from paceline.train.streams.reader import Reader
+from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
 
@@ -74,7 +77,7 @@ class Session:
 
     Args:
         dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
-            that lives on nodes.
+            that lives on nodes. `paceline.data.Stream`: data without a length and an index.
         global_batch: samples per step, over all ranks, 1 … N. Give it or `token_budget`.
         token_budget: instead, what a step holds over all ranks, in the unit of the sizes (tokens,
             frames, seconds). A step takes samples, in the epoch's order, until the sum of their
@@ -130,22 +133,28 @@ class Session:
                 raise TypeError(f"{name}={value!r}: give True or False")
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
-        samples, grid = length(dataset), Shapes.of(shapes)
+        stream = dataset if isinstance(dataset, Stream) else None
+        samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
         batch, token_budget = counted(global_batch, token_budget)
         if loss_mean is None:
             loss_mean = "samples" if token_budget is None else "size"
         beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
         room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
+        if stream is not None:
+            refuse_arguments(stream, batch, sizes, grid, yes_or_no)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
             asdict(terms)
-            | {"limits": given, "dataset": "Sharded" if isinstance(dataset, Sharded) else "plain"}
-            | {"token_limits": room}
+            | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
             | yes_or_no,
-            lambda: checked_sizes(resolve(sizes, dataset), token_budget, room),
+            lambda: (
+                np.empty(0)
+                if stream is not None
+                else checked_sizes(resolve(sizes, dataset), token_budget, room)
+            ),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
@@ -156,8 +165,17 @@ class Session:
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         data = settle(dataset, meeting, environment)
+        reader = None if stream is None else Reader(stream, meeting, terms.seed)
         self._loop = Loop(
-            terms, meeting, environment, device, limits_known, uneven_steps, data, epoch_steps
+            terms,
+            meeting,
+            environment,
+            device,
+            limits_known,
+            uneven_steps,
+            data,
+            epoch_steps,
+            reader,
         )
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
@@ -329,6 +347,7 @@ class Session:
         """
         loop = self._loop
         refuse_profile(loop.terms.token_budget)
+        refuse_call(loop.reader, "profile")
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         batch = loop.terms.global_batch
@@ -390,6 +409,7 @@ class Session:
             TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
             PacelineError: training has begun, or the directory cannot be used.
         """
+        refuse_call(self._loop.reader, "checkpoint")
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)

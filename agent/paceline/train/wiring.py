@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.core.amounts.devices import summary
 from paceline.core.terms import Terms
 from paceline.core.version import __version__
+from paceline.data import Stream
 from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
 from paceline.train.device import Device
@@ -26,6 +28,7 @@ from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
+from paceline.train.streams.gathering import Gathering
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
@@ -68,6 +71,7 @@ def connect(
     uneven: Callable[[], bool],
     hello: Hello | None,
     data: NodeData | None = None,
+    stream: Stream | None = None,
 ) -> Wiring:
     """Makes a rank's parts and announces the attempt.
 
@@ -82,6 +86,7 @@ def connect(
         uneven: whether ranks may have different numbers of turns of the script's loop.
         hello: on rank 0, the run's description for the control plane.
         data: where data lives on nodes.
+        stream: the data, if it is a stream.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
@@ -101,7 +106,17 @@ def connect(
                 exit_stack.callback(proposals.close)
             asked = environment.reform.exists if environment.reform is not None else None
             leader = _leader(
-                terms, meeting, proposals, emitter, attempt, start, limits, asked, uneven, data
+                terms,
+                meeting,
+                proposals,
+                emitter,
+                attempt,
+                start,
+                limits,
+                asked,
+                uneven,
+                data,
+                stream,
             )
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         by_size = terms.loss_mean == "size"
@@ -197,6 +212,7 @@ def describe(
         token_budget=terms.token_budget,
         token_limits=limits.tokens,
         steps_per_epoch=steps_per_epoch,
+        stream=not terms.samples,
     )
 
 
@@ -262,8 +278,10 @@ def _leader(
     reforms: Callable[[], bool] | None,
     uneven: Callable[[], bool],
     data: NodeData | None,
+    stream: Stream | None,
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
+    most = np.array(limits.of_parts) if limits.of_parts else None
     return Leader(
         terms,
         meeting.world,
@@ -281,4 +299,7 @@ def _leader(
         reforms=reforms or (lambda: False),
         uneven=uneven,
         shards=None if data is None else data.shards,
+        stream=None
+        if stream is None
+        else Gathering(stream, terms, meeting.world, meeting.store, most),
     )

@@ -59,6 +59,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
+from paceline.wire.paces import Paces
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment, pack_indices
 from paceline.wire.shards import NOWHERE, Moves, Shards
@@ -121,6 +122,7 @@ __all__ = [
     "Moves",
     "NodeCheck",
     "NodeState",
+    "Paces",
     "Phase",
     "Proposal",
     "RankDevice",

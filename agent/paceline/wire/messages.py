@@ -181,15 +181,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     token_budget: float | None = None
     token_limits: list[float] = []  # what each rank's part of a step may hold; empty: no limits
     steps_per_epoch: int | None = None  # with a token budget; epochs differ by a few steps
+    stream: bool = False  # the data is a stream: `sizes` is empty, and nobody knows its length
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property
-    def samples(self) -> int:
-        """How many samples the data set has."""
-        return len(self.sizes) // 8
+    def samples(self) -> int | None:
+        """How many samples the data set has; None: it is a stream."""
+        return None if self.stream else len(self.sizes) // 8
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import problems
+from paceline.wire.paces import Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
@@ -62,6 +63,8 @@ class Segment(msgspec.Struct, frozen=True):
     # Where data lives on nodes: who holds other samples in the next epoch; None: not decided here.
     moves: Moves | None = None
     homes: bool = False  # and samples are trained on nodes that hold them, also while coasting
+    # Of a stream: how fast ranks are. A proposal has no samples then; the leader picks them.
+    paces: Paces | None = None
 
     @property
     def steps(self) -> int:
@@ -96,6 +99,7 @@ class Segment(msgspec.Struct, frozen=True):
             or self.synchroniser.problem(world)
             or problems.of_plain(self.memory, "memory")
             or (None if self.moves is None else self.moves.problem(width, samples))
+            or (None if self.paces is None else self.paces.problem(width))
         )
 
 

@@ -28,7 +28,7 @@ from paceline.wire import (
 from paceline_backend import backends
 from paceline_backend.store import Store, runs, telemetry
 
-MOST_SAMPLES = 10**8  # of a data set
+MOST_SAMPLES = 10**8  # of a data set, or of an epoch of a stream
 MOST_ATTEMPT = 2**15 - 1
 _KNOWN = 10_000  # runs that are remembered
 _MOST_RECORDS = 10_000  # of a message, or one of each rank: what simulators send
@@ -37,7 +37,7 @@ _MOST_RECORDS = 10_000  # of a message, or one of each rank: what simulators sen
 @dataclass(frozen=True)
 class _Attempt:
     world: int
-    samples: int | None
+    samples: int  # at most, where the data is a stream
 
 
 @dataclass
@@ -107,7 +107,8 @@ class Checks:
             before = self._runs.get(run)
             kept = self._runs[run] = _Run(terms, {} if before is None else before.attempts)
             if terms.attempt is not None and terms.world is not None:
-                kept.attempts[terms.attempt] = _Attempt(terms.world, terms.samples)
+                most = MOST_SAMPLES if terms.samples is None else terms.samples
+                kept.attempts[terms.attempt] = _Attempt(terms.world, most)
 
     def unknown(self, messages: Sequence[tuple[str, Message]]) -> set[str]:
         """The runs that the store does not have, after `reasons` was asked of these messages."""
@@ -122,7 +123,8 @@ class Checks:
             return f"unknown run {run!a}"
         reason = _of_run(known, message)
         if reason is None and isinstance(message, Hello):
-            known.attempts[message.attempt] = _Attempt(message.world, message.samples)
+            most = MOST_SAMPLES if message.samples is None else message.samples
+            known.attempts[message.attempt] = _Attempt(message.world, most)
         return None if reason is None else f"run {run}: {reason}"
 
 
@@ -163,7 +165,7 @@ def _of_run(run: _Run, message: Message) -> str | None:
 def _of_hello(run: _Run, hello: Hello) -> str | None:
     if hello.world > run.terms.most_ranks:
         return f"Hello.world is {hello.world}: the run has {run.terms.most_ranks} ranks"
-    if hello.samples > MOST_SAMPLES:
+    if hello.samples is not None and hello.samples > MOST_SAMPLES:
         return f"Hello.sizes are {hello.samples:,}: a data set has at most {MOST_SAMPLES:,} samples"
     return None
 

@@ -8,31 +8,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import typer
 
-from paceline.wire import Hello, Segment
+from paceline.wire import Hello, Paces, Segment
 from paceline_backend import policies
 from paceline_backend.planning.feedback import COLUMNS, feedback_of, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Policy
+from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
-_COMPARED = (
-    "counts",
-    "indices",
-    "epoch_end",
-    "ett_s",
-    "shares",
-    "moved",
-    "memory",
-    "threads",
-    "synchroniser",
-    "why",
-    "moves",
-)
 _CHUNK = 256  # steps read at once
 
 
@@ -133,6 +122,9 @@ class _Replayer:
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
         feedback = single_batches(feedback, self._history.newest)
         self._history.recall(segment.feedback)
+        if self._history.hello.stream:
+            self._compare_stream(segment, policy, feedback)
+            return
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
         ahead = None
         if segment.moves is not None and self._history.shares_data(policy):
@@ -151,7 +143,19 @@ class _Replayer:
             "why": plan.why,
             "moves": plan.moves,
         }
-        different = [name for name in _COMPARED if not _same(again[name], getattr(segment, name))]
+        self._look(segment, again)
+        if segment.shuffled:
+            self._history.shuffled(segment.version, plan)
+
+    def _compare_stream(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+        """What a controller says of a stream: its samples the leader picks."""
+        plan = plan_stream(policy, feedback, segment.steps, self._history.hello.world)
+        again = {"shares": plan.shares, "paces": plan.paces}
+        self._look(segment, again)
+
+    def _look(self, segment: Segment, again: Mapping[str, Any]) -> None:
+        """Compares a segment with what came out when it was planned again."""
+        different = [name for name in again if not _same(again[name], getattr(segment, name))]
         if different:
             self._note(
                 f"segment {segment.seq} (steps from {segment.first_step}, {segment.policy}): "
@@ -159,8 +163,6 @@ class _Replayer:
             )
         else:
             self.identical += 1
-        if segment.shuffled:
-            self._history.shuffled(segment.version, plan)
 
     def _note(self, difference: str) -> None:
         self.first_difference = self.first_difference or difference
@@ -171,6 +173,8 @@ def _same(value: Any, recorded: Any) -> bool:
 
     Processors of different makes round the last bits of a fit differently.
     """
+    if isinstance(value, Paces) and isinstance(recorded, Paces):
+        return _same(msgspec.structs.asdict(value), msgspec.structs.asdict(recorded))
     if isinstance(value, float) and isinstance(recorded, float):
         return math.isclose(value, recorded, rel_tol=1e-9)
     if isinstance(value, Mapping) and isinstance(recorded, Mapping):

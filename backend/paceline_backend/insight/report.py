@@ -210,7 +210,7 @@ def _fluid(
         communication_s: per step.
         threads: whether a plan set CPU threads.
     """
-    if hello is not None and hello.emulated is not None:
+    if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)
         lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
         a_s, b_s = _true(devices, hello.sizes_array())

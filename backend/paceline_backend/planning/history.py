@@ -214,6 +214,23 @@ class History:
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
         self.newest.append(segment)
+        if self.hello.stream:  # nothing is planned on which samples are left
+            self._epoch_known = True
+        else:
+            self._trained(segment)
+        if segment.source == "controller":
+            self.feedback = segment.feedback
+            self._memory, self._before = (segment.version, segment.memory), None
+        self.seq = segment.seq + 1
+        self.step = segment.first_step + segment.steps
+        if segment.epoch_end:
+            self._begin_epoch(segment.epoch + 1)
+            self._epoch_known = True
+        if self.lost:
+            self.lost = not (self._epoch_known and self._holder_known.all())
+
+    def _trained(self, segment: Segment) -> None:
+        """Takes in who trained which samples."""
         samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
         batches = Batches(np.asarray(segment.counts, np.int64), samples)
         self._remaining[samples] = False
@@ -229,16 +246,6 @@ class History:
         self._holder[samples] = batches.ranks()
         self._holder_known[samples] = True
         self._use_up(samples)
-        if segment.source == "controller":
-            self.feedback = segment.feedback
-            self._memory, self._before = (segment.version, segment.memory), None
-        self.seq = segment.seq + 1
-        self.step = segment.first_step + segment.steps
-        if segment.epoch_end:
-            self._begin_epoch(segment.epoch + 1)
-            self._epoch_known = True
-        if self.lost:
-            self.lost = not (self._epoch_known and self._holder_known.all())
 
     def _use_up(self, samples: Ints) -> None:
         """Takes samples out of the order: usually its first ones."""

@@ -15,6 +15,7 @@ from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats, usable
+from paceline_backend.policies.streams import plan_stream
 
 # internals.md has these as a table: "How many steps a segment has".
 SEGMENT_S = 1.0  # how long a segment should last
@@ -70,13 +71,19 @@ def offer(
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     slowest = slowest_steps(feedback, hello.world) if shared else 0.0
     steps = segment_steps(step_s, hasty=hasty, plan_s=plan_s, relaxed=relaxed, slowest=slowest)
-    problem = history.problem(steps, version, shuffle=shuffle)
-    ahead = history.ahead(steps, version, policy)
-    plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
-    if policy.recomposes and not shuffle and history.outdated(plan):
-        shuffle = True
-        problem = history.problem(steps, version, shuffle=True)
-        plan = policies.plan(policy, problem, feedback, shuffle=True, choice=choice, ahead=ahead)
+    if hello.stream:
+        shuffle = False
+        plan = plan_stream(policy, feedback, steps, hello.world)
+    else:
+        problem = history.problem(steps, version, shuffle=shuffle)
+        ahead = history.ahead(steps, version, policy)
+        plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
+        if policy.recomposes and not shuffle and history.outdated(plan):
+            shuffle = True
+            problem = history.problem(steps, version, shuffle=True)
+            plan = policies.plan(
+                policy, problem, feedback, shuffle=True, choice=choice, ahead=ahead
+            )
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,
@@ -101,6 +108,7 @@ def offer(
         pooled=shared,
         moves=plan.moves,
         homes=history.shares_data(policy),
+        paces=plan.paces,
     )
     return Offer(segment, plan)
 

@@ -184,6 +184,7 @@ class Policy:
     plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
     foretells: bool = False  # regular pauses of ranks are foretold: see `Models.at`
     homes: bool = False  # its scheduler trains samples on the nodes that have them: see `Storage`
+    streams: bool = False  # it can plan streams: speeds alone decide who trains how much
     threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
     accounts: Accounts = Accounts()
 

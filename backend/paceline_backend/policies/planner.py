@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.amounts.shapes import raised
 from paceline.core.cost import SUM, Cost, features
+from paceline.wire import Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
@@ -38,6 +39,7 @@ class Plan:
     why: str = ""  # why this synchroniser was chosen
     across: int = 0  # of `moved`: to another node
     moves: Moves | None = None  # what gets another holder with the next epoch, if that was asked
+    paces: Paces | None = None  # of a stream; None: not known, or it is none
 
     @property
     def assignments(self) -> list[list[Ints]]:

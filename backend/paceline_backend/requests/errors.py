@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.errors import PacelineError
 from paceline.wire import OBSERVED, problems
 from paceline_backend import backends, policies
+from paceline_backend.policies import streams
 
 
 class ConflictError(PacelineError):
@@ -78,6 +79,20 @@ def refuse_observed(run: str, policy: str) -> None:
             f"run {run} is observed: its script divides its batches itself, so no policy can be in "
             "force; give the script a paceline.Session, and start it with `paceline run`"
         )
+
+
+def check_stream(policy: str, parameters: Mapping[str, Any]) -> None:
+    """Refuses a policy that cannot plan a run whose data is a stream.
+
+    Args:
+        policy: its name; it takes the parameters.
+        parameters: of the policy.
+
+    Raises:
+        InvalidRequestError: it cannot.
+    """
+    if reason := streams.problem_of(policies.make(policy, parameters)):
+        raise InvalidRequestError("policy", reason, reason)
 
 
 def check_policy(

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.wire import LIVE_LENGTH, SwitchRequested, live
 from paceline.wire.bus import publish
 from paceline_backend.requests import streams
-from paceline_backend.requests.errors import check_policy, refuse_observed
+from paceline_backend.requests.errors import check_policy, check_stream, refuse_observed
 from paceline_backend.store import Connection, Store, runs, switches
 from paceline_backend.store.audit import Requester, record_change
 
@@ -45,7 +45,8 @@ def switch(
         RunEndedError: the run is over.
         ConflictError: the run is observed.
         RevisionError: the run has another revision than expected.
-        InvalidRequestError: there is no such policy, or it does not take the parameters.
+        InvalidRequestError: there is no such policy, it does not take the parameters, or it cannot
+            plan a stream.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -54,6 +55,8 @@ def switch(
         refuse_observed(run, known["policy"])
         world = known["world"] or known["nproc"] * known["nodes_max"]
         check_policy(policy, parameters, world, known["token_budget"])
+        if known["attempt"] is not None and known["samples"] is None:
+            check_stream(policy, parameters)
         with store.write() as connection:
             if unless is not None and unless(connection):
                 return None

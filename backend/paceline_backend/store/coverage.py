@@ -75,6 +75,8 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Per epoch, how often its samples were used; `exact` when each was once.
 
+    Of a stream an epoch's samples are those that ranks have read up to the last that was used.
+
     An epoch is complete when each rank reported its last step, or a later one. Until then what is
     missing may still come, unless the run is over.
 
@@ -86,7 +88,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     if hello is None:
         return {"epochs": [], "exact": False, "dropped": 0}
     samples = hello.samples
-    uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples, np.int64))
+    uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples or 0, np.int64))
     ended: set[int] = set()
     complete: set[int] = set()
     state = connection.execute(
@@ -102,13 +104,14 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         if part.attempt == hello.attempt and not resumed:
             _resume(uses, hello)
             resumed = True
-        np.add.at(uses[segment.epoch], _used(connection, run, part, reported), 1)
+        used = _used(connection, run, part, reported)
+        uses[segment.epoch] = _counted(uses[segment.epoch], used)
         dropped[segment.epoch] += too_old.get((part.attempt, segment.seq), 0)
         if segment.epoch_end and part.whole:
             ended.add(segment.epoch)
             if part.attempt < hello.attempt or part.end <= reported_until or state == "finished":
                 complete.add(segment.epoch)
-    allowed = samples % hello.global_batch if hello.drop_last else 0
+    allowed = (samples or 0) % hello.global_batch if hello.drop_last else 0
     if not uses:
         return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
@@ -125,6 +128,14 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         "exact": listed and all(epoch["exact"] for epoch in epochs),
         "dropped": sum(epoch["dropped"] for epoch in epochs),
     }
+
+
+def _counted(uses: Ints, used: Ints) -> Ints:
+    """How often each sample was used, with further uses; of a stream it grows with its samples."""
+    if len(used) and (least := int(used.max()) + 1) > len(uses):
+        uses = np.concatenate([uses, np.zeros(least - len(uses), np.int64)])
+    np.add.at(uses, used, 1)
+    return uses
 
 
 def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:

@@ -70,11 +70,14 @@ def of_hello(hello: Hello) -> str | None:
         return f"epochs is {hello.epochs}: it must be at least 0"
     reason = _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
     if reason is None and hello.shards is not None:
-        return hello.shards.problem(hello.world, hello.samples)
+        return hello.shards.problem(hello.world, len(hello.sizes_array()))
     return reason
 
 
 def _of_samples(hello: Hello) -> str | None:
+    if hello.stream:
+        given = [name for name in ("sizes", "used", "shards") if getattr(hello, name)]
+        return f"{given[0]} is not empty, but the data is a stream" if given else None
     if not hello.sizes or len(hello.sizes) % 8:
         return "sizes is not a sequence of float64, one for each sample"
     sizes = hello.sizes_array()

@@ -52,9 +52,10 @@ class HelloFacts:
 
     epochs: int | None
     emulated: dict[str, Any] | None
-    dif: float  # of the data set: sample standard deviation of the sizes
+    dif: float | None  # of the data set: sample standard deviation of the sizes; None: unknown
     token_budget: float | None  # of a step, in the unit of the sizes; None: there is none
-    steps_per_epoch: int  # with a token budget, of one epoch: others differ by a few
+    # With a token budget, of one epoch: others differ by a few. None: of a stream.
+    steps_per_epoch: int | None
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
             raise UnknownRunError(f"no run {run}")
         asked, key, attempt = {**_plain(row), "target": wanted}, row.key, row.attempt
         facts = None if attempt is None else _facts(store, key, attempt)
-        per_epoch = None if facts is None else facts.per_epoch
+        per_epoch = None if facts is None else facts.steps_per_epoch
         counting = attempts.spans(connection, key, attempt)
         reached = target.reached(store, connection, asked, counting, per_epoch)
     assert reached is not None, "it has a target"
@@ -407,6 +408,8 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         message = hello(connection, key)
     if message is None:
         return None
+    if message.samples is None:
+        return HelloFacts(message.epochs, message.emulated, None, None, None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = message.steps_per_epoch or steps_per_epoch(

@@ -16,7 +16,7 @@ class Trained:
     Where training goes on from a checkpoint, epochs before it count as whole ones.
 
     Args:
-        samples: of the data set.
+        samples: of the data set; 0: a stream, each of whose steps counts as a global batch.
         global_batch: samples of a step.
         drop_last: an epoch's incomplete last step is left out.
     """
@@ -24,7 +24,7 @@ class Trained:
     def __init__(self, samples: int, global_batch: int, *, drop_last: bool) -> None:
         self._batch = global_batch
         rest = samples % global_batch if drop_last else 0
-        self._of_epoch = samples - rest
+        self._of_epoch = samples - rest if samples else 2**53
         self._before = 0  # samples before the steps of this epoch, or before the checkpoint in it
         self._first = 0  # the first of these steps
         self._left = self._of_epoch  # samples that they have

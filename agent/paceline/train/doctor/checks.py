@@ -46,10 +46,11 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         batch = f"global batch {terms.global_batch}"
         if terms.token_budget is not None:
             batch = f"token budget {terms.token_budget:,g} (about {terms.global_batch} samples)"
-        says = (
-            f"A Session is made at {known.where}: {terms.samples:,} samples, {batch}, "
-            f"{known.session.steps_per_epoch:,} steps in an epoch."
-        )
+        count, steps = "a stream", ""
+        if terms.samples:
+            count = f"{terms.samples:,} samples"
+            steps = f", {known.session.steps_per_epoch:,} steps in an epoch"
+        says = f"A Session is made at {known.where}: {count}, {batch}{steps}."
         if number:
             says += (
                 " The first session alone is planned and reported; this one trains as plain DDP."

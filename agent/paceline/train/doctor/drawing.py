@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import random_state
 from paceline.train.doctor.checks import collated, load
@@ -59,7 +60,7 @@ def _drops(module: nn.Module) -> bool:
 def samples(seen: Seen) -> Iterator[Finding]:
     """Random numbers that depend on the rank, where a sample is loaded or a batch collated."""
     for known in seen.sessions:
-        if known.loader is None:
+        if known.loader is None or isinstance(known.dataset, Stream):  # which has no index
             continue
         count = len(known.dataset)
         indices = sorted({0, count // 2, count - 1})[:_LOADED]

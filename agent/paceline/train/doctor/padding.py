@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import Call, Place, at, tensors
 from paceline.train.doctor.checks import collated, extent, load, precision_of
@@ -178,7 +179,13 @@ def _by_loss(
 
 
 def _samples(known: SeenSession) -> tuple[Any, Any]:
-    """A small and a large sample."""
+    """A small and a large sample.
+
+    Raises:
+        CannotTellError: the data is a stream.
+    """
+    if isinstance(known.dataset, Stream):
+        raise CannotTellError("the data is a stream, whose samples have no index")
     given = known.sizes
     if given is not None and given.min() < given.max():
         return load(known, int(given.argmin())), load(known, int(given.argmax()))

@@ -56,7 +56,7 @@ class Follower:
                 its loader fetches fewer steps ahead than those of other ranks.
 
         Raises:
-            PacelineError: the ranks are not in the same epoch.
+            PacelineError: the ranks are not in the same epoch, or the plan cannot go on.
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
         """
         planned: deque[Step] = deque()
@@ -78,6 +78,8 @@ class Follower:
             self.waits = True
             part = self._next(epoch)
             self.waits = False
+            if part.failed:
+                raise PacelineError(part.failed)
             if part.stop:
                 self.stopped, self.reforms = True, part.reform
             elif part.epoch == epoch:

@@ -17,12 +17,14 @@ from paceline.core.cost import features
 from paceline.core.dealing import cut
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
+from paceline.core.streaming.ledger import StreamLedger
 from paceline.core.terms import Terms
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.epochs import epoch_order
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
+from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool, stealing
 from paceline.wire import ALLREDUCE, Adopted, Segment, Shards, pack_indices
 
@@ -75,6 +77,7 @@ class Leader:
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         shards: which node has which sample, where data lives on nodes.
+        stream: what ranks read, if the data is a stream; then `sizes` is empty.
     """
 
     def __init__(
@@ -96,13 +99,15 @@ class Leader:
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
         shards: Shards | None = None,
+        stream: Gathering | None = None,
     ) -> None:
         self._homes = Homes(shards) if shards is not None else None
+        self._stream = stream
         self._uneven = uneven
         self._reforms = reforms
         self._terms = terms
         self._world = world
-        self._sizes = sizes
+        self._given_sizes = sizes
         self._store = store
         self._proposals = proposals
         self._attempt = attempt
@@ -124,12 +129,19 @@ class Leader:
         # Steps that are adopted but not reached, with their samples.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
-    def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger:
+    def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
         terms = self._terms
+        if self._stream is not None:
+            return self._stream.begin(epoch)
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
         batch, limits = terms.global_batch, self._limits
         return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget)
+
+    @property
+    def _sizes(self) -> Floats:
+        """λ of each sample; of a stream: of each that ranks have read."""
+        return self._given_sizes if self._stream is None else self._stream.ledger.sizes
 
     @property
     def seq(self) -> int:
@@ -147,12 +159,20 @@ class Leader:
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
             self._end(epoch, reform=True)
             return
+        if self._stream is not None and (why := self._stream.gather(self._stops)):
+            self._end(epoch, reform=False, failed=why)
+            return
         segment = self._proposed()
-        if self._proposals is not None and self._proposals.stop_reason is not None:
+        if self._stops():
+            assert self._proposals is not None
             logger.warning("stopping: %s", self._proposals.stop_reason)
             self._end(epoch, reform=False)
             return
         self._adopt(segment or self._coasted())
+
+    def _stops(self) -> bool:
+        """Whether an operator has ended the run."""
+        return self._proposals is not None and self._proposals.stop_reason is not None
 
     def reached(self, step: int) -> None:
         """Training has reached `step`: the samples of the steps up to it need not be kept."""
@@ -200,10 +220,13 @@ class Leader:
         others = range(1, self._world)
         return [rank for rank in others if not self._store.check([left_key(rank)])]
 
-    def _end(self, epoch: int, *, reform: bool) -> None:
+    def _end(self, epoch: int, *, reform: bool, failed: str = "") -> None:
         """Ends the plan of all ranks."""
         end = Part(
-            epoch, self.seq, self._step, [], [], [], [], b"", False, stop=True, reform=reform
+            *(epoch, self.seq, self._step, [], [], [], [], b"", False),
+            stop=True,
+            reform=reform,
+            failed=failed,
         )
         self._put(self.seq, [end] * self._world)
 
@@ -238,7 +261,7 @@ class Leader:
             if segment.first_step != self._step:
                 refusal = f"it begins at step {segment.first_step}, not {self._step}"
             if refusal is None:
-                return segment
+                return segment if self._stream is None else self._stream.ledger.filled(segment)
             logger.warning(
                 "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
             )
@@ -289,6 +312,9 @@ class Leader:
         homes = None
         if self._homes is not None and last is not None and last.homes:
             homes = self._homes.nodes, self._homes.of
+        paces = last.paces if last is not None else None
+        if self._stream is not None:
+            self._stream.ledger.paces = paces
         assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
         counts, indices = pack_indices(assignments)
         return Segment(
@@ -306,6 +332,7 @@ class Leader:
             threads=list(last.threads) if last is not None else [],
             synchroniser=synchroniser,
             homes=homes is not None,
+            paces=paces,
         )
 
     def _adopt(self, segment: Segment) -> None:
@@ -344,6 +371,8 @@ class Leader:
         counts = np.asarray(segment.counts)  # [steps, W]
         flat = np.frombuffer(segment.indices, dtype="<u4")
         of = features(self._sizes[flat], counts)
+        if self._stream is not None:  # ranks know a sample by how many they had read before it
+            flat = self._stream.ledger.places[flat].astype("<u4")
         share = counts if self._terms.loss_mean == "samples" else of.load
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
         # Whole arrays become lists at once: there may be thousands of ranks.

@@ -88,6 +88,8 @@ def conditions_of(state: State, models: Models | None = None) -> fitness.Conditi
     measured, history = state.measured, state.history
     if history is None or measured is None or history.hello.world == 1 or len(measured) < FEWEST:
         return None
+    if history.hello.stream:
+        return None
     if models is None:
         predictor = LinearPredictor(window=len(measured), cost="auto")
         models = predictor.fit(measured.feedback, history.hello.world)

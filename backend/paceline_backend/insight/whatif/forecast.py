@@ -154,6 +154,8 @@ def _basis(state: State) -> Basis | str:
     measured = state.measured
     if state.history is None or measured is None:
         return "the run has not begun to train"
+    if state.history.hello.stream:
+        return "the data is a stream: which samples come is not known, so nothing can be foretold"
     if state.history.hello.world == 1:
         return "there is one rank only: nobody waits for it, and there is nothing to balance"
     warm = int(np.searchsorted(measured.step, state.history.hello.step + _COLD))

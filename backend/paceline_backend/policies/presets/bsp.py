@@ -61,6 +61,7 @@ def make(parameters: BspParameters) -> Policy:
         shuffler=KeepPlacement(),
         plain_batches=True,
         balances=False,
+        streams=True,
     )
 
 

@@ -117,6 +117,7 @@ def make(parameters: PacelineParameters) -> Policy:
         recomposes=free,
         foretells=True,
         plain_batches=not free,
+        streams=not free and parameters.cost != "padded",
         accounts=Accounts("fitted" if parameters.cost == "auto" else parameters.cost, speeds=True),
     )
 

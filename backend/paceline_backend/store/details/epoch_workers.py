@@ -104,9 +104,10 @@ def _moves(
 ) -> dict[int, dict[str, Any]]:
     """Which samples another worker had in the epoch before, by rank; empty: that is not known."""
     hello = runs.hello(connection, run)
-    if hello is None or epoch == 0:
+    if hello is None or hello.samples is None or epoch == 0:  # of a stream all samples are new
         return {}
-    before, now = (_owners(connection, run, each, hello.samples) for each in (epoch - 1, epoch))
+    samples = hello.samples
+    before, now = (_owners(connection, run, each, samples) for each in (epoch - 1, epoch))
     moved = (before >= 0) & (now >= 0) & (before != now)
     if not np.any(before >= 0):
         return {}

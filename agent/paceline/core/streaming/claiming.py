@@ -1,0 +1,73 @@
+"""Which shards of a stream's source a rank reads: it claims the next one when it has room.
+
+Ranks share one number, which they change by compare-and-set: how many parts of shards are claimed.
+At first a rank claims whole shards. Towards the end it claims fewer parts at once, by its share of
+the samples, so that no slow rank begins a shard that keeps it busy when the others have finished.
+Several ranks then read the same shard, and each keeps its own parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+PARTS = 8  # of a shard: sample i is in part i % PARTS
+_FAIR = 0.5  # of a rank's share of what is not claimed yet, at once
+
+
+class Claim(NamedTuple):
+    """What a rank reads next: parts [first, end) of a shard."""
+
+    shard: int
+    first: int
+    end: int
+
+    def has(self, sample: int) -> bool:
+        """Whether the shard's sample of this number is in these parts."""
+        return self.first <= sample % PARTS < self.end
+
+
+def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
+    """What a rank claims; None: nothing is left.
+
+    Args:
+        claimed: parts that are claimed already.
+        shards: how many there are.
+        share: of the samples, that this rank trains.
+    """
+    left = shards * PARTS - claimed
+    if left <= 0:
+        return None
+    shard, first = divmod(claimed, PARTS)
+    most = PARTS - first
+    return Claim(shard, first, first + max(1, min(most, int(left * share * _FAIR))))
+
+
+class Claims:
+    """What one rank claims in an epoch.
+
+    Args:
+        read: the shared word; empty: nothing is claimed.
+        change: puts another word in place of an expected one; returns the word that is there then.
+        rank: this rank. It makes its words unlike those of others.
+    """
+
+    def __init__(
+        self, read: Callable[[], str], change: Callable[[str, str], str], rank: int
+    ) -> None:
+        self._read, self._change, self._rank = read, change, rank
+        self._tries = 0
+
+    def take(self, shards: int, share: float) -> Claim | None:
+        """Claims what this rank reads next; None: nothing is left. See `next_claim`."""
+        word = self._read()
+        while True:
+            claimed = int(word.split()[0]) if word else 0
+            claim = next_claim(claimed, shards, share)
+            if claim is None:
+                return None
+            self._tries += 1
+            wanted = f"{claimed + claim.end - claim.first} {self._rank} {self._tries}"
+            word = self._change(word, wanted)
+            if word == wanted:
+                return claim

@@ -1,0 +1,283 @@
+"""The ledger of a stream's epoch: which samples ranks have read, and which come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from paceline.core.dealing import equal_counts
+from paceline.core.streaming.picking import (
+    Bools,
+    Floats,
+    Ints,
+    Speeds,
+    counts_in_time,
+    loads_in_time,
+    picked,
+)
+from paceline.core.terms import epoch_over
+from paceline.wire import ALLREDUCE, Paces, Segment, pack_indices
+
+LEAST_BATCHES = 4  # global batches that a buffer holds at least
+WAITS = 8  # steps in which a sample gives way to others, at most
+_SPENT = 4  # a segment uses up to this part of what is buffered, so that there is a choice
+_LATE = 1.02  # a rank that ends later than aimed by more than this: the others may, too
+
+
+@dataclass
+class _Buffer:
+    """The samples that a rank has read and not trained, in the order in which they come next."""
+
+    numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # in the epoch
+    keys: Floats = field(default_factory=lambda: np.empty(0))  # ascending
+    read: int = 0  # samples that the rank has read in this epoch
+    ended: bool = False  # the rank reads nothing more
+
+
+class StreamLedger:
+    """Keeps account of the samples of one epoch of a stream. For one thread.
+
+    The leader enters what ranks tell with `tell`, waits until it is `ready`, and takes the next
+    steps with `coast` or `filled`. Then it enters them with `use`.
+
+    Args:
+        epoch: its number.
+        world: W.
+        global_batch: samples per step.
+        drop_last: leave out an incomplete last step.
+        buffer: samples in all ranks' buffers, at least `LEAST_BATCHES` global batches.
+        seed: of the order in the buffers; None: they keep the order of the source.
+        limits: the most samples that each rank gets in a step, [W]; None: there are no limits.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        world: int,
+        global_batch: int,
+        drop_last: bool,
+        buffer: int,
+        seed: int | None,
+        limits: Ints | None = None,
+    ) -> None:
+        self.epoch = epoch
+        # Of each sample that was told, by its number; longer than that, so that they seldom grow.
+        self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
+        self._waited = np.zeros(buffer, np.int64)  # steps in which it gave way to others
+        self._count = 0  # samples that were told
+        self.left = 0  # samples that were told, and not used
+        self.paces: Paces | None = None  # by which batches are balanced while the leader coasts
+        self._buffers = [_Buffer() for _ in range(world)]
+        self._global_batch, self._drop_last = global_batch, drop_last
+        self._buffer, self._limits = buffer, limits
+        # What a rank draws does not depend on when the others tell what they have read.
+        self._rngs = [
+            None if seed is None else np.random.default_rng((seed, epoch, rank))
+            for rank in range(world)
+        ]
+        self._shares = np.full(world, 1 / world)  # of the samples, in the newest steps
+
+    @property
+    def sizes(self) -> Floats:
+        """λ of each sample that was told, by its number."""
+        return self._sizes[: self._count]
+
+    @property
+    def places(self) -> Ints:
+        """How many samples its rank had read before, of each sample that was told."""
+        return self._places[: self._count]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all ranks have read all their samples."""
+        return all(buffer.ended for buffer in self._buffers)
+
+    @property
+    def ended_ranks(self) -> list[bool]:
+        """Whether each rank has read all its samples, [W]."""
+        return [buffer.ended for buffer in self._buffers]
+
+    @property
+    def told(self) -> list[int]:
+        """How many samples each rank has told of, [W]."""
+        return [buffer.read for buffer in self._buffers]
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many samples each rank's buffer shall have, [W]; ranks at their end need none."""
+        reads = np.array([not buffer.ended for buffer in self._buffers])
+        shares = np.where(reads, np.maximum(self._shares, 1e-3), 0.0)
+        if not reads.any():
+            return [0] * len(self._buffers)
+        rooms = np.ceil(self._buffer * shares / shares.sum()).astype(int)
+        return [int(room) for room in rooms]
+
+    def tell(self, rank: int, sizes: Floats, *, ended: bool) -> None:
+        """A rank has read further samples.
+
+        Args:
+            rank: that has read them.
+            sizes: λ of each; may be empty.
+            ended: there are no more.
+        """
+        buffer = self._buffers[rank]
+        numbers = np.arange(self._count, self._count + len(sizes))
+        places = np.arange(buffer.read, buffer.read + len(sizes))
+        self._count += len(sizes)
+        while self._count > len(self._sizes):
+            self._sizes, self._places, self._waited = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self._sizes, self._places, self._waited)
+            )
+        self._sizes[numbers], self._places[numbers] = sizes, places
+        keys = places.astype(float)
+        if (rng := self._rngs[rank]) is not None:
+            keys += rng.random(len(sizes)) * self._buffer / len(self._buffers)
+        keys = np.concatenate([buffer.keys, keys])
+        order = np.argsort(keys, kind="stable")
+        buffer.keys = keys[order]
+        buffer.numbers = np.concatenate([buffer.numbers, numbers])[order]
+        buffer.read += len(sizes)
+        buffer.ended = ended
+        self.left += len(sizes)
+
+    def ready(self) -> bool:
+        """Whether a segment can be planned: or it waits for what ranks read."""
+        if self.ended:
+            return True
+        halves = zip(self._buffers, self.rooms, strict=True)
+        if any(not b.ended and len(b.numbers) < max(1, room // 2) for b, room in halves):
+            return False
+        return self._steps_at_most() > 0
+
+    def _steps_at_most(self) -> int:
+        """Steps that can be planned by what is known at present."""
+        if self.ended:
+            full, rest = divmod(self.left, self._global_batch)
+            return full + (rest > 0 and not self._drop_last)
+        # What is left afterwards decides whether the epoch is over, where a last step is dropped.
+        spare = self._global_batch if self._drop_last else 0
+        most = (self.left - spare) // self._global_batch
+        return max(min(1, most), self.left // (_SPENT * self._global_batch))
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left."""
+        return self.over_with(self.left)
+
+    def over_with(self, left: int) -> bool:
+        """Whether no step is left when `left` samples are left of those that were told."""
+        return self.ended and epoch_over(left, self._global_batch, self._drop_last)
+
+    def used(self) -> Ints:
+        """The samples used so far, ascending."""
+        waiting = np.concatenate([buffer.numbers for buffer in self._buffers])
+        return np.setdiff1d(np.arange(self._count), waiting)
+
+    def use(self, indices: Ints) -> None:
+        """Samples that `coast` or `filled` took are used."""
+        self.left -= len(indices)
+
+    def refusal(self, segment: Segment, world: int) -> str | None:
+        """Why a proposal cannot come next in this epoch; None if it can."""
+        if segment.epoch != self.epoch:
+            return f"it is for epoch {segment.epoch}, this is {self.epoch}"
+        if segment.synchroniser != ALLREDUCE:
+            return (
+                f"{segment.synchroniser.name} lets ranks get ahead of each other, which they "
+                "cannot on a stream"
+            )
+        if segment.indices:
+            return "it has samples, but those of a stream are picked where they are read"
+        return segment.problem(world)
+
+    def filled(self, segment: Segment) -> Segment:
+        """A proposal with the samples of its steps; its steps may become fewer."""
+        paces = segment.paces
+        assignments = self._take(segment.steps, paces if segment.shares else None)
+        counts, indices = pack_indices(assignments)
+        ett_s: list[list[float]] = []
+        if paces is not None:
+            speeds = Speeds(paces)
+            for step in assignments:
+                lengths = np.array([len(part) for part in step])
+                load = np.array([self.sizes[part].sum() for part in step])
+                ett_s.append(speeds.step_s(lengths, load).tolist())
+        end = self.over_with(self.left - len(indices) // 4)
+        return msgspec.structs.replace(
+            segment, counts=counts, indices=indices, ett_s=ett_s, epoch_end=end
+        )
+
+    def coast(
+        self,
+        steps: int,
+        world: int,
+        sizes: Floats,
+        shares: Sequence[float],
+        homes: tuple[Ints, Ints] | None = None,
+    ) -> list[list[Ints]]:
+        """Assignments [step][rank] of the next steps; see `Ledger.coast`.
+
+        Without `shares` all ranks get equally many samples; with them, what suits `paces`.
+        """
+        return self._take(steps, self.paces if shares else None)
+
+    def _take(self, steps: int, paces: Paces | None) -> list[list[Ints]]:
+        """Takes the samples of the next steps out of the buffers, [step][rank]."""
+        speeds = None if paces is None else Speeds(paces)
+        before = [len(buffer.numbers) for buffer in self._buffers]
+        steps = min(steps, self._steps_at_most())
+        taken = [self._step(speeds) for _ in range(steps)]
+        counts = np.array(before) - [len(buffer.numbers) for buffer in self._buffers]
+        if not any(self.ended_ranks):
+            self._shares = counts / counts.sum()
+        return taken
+
+    def _step(self, speeds: Speeds | None) -> list[Ints]:
+        held = [self.sizes[buffer.numbers] for buffer in self._buffers]
+        most = np.array([len(sizes) for sizes in held])
+        if self._limits is not None:
+            most = np.minimum(most, self._limits)
+        total = min(self._global_batch, int(most.sum()))
+        if speeds is None:
+            counts = equal_counts(total, most)
+            places = [np.arange(count) for count in counts]
+        else:
+            typical = np.array([sizes.mean() if len(sizes) else 1.0 for sizes in held])
+            counts = counts_in_time(total, typical, most, speeds)
+            places = self._in_time(held, counts, typical, speeds)
+        return [
+            self._out(buffer, at, int(count))
+            for buffer, at, count in zip(self._buffers, places, counts, strict=True)
+        ]
+
+    def _in_time(
+        self, held: list[Floats], counts: Ints, typical: Floats, speeds: Speeds
+    ) -> list[Ints]:
+        """Places in each rank's buffer, such that all ranks end together as nearly as they can."""
+        step_s, loads = loads_in_time(counts, typical, speeds)
+        due = [self._waited[buffer.numbers] >= WAITS for buffer in self._buffers]
+        places = _picked_all(held, counts, loads, due)
+        load = np.array([sizes[at].sum() for sizes, at in zip(held, places, strict=True)])
+        latest_s = float(speeds.step_s(counts, load).max())
+        if latest_s > _LATE * step_s:  # a rank cannot be earlier: the others train as long
+            loads = speeds.load_in(latest_s, counts)
+            places = _picked_all(held, counts, loads, due)
+        return places
+
+    def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
+        """Takes samples out of a buffer. The first ones that stay have given way."""
+        numbers = buffer.numbers[places]
+        stay = np.ones(len(buffer.numbers), bool)
+        stay[places] = False
+        self._waited[buffer.numbers[:count][stay[:count]]] += 1
+        buffer.numbers, buffer.keys = buffer.numbers[stay], buffer.keys[stay]
+        return numbers
+
+
+def _picked_all(held: list[Floats], counts: Ints, loads: Floats, due: list[Bools]) -> list[Ints]:
+    columns = zip(held, counts.tolist(), loads.tolist(), due, strict=True)
+    return [picked(*of_rank) for of_rank in columns]

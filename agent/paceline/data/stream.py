@@ -1,0 +1,230 @@
+"""A data set without a length and without an index: its samples come one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.core.streaming.claiming import Claim
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 64  # consecutive samples of a source that cannot be split, which a rank claims at once
+
+Claiming = Callable[[int], "Claim | None"]  # how many shards there are → what this rank reads next
+
+
+class Reading(Protocol):
+    """How a rank reads its samples of a source."""
+
+    seed: int | None  # of the order of shards; None: as they are listed
+
+    @property
+    def pieces(self) -> int | None:
+        """Shards that there are to claim; None: nothing is claimed."""
+        ...
+
+    def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
+        """The samples of this rank in an epoch, in order.
+
+        Args:
+            epoch: its number.
+            claim: see `Claiming`.
+        """
+        ...
+
+
+class Stream:
+    """What `Session` trains on where a data set has no length and no index.
+
+    Give each rank the same arguments. ``Stream(dataset, size=…, split=…)`` takes anything that
+    yields samples, such as a ``torch.utils.data.IterableDataset``. If the source is in shards, use
+    `Stream.shards`: ranks read as many of them as they train, so that all end together.
+
+    Args:
+        source: yields samples, and can be begun again in each epoch. Its ``set_epoch(epoch)`` is
+            called before, if there is one.
+        size: λ of a sample, > 0: what it costs relative to others.
+        split: "ranks": on each rank the source yields that rank's own part, as after
+            ``split_by_node``. "none": it yields all samples on each rank, in the same order; each
+            rank reads all of them and keeps its own.
+        buffer: samples that all ranks together hold ready, from which steps are made.
+        shuffle: a rank's samples leave its buffer in a random order, by the session's seed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        *,
+        size: Callable[[Any], float],
+        split: str,
+        buffer: int = 2048,
+        shuffle: bool = True,
+    ) -> None:
+        if split not in ("ranks", "none"):
+            raise ValueError(
+                f"split={split!r}: give 'ranks' if the source yields each rank's own part, or "
+                "'none' if it yields all samples on each rank"
+            )
+        if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
+            raise TypeError(
+                f"source is {type(source).__name__}: give what can be iterated over anew in each "
+                "epoch, not an iterator or a generator"
+            )
+        self.reading: Reading = Whole(source) if split == "none" else Own(source)
+        self.kind = f"stream, split={split!r}"
+        self._set(size, buffer, shuffle)
+
+    def _set(self, size: Callable[[Any], float], buffer: int, shuffle: bool) -> None:
+        if not callable(size):
+            raise TypeError(f"size={size!r}: give a function of a sample that returns a number")
+        if not isinstance(buffer, int) or isinstance(buffer, bool) or buffer < 1:
+            raise ValueError(f"buffer={buffer!r}: give how many samples all ranks hold ready")
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle={shuffle!r}: give True or False")
+        self.size, self.buffer, self.shuffle = size, buffer, shuffle
+
+    @classmethod
+    def shards(
+        cls,
+        shards: Sequence[Any],
+        open: Callable[[Any], Iterable[Any]],  # noqa: A002 - what it does
+        *,
+        size: Callable[[Any], float],
+        buffer: int = 2048,
+        shuffle: bool = True,
+    ) -> Stream:
+        """A stream of a source in shards, such as tar files.
+
+        A rank reads the next shard that no rank has claimed when its buffer has room. Towards the
+        epoch's end several ranks may read the same shard, each for other samples of it.
+
+        Args:
+            shards: what `open` takes: paths, URLs, numbers. The same on all ranks.
+            open: begins to read a shard; returns its samples, in the same order each time.
+            size: see `Stream`.
+            buffer: see `Stream`.
+            shuffle: the shards, too, come in a random order, another one in each epoch.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; the message names it.
+        """
+        if isinstance(shards, str) or not len(shards):
+            raise ValueError("shards: give a list of at least one shard")
+        if not callable(open):
+            raise TypeError(f"open={open!r}: give a function of a shard that yields its samples")
+        stream = cls.__new__(cls)
+        stream.reading = Sharding(list(shards), open)
+        stream.kind = f"stream of {len(shards)} shards"
+        stream._set(size, buffer, shuffle)
+        return stream
+
+    @classmethod
+    def of_hugging_face(
+        cls,
+        dataset: Any,
+        *,
+        size: Callable[[Any], float],
+        buffer: int = 2048,
+        shuffle: bool = True,
+    ) -> Stream:
+        """A stream of ``datasets.load_dataset(…, streaming=True)``.
+
+        Ranks share its shards, as in `Stream.shards`. If there is only one, each rank reads
+        everything and keeps its own samples.
+
+        Args:
+            dataset: ``datasets.IterableDataset``, not split by rank.
+            size: see `Stream`.
+            buffer: see `Stream`.
+            shuffle: see `Stream.shards`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; the message names it.
+        """
+        if not (hasattr(dataset, "num_shards") and hasattr(dataset, "shard")):
+            raise TypeError(
+                f"dataset is {type(dataset).__name__}: give a datasets.IterableDataset, as "
+                "load_dataset(…, streaming=True) returns it"
+            )
+        count: int = dataset.num_shards
+        if count < 2:
+            logger.warning(
+                "the data set has one shard, which cannot be split: each rank reads all of it and "
+                "keeps its own samples"
+            )
+            return cls(dataset, size=size, split="none", buffer=buffer, shuffle=shuffle)
+
+        def open_shard(index: int) -> Iterable[Any]:
+            shard: Iterable[Any] = dataset.shard(num_shards=count, index=index)
+            return shard
+
+        return cls.shards(range(count), open_shard, size=size, buffer=buffer, shuffle=shuffle)
+
+
+class Own:
+    """A source that yields each rank's own part."""
+
+    seed: int | None = None
+    pieces: int | None = None
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
+        """See `Reading.samples`."""
+        _set_epoch(self._source, epoch)
+        return iter(self._source)
+
+
+class Whole:
+    """A source that yields everything on each rank. Ranks claim blocks of consecutive samples."""
+
+    seed: int | None = None
+    pieces: int = 2**40  # blocks: how many there are is not known
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
+        """See `Reading.samples`."""
+        _set_epoch(self._source, epoch)
+        ahead = enumerate(self._source)
+        held = next(ahead, None)
+        while held is not None and (block := claim(self.pieces)) is not None:
+            first, end = block.shard * BLOCK, (block.shard + 1) * BLOCK
+            while held is not None and held[0] < end:
+                if held[0] >= first and block.has(held[0]):
+                    yield held[1]
+                held = next(ahead, None)
+
+
+class Sharding:
+    """A source in shards."""
+
+    def __init__(self, shards: list[Any], open_shard: Callable[[Any], Iterable[Any]]) -> None:
+        self._shards, self.open_shard = shards, open_shard
+        self.seed: int | None = None
+        self.pieces = len(shards)
+
+    def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
+        """See `Reading.samples`."""
+        order = np.arange(len(self._shards))
+        if self.seed is not None:
+            order = np.random.default_rng((self.seed, epoch)).permutation(order)
+        while (piece := claim(len(order))) is not None:
+            shard = self.open_shard(self._shards[order[piece.shard]])
+            for number, sample in enumerate(shard):
+                if piece.has(number):
+                    yield sample
+
+
+def _set_epoch(source: Any, epoch: int) -> None:
+    if callable(set_epoch := getattr(source, "set_epoch", None)):
+        set_epoch(epoch)

@@ -1,0 +1,108 @@
+"""Reading a stream in processes, which take what their rank has claimed, piece by piece."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from paceline.core.streaming.claiming import Claim
+from paceline.data.stream import Reading
+
+# Options of a loader that are about its processes.
+OPTIONS = (
+    *("num_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context"),
+    "timeout",
+)
+_LOOK_S = 0.1
+
+
+class _Pieces(IterableDataset[Any]):
+    """What one of a rank's processes reads."""
+
+    def __init__(self, reading: Reading, epoch: int, claimed: Any) -> None:
+        self._reading, self._epoch, self._claimed = reading, epoch, claimed
+
+    def __iter__(self) -> Iterator[Any]:
+        def claim(shards: int) -> Claim | None:
+            piece: Claim | None = self._claimed.get()
+            return piece
+
+        return self._reading.samples(self._epoch, claim)
+
+
+def in_processes(
+    reading: Reading,
+    epoch: int,
+    claim: Callable[[int], Claim | None],
+    options: dict[str, Any],
+) -> Iterator[Any]:
+    """The samples of a rank in an epoch, as they come. Close it in the end.
+
+    A source that yields the rank's own part must share it among its processes, as that of any
+    ``IterableDataset`` must.
+
+    Args:
+        reading: how to read.
+        epoch: its number.
+        claim: see `paceline.data.stream.Claiming`; called in another thread of this process.
+        options: of a DataLoader; `OPTIONS` alone.
+    """
+    count, context = options["num_workers"], options.get("multiprocessing_context")
+    if context is None or isinstance(context, str):
+        context = multiprocessing.get_context(context)
+    # One piece waits at most: what is claimed too early, other ranks cannot read.
+    claimed = context.Queue(1)
+    options = options | {"multiprocessing_context": context}
+    # In no order: who waits for a piece must not hold up the other processes.
+    loader: DataLoader[Any] = DataLoader(
+        _Pieces(reading, epoch, claimed), batch_size=None, in_order=False, **options
+    )
+    samples, ends = iter(loader), threading.Event()
+    arguments = (claimed, reading.pieces, claim, count, ends)
+    feeding = threading.Thread(
+        target=_feed, args=arguments, name="paceline-stream-pieces", daemon=True
+    )
+    feeding.start()
+    try:
+        yield from samples
+    finally:
+        ends.set()
+        feeding.join()
+        claimed.cancel_join_thread()
+
+
+def _feed(
+    claimed: Any,
+    pieces: int | None,
+    claim: Callable[[int], Claim | None],
+    count: int,
+    ends: threading.Event,
+) -> None:
+    """Gives pieces to processes, and the word that there are no more to each of them."""
+    while pieces is not None and not ends.is_set():
+        piece = claim(pieces)
+        if piece is None:
+            break
+        _put(claimed, piece, ends)
+    for _ in range(count):
+        _put(claimed, None, ends)
+    if ends.is_set():  # processes may wait that were not told
+        for _ in range(count):
+            try:
+                claimed.put(None, timeout=_LOOK_S)
+            except queue.Full:
+                return
+
+
+def _put(claimed: Any, piece: Claim | None, ends: threading.Event) -> None:
+    while not ends.is_set():
+        try:
+            claimed.put(piece, timeout=_LOOK_S)
+            return
+        except queue.Full:
+            continue

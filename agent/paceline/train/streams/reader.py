@@ -1,0 +1,232 @@
+"""A rank's reader: a thread that reads samples ahead, and the buffer that batches come from."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+import time
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import DistError
+
+from paceline.core.errors import PacelineError
+from paceline.core.streaming.claiming import Claim, Claims
+from paceline.data.stream import Stream
+from paceline.train.meeting import Meeting
+from paceline.train.streams import news
+from paceline.train.streams.news import News, Room
+from paceline.train.streams.processes import in_processes
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+FILLER = -1  # in place of a sample's number: the batch of a rank that trains nothing in a step
+
+_TOLD_AT_ONCE = 64  # samples
+_TELL_S = 0.05  # a sample that was read is told after so long at most, unless reading takes longer
+_LOOK_S = 0.05  # between two looks whether the leader gives more room
+_JOIN_S = 2.0
+
+
+class Reader:
+    """Reads one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
+
+    A sample has a number: how many samples the rank had read before it in the epoch. The thread
+    reads on while there is room. It keeps the newest sample back until it knows whether there is
+    another one. So a rank that has not said that it is at its end has at least one more sample.
+
+    Args:
+        stream: what to read.
+        meeting: of the ranks.
+        seed: of the order of a source's shards.
+    """
+
+    def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
+        self.stream, self._rank, self._store = stream, meeting.rank, meeting.store
+        stream.reading.seed = seed if stream.shuffle else None
+        self._changed = threading.Condition()
+        self._samples: dict[int, Any] = {}
+        self._room = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
+        self._pass: threading.Event | None = None  # of the epoch that is read; set: end it
+        self._thread: threading.Thread | None = None
+        self._smallest: tuple[float, Any] | None = None
+        self.options: dict[str, Any] = {}  # of the processes that read, if there are any
+
+    def begin(self, epoch: int) -> None:
+        """Begins to read an epoch. What is left of another one is dropped."""
+        self.close()
+        self._samples = {}
+        self._pass = over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(epoch, over), name="paceline-stream", daemon=True
+        )
+        self._thread.start()
+
+    def take(self, numbers: list[int]) -> list[Any]:
+        """Samples for a batch: each is given once, but for the filler.
+
+        Raises:
+            PacelineError: the leader asks for what this rank has not read.
+        """
+        with self._changed:
+            try:
+                taken = [self._samples.pop(n) for n in numbers if n != FILLER]
+            except KeyError as error:
+                raise PacelineError(f"sample {error} of the stream is not in the buffer") from error
+            self._changed.notify_all()
+        return taken or [self._filler()] * len(numbers)
+
+    def close(self) -> None:
+        """Ends the thread, waiting for it unless the source does not answer."""
+        if self._pass is None or self._thread is None:
+            return
+        with self._changed:
+            self._pass.set()
+            self._changed.notify_all()
+        self._thread.join(_JOIN_S)
+        self._pass = self._thread = None
+
+    def _filler(self) -> Any:
+        """The smallest sample that was read here, or that of a rank that has read some.
+
+        Raises:
+            PacelineError: the other ranks' samples cannot be pickled.
+        """
+        if self._smallest is None:
+            pickled = self._store.get(news.FILLER)
+            if not pickled:
+                raise PacelineError(
+                    f"rank {self._rank} has read no sample, and those of other ranks cannot be "
+                    "pickled: give each rank some samples"
+                )
+            self._smallest = (math.inf, pickle.loads(pickled))
+        return self._smallest[1]
+
+    def _run(self, epoch: int, over: threading.Event) -> None:
+        try:
+            store = self._store.clone()  # type: ignore[attr-defined]
+            told = _Telling(store, epoch, self._rank)
+            try:
+                self._read(epoch, over, store, told)
+            except BaseException as error:
+                told.failed(f"{type(error).__name__}: {error}")
+        except DistError:
+            pass  # rank 0, whose store it is, has ended
+
+    def _read(self, epoch: int, over: threading.Event, store: Store, told: _Telling) -> None:
+        number, held = 0, None
+        with closing(self._source(epoch, over)) as samples:
+            for sample in samples:
+                if over.is_set():
+                    return
+                if held is not None:
+                    self._keep(number, held, store, over)
+                    told.add(held[0])
+                    number += 1
+                    self._await_room(over, store, told)
+                held = self._sized(sample)
+        if over.is_set():
+            return
+        if held is not None:
+            self._keep(number, held, store, over)
+            told.add(held[0])
+        told.end()
+
+    def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
+        """This rank's samples, read in this thread or in processes."""
+        # Another thread claims for processes, so it has a connection of its own.
+        store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
+        claims = Claims(
+            lambda: store.get(key).decode() if store.check([key]) else "",
+            lambda old, new: store.compare_set(key, old, new).decode(),
+            self._rank,
+        )
+        count = self.options.get("num_workers", 0)
+
+        def claim(shards: int) -> Claim | None:
+            self._await_room(over, store)
+            share = self._room.share / max(1, count)
+            return None if over.is_set() else claims.take(shards, share)
+
+        reading = self.stream.reading
+        if count:
+            yield from in_processes(reading, epoch, claim, self.options)
+        else:
+            yield from reading.samples(epoch, claim)
+
+    def _sized(self, sample: Any) -> tuple[float, Any]:
+        size = float(self.stream.size(sample))
+        if not (math.isfinite(size) and size > 0):
+            raise ValueError(f"size(sample) is {size:g}: sizes must be finite and > 0")
+        return size, sample
+
+    def _keep(
+        self, number: int, held: tuple[float, Any], store: Store, over: threading.Event
+    ) -> None:
+        size, sample = held
+        if self._smallest is None and store.add(news.FILLER_ASKED, 1) == 1:
+            store.set(news.FILLER, _pickled(sample))  # type: ignore[arg-type]
+        if self._smallest is None or size < self._smallest[0]:
+            self._smallest = (size, sample)
+        with self._changed:
+            if not over.is_set():
+                self._samples[number] = sample
+
+    def _await_room(
+        self, over: threading.Event, store: Store, told: _Telling | None = None
+    ) -> None:
+        """Waits until the buffer has room, or the epoch is over; `told` is told before."""
+        while not over.is_set():
+            with self._changed:
+                if len(self._samples) < self._room.samples:
+                    return
+            if told is not None:
+                told.flush()
+            if store.check([news.room_key(self._rank)]):
+                self._room = news.decode_room(store.get(news.room_key(self._rank)))
+            with self._changed:
+                if len(self._samples) >= self._room.samples and not over.is_set():
+                    self._changed.wait(_LOOK_S)
+
+
+class _Telling:
+    """What a rank tells the leader in an epoch, a few samples at a time."""
+
+    def __init__(self, store: Store, epoch: int, rank: int) -> None:
+        self._store, self._epoch, self._rank = store, epoch, rank
+        self._sizes: list[float] = []
+        self._number = 0
+        self._told_at = time.monotonic()
+
+    def add(self, size: float) -> None:
+        self._sizes.append(size)
+        waited_s = time.monotonic() - self._told_at
+        if len(self._sizes) >= _TOLD_AT_ONCE or waited_s >= _TELL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._sizes:
+            self._send(News(self._sizes))
+
+    def end(self) -> None:
+        self._send(News(self._sizes, ended=True))
+
+    def failed(self, why: str) -> None:
+        self._send(News([], error=why))
+
+    def _send(self, word: News) -> None:
+        key = news.news_key(self._epoch, self._rank, self._number)
+        self._store.set(key, news.encode(word))  # type: ignore[arg-type]
+        self._sizes, self._told_at = [], time.monotonic()
+        self._number += 1
+
+
+def _pickled(sample: Any) -> bytes:
+    """Empty: it cannot be pickled, which matters to ranks without a sample alone."""
+    try:
+        return pickle.dumps(sample)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return b""

@@ -1,0 +1,68 @@
+"""What a session of a stream cannot do, refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.amounts.shapes import Shapes
+from paceline.core.errors import PacelineError
+from paceline.core.streaming.ledger import LEAST_BATCHES
+from paceline.data import Sharded, Stream
+from paceline.train.streams.reader import Reader
+
+
+def refuse_arguments(
+    stream: Stream,
+    global_batch: int,
+    sizes: Any,
+    shapes: Shapes,
+    switches: dict[str, bool],
+) -> None:
+    """Refuses what does not go together with a stream.
+
+    Args:
+        stream: the data.
+        global_batch: samples of a step.
+        sizes: of `Session`.
+        shapes: of `Session`.
+        switches: further arguments of `Session`, by name.
+
+    Raises:
+        ValueError: the message names the argument.
+    """
+    if sizes != "auto":
+        raise ValueError("sizes: a stream has its own; give paceline.data.Stream(size=…) alone")
+    if shapes != Shapes():
+        raise ValueError("shapes: not with a stream; leave it out")
+    for name, value in switches.items():
+        if value:
+            raise ValueError(f"{name}: not with a stream; leave it out")
+    if stream.buffer < LEAST_BATCHES * global_batch:
+        raise ValueError(
+            f"Stream(buffer={stream.buffer}): at least {LEAST_BATCHES} times global_batch, so "
+            f"{LEAST_BATCHES * global_batch}, or there is no choice for balanced steps"
+        )
+
+
+def refuse_call(reader: Reader | None, call: str) -> None:
+    """Refuses a method of a session of a stream.
+
+    Raises:
+        PacelineError: the data is a stream.
+    """
+    if reader is not None:
+        raise PacelineError(f"{call}: not with a stream, {_WHY[call]}")
+
+
+_WHY = {
+    "profile": "whose samples have no index; give Session(limits=…)",
+    "checkpoint": "which cannot be begun in the middle of an epoch; save session.state_dict() "
+    "with your own after each epoch",
+}
+
+
+def kind_of(dataset: Any) -> str:
+    """What sort of data a session has, which must be the same on all ranks."""
+    if isinstance(dataset, Stream):
+        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
+    return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -1,0 +1,231 @@
+"""Ranks that train on streams: each sample once, the right gradients, and nobody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from paceline.data import Stream
+from support.ranks import RankError, Ranks
+from support.streams import (
+    BATCH,
+    BUFFER,
+    SAMPLES,
+    Numbers,
+    Trained,
+    by_one_process,
+    failing,
+    failing_shard,
+    other_streams,
+    parts,
+    read_by_processes,
+    resumed,
+    size_of,
+    train,
+    uneven,
+)
+
+pytestmark = pytest.mark.ranks
+
+ALL = list(range(SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.stop()
+
+
+def trained(ran: list[Trained]) -> list[int]:
+    return sorted(chain(*(step for rank in ran for step in rank.steps)))
+
+
+@pytest.mark.parametrize("longer", [60, 90, SAMPLES])
+def test_uneven_parts_are_trained_once_with_the_gradients_of_one_process(
+    ranks: Ranks, longer: int
+) -> None:
+    """The last case: rank 1 has no sample of its own, and runs fillers all the time."""
+    ran = ranks.run(uneven, [range(longer), range(longer, SAMPLES)])
+    assert trained(ran) == ALL
+    steps = [list(chain(*parts_of)) for parts_of in zip(*(rank.steps for rank in ran), strict=True)]
+    assert [len(step) for step in steps] == [BATCH] * (SAMPLES // BATCH)
+    for step, weights in zip(
+        zip(*(rank.steps for rank in ran), strict=True),
+        zip(*(rank.weights for rank in ran), strict=True),
+        strict=True,
+    ):
+        assert weights == pytest.approx([len(part) / BATCH for part in step])
+    torch.testing.assert_close(ran[0].parameters, ran[1].parameters)
+    torch.testing.assert_close(ran[0].parameters, by_one_process(steps))
+    assert "a stream has no length" in ran[0].length
+
+
+def test_a_loop_that_was_left_early_begins_anew_in_the_next_epoch(ranks: Ranks) -> None:
+    ran = ranks.run(uneven, [range(70), range(70, SAMPLES)], 2, 3)
+    second = [Trained(rank.steps[4:]) for rank in ran]
+    assert trained(second) == ALL
+
+
+def test_training_goes_on_after_an_epoch_and_not_within_one(ranks: Ranks) -> None:
+    ran = ranks.run(uneven, [range(60), range(60, SAMPLES)])
+    state = ran[0].state
+    assert (state["epoch"], state["step"]) == (1, SAMPLES // BATCH)
+    again = ranks.run(resumed, state)
+    assert [rank.epochs for rank in again] == [[1], [1]]
+    assert trained(again) == ALL
+
+
+def test_a_source_that_fails_ends_training_on_every_rank(ranks: Ranks) -> None:
+    said = ranks.run(failing)
+    assert said == ["rank 1 cannot read the stream: OSError: the disk is gone"] * 2
+
+
+def test_ranks_with_other_streams_are_told(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match=r"buffer=33.* on rank 1 but .*buffer=32.* on rank 0"):
+        ranks.run(other_streams)
+
+
+def test_a_single_process_trains_on_a_stream_too() -> None:
+    source = Numbers(range(SAMPLES))
+    ran = train(Stream(source, size=size_of, split="none", buffer=64), epochs=2)
+    assert trained([ran]) == sorted(ALL * 2)
+    assert source.epochs == [0, 1]
+    assert ran.epochs == [0, 1]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_order_is_kept_or_drawn_anew_in_each_epoch(shuffle: bool) -> None:
+    ran = train(parts([range(SAMPLES)], shuffle=shuffle), epochs=2)
+    orders = list(chain(*ran.steps))[:SAMPLES], list(chain(*ran.steps))[SAMPLES:]
+    assert (orders[0] == ALL) == (orders[1] == ALL) == (not shuffle)
+    assert (orders[0] == orders[1]) == (not shuffle)
+
+
+def test_shards_are_opened_in_another_order_in_each_epoch() -> None:
+    opened: list[int] = []
+
+    def shard(number: int) -> Numbers:
+        opened.append(number)
+        return Numbers(range(number * 10, number * 10 + 10))
+
+    ran = train(Stream.shards(range(12), shard, size=size_of, buffer=64), epochs=2)
+    assert trained([ran]) == sorted(ALL * 2)
+    first = opened[: len(opened) // 2]
+    assert set(first) == set(range(12))
+    assert first != sorted(first)
+
+
+@pytest.mark.parametrize("kind", ["shards", "none"])
+def test_processes_read_each_sample_once(ranks: Ranks, kind: str) -> None:
+    ran = ranks.run(read_by_processes, kind, timeout_s=120)
+    assert trained(ran) == sorted(ALL * 2)
+    assert all(rank.steps for rank in ran)
+
+
+def test_a_process_that_fails_ends_training() -> None:
+    stream = Stream.shards([0, 1], failing_shard, size=size_of, buffer=BUFFER)
+    with pytest.raises(paceline.PacelineError, match=r"(?s)rank 0 cannot read .*the disk is gone"):
+        train(stream, loading={"num_workers": 2})
+
+
+class HuggingFace:
+    """As much of a ``datasets.IterableDataset`` as an adapter needs."""
+
+    def __init__(self, numbers: range, num_shards: int) -> None:
+        self.numbers, self.num_shards = numbers, num_shards
+
+    def shard(self, num_shards: int, index: int) -> Numbers:
+        assert num_shards == self.num_shards
+        return Numbers(self.numbers[index::num_shards])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+@pytest.mark.parametrize("shards", [1, 6])
+def test_a_data_set_of_hugging_face_is_read_by_shards(
+    shards: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream.of_hugging_face(HuggingFace(range(SAMPLES), shards), size=size_of, buffer=64)
+    assert trained([train(stream)]) == ALL
+    assert ("cannot be split" in caplog.text) == (shards == 1)
+    with pytest.raises(TypeError, match="dataset is list: give a datasets"):
+        Stream.of_hugging_face([1], size=size_of)
+
+
+def test_hugging_faces_own_streams_have_what_the_adapter_needs() -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.IterableDataset.from_generator(
+        lambda shards: (n for shard in shards for n in shard),
+        gen_kwargs={"shards": [range(k, k + 30) for k in range(0, SAMPLES, 30)]},
+    )
+    stream = Stream.of_hugging_face(made, size=size_of, buffer=64)
+    assert stream.kind == "stream of 4 shards"
+    assert trained([train(stream)]) == ALL
+
+
+def test_what_does_not_go_with_a_stream_is_refused_by_name() -> None:
+    stream = parts([range(SAMPLES)])
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"shapes": 4}, "shapes: not with a stream"),
+        ({"micro_batches": True}, "micro_batches: not with a stream"),
+        ({"uneven_steps": True}, "uneven_steps: not with a stream"),
+        ({"sizes": [1.0]}, "sizes: a stream has its own"),
+        ({"global_batch": 9}, r"Stream\(buffer=32\): at least 4 times global_batch, so 36"),
+    ]
+    for options, words in refused:
+        with pytest.raises(ValueError, match=words):
+            paceline.Session(stream, **({"global_batch": BATCH} | options))
+    session = paceline.Session(stream, global_batch=BATCH)
+    with pytest.raises(paceline.PacelineError, match="profile: not with a stream"):
+        session.profile(lambda n: None)
+    with pytest.raises(paceline.PacelineError, match="checkpoint: not with a stream"):
+        session.checkpoint("nowhere", torch.nn.Linear(1, 1), None, every_steps=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a stream has no length"):
+        _ = session.steps_per_epoch
+    session.close()
+
+
+def test_a_state_within_an_epoch_is_refused() -> None:
+    session = paceline.Session(parts([range(SAMPLES)]), global_batch=BATCH)
+    for _ in session.loader():
+        with pytest.raises(paceline.PacelineError, match="in the middle of an epoch"):
+            session.state_dict()
+        break
+    session.close()
+
+
+def test_wrong_arguments_of_a_stream_are_told() -> None:
+    with pytest.raises(ValueError, match="split='all': give 'ranks'"):
+        Stream([1], size=size_of, split="all")
+    with pytest.raises(TypeError, match="source is generator: give what can be iterated over anew"):
+        Stream((n for n in range(3)), size=size_of, split="none")
+    with pytest.raises(TypeError, match="size=3: give a function"):
+        Stream([1], size=3, split="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="buffer=0"):
+        Stream([1], size=size_of, split="none", buffer=0)
+    with pytest.raises(ValueError, match="shards: give a list"):
+        Stream.shards("a.tar", Numbers, size=size_of)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Numbers(range(0)), "the stream gave 0 samples in epoch 0"),
+        (Numbers(range(100), fails_at=50), "rank 0 cannot read the stream: OSError"),
+    ],
+)
+def test_nothing_to_train_or_a_failure_ends_training(source: Numbers, words: str) -> None:
+    with pytest.raises(paceline.PacelineError, match=words):
+        train(Stream(source, size=size_of, split="none", buffer=64))
+
+
+def test_a_size_that_is_none_is_told() -> None:
+    with pytest.raises(paceline.PacelineError, match=r"ValueError: size\(sample\) is 0"):
+        train(Stream(Numbers(range(50)), size=lambda sample: 0.0, split="none", buffer=64))
