@@ -12,7 +12,7 @@ from paceline_backend.store.attempts import Span
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import over
 from paceline_backend.store.rollups.tables import BLOCK, step_rollups
-from paceline_backend.store.schema import runs
+from paceline_backend.store.schema import runs, steps
 
 MEETS = {">=": operator.ge, "<=": operator.le}
 
@@ -58,7 +58,7 @@ def reached(
     ]
     source = "evaluations" if seen or target["metric"] != "loss" else "training"
     if source == "training":
-        moments = _losses(connection, run, target, per_epoch or 1)
+        moments = _losses(connection, run, target, per_epoch)
     meets = MEETS[target["direction"]]
     met = next((each for each in moments if meets(each["value"], target["value"])), None)
     values: list[float] = [each["value"] for each in moments]
@@ -70,7 +70,10 @@ def reached(
 
 
 def _losses(
-    connection: sa.Connection, run: Mapping[str, Any], target: Mapping[str, Any], per_epoch: int
+    connection: sa.Connection,
+    run: Mapping[str, Any],
+    target: Mapping[str, Any],
+    per_epoch: int | None,
 ) -> list[dict[str, Any]]:
     """The first block of steps whose mean loss meets a target, and the best one."""
     c = step_rollups.c
@@ -85,10 +88,21 @@ def _losses(
     moments = []
     for row in rows:
         step = row.step + BLOCK - 1
-        epoch, trained = _in_whole_epochs(run, step, per_epoch)
+        if per_epoch is None:
+            epoch, trained = _of_stream(connection, run, step)
+        else:
+            epoch, trained = _in_whole_epochs(run, step, per_epoch)
         moment = {"step": step, "epoch": epoch, "trained": trained, "at": row.ended_at}
         moments.append({**moment, "value": row.loss})
     return moments
+
+
+def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
+    """As `_in_whole_epochs`, where nobody knows how long an epoch is before it is over."""
+    c = steps.c
+    query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
+    epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
+    return epoch or 0, (step + 1) * (run["global_batch"] or 1)
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int, per_epoch: int) -> tuple[int, int]:
