@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.errors import InputError
 from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import stream_script
-from support.e2e import PAUSE_S, wait_for_end
+from support.e2e import PAUSE_S, wait_for_end, wait_for_step
 from support.stream_script import BATCH, SAMPLES, size_of
 from support.waiting import until
 
@@ -44,6 +45,9 @@ def start(stack: Stack, folder: Path, kind: str, policy: str) -> str:
 )
 def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, policy: str) -> None:
     run = start(stack, tmp_path, kind, policy)
+    wait_for_step(stack, run, 1)
+    with pytest.raises(InputError, match="chronica cannot plan a stream"):
+        stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
     shown = wait_for_end(stack, run)
     used = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     for epoch in range(EPOCHS):
@@ -63,6 +67,11 @@ def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, po
     samples, load = (np.array(columns[name], float) for name in ("samples", "load"))
     assert (samples.sum(axis=0) == BATCH).all()
     assert load.sum() == EPOCHS * sum(map(size_of, range(SAMPLES)))
+    target = {"metric": "loss", "direction": "<=", "value": 1e6}
+    stack.api("PUT", f"/runs/{run}/target", target)
+    met = stack.api("GET", f"/runs/{run}")["target"]["met"]
+    assert met["trained"] == (met["step"] + 1) * BATCH
+    assert met["epoch"] == met["step"] // (SAMPLES // BATCH)
     planned = [s for s in stack.api("GET", f"/runs/{run}/segments") if s["source"] == "controller"]
     assert planned
     if policy == "bsp":

@@ -111,7 +111,10 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
             ended.add(segment.epoch)
             if part.attempt < hello.attempt or part.end <= reported_until or state == "finished":
                 complete.add(segment.epoch)
-    allowed = (samples or 0) % hello.global_batch if hello.drop_last else 0
+    rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
+    allowed = range(rest, rest + 1)
+    if samples is None and hello.drop_last:  # how many a stream leaves is not known
+        allowed = range(hello.global_batch)
     if not uses:
         return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
@@ -211,13 +214,13 @@ def _used(
 
 
 def _epoch(
-    epoch: int, uses: Ints, complete: bool, unfinished: bool, allowed: int
+    epoch: int, uses: Ints, complete: bool, unfinished: bool, allowed: range
 ) -> dict[str, Any]:
-    """One epoch's counts. Some may be unfinished; `allowed` samples may be dropped."""
+    """One epoch's counts. Some may be unfinished; `allowed` says how many may be dropped."""
     distinct = int(np.count_nonzero(uses))
     missing = len(uses) - distinct
     duplicated = int(np.count_nonzero(uses > 1))
-    full = missing == allowed if complete else unfinished
+    full = missing in allowed if complete else unfinished
     return {
         "epoch": epoch,
         "samples": len(uses),

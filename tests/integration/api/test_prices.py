@@ -173,8 +173,8 @@ def test_everything_that_tells_money_uses_the_nodes_own_price(
     }
     [group] = spot.get("/api/v1/history", params={"by": "run"}).json()
     amounts = (pytest.approx(cost), pytest.approx(waited), "USD", pytest.approx(unpriced))
-    told = tuple(group[name] for name in ("cost", "waited_cost", "currency", "unpriced_hours"))
-    assert told == amounts
+    shown = tuple(group[name] for name in ("cost", "waited_cost", "currency", "unpriced_hours"))
+    assert shown == amounts
     add_run(store, "newer")
     assert [run["id"] for run in spot.get("/api/v1/runs?sort=-cost").json()["items"]] == [
         *("r", "newer")

@@ -34,7 +34,7 @@ class Ranks:
         for rank, left in enumerate(self.left):
             if self.ledger.ended_ranks[rank]:
                 continue
-            held = self.ledger.told[rank] - len(self.used[rank])
+            held = self.ledger.known[rank] - len(self.used[rank])
             count = min(most, len(left), max(0, self.ledger.rooms[rank] - held))
             if count == 0 and left:
                 continue

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.core.ledger import Ledger
-from paceline.wire import Adopted, Moves, Segment
+from paceline.wire import Adopted, Moves, Paces, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
 from support.records import add_run, hello
@@ -87,6 +87,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     )
     | st.builds(Moves, st.binary(max_size=9), st.binary(max_size=9)),
     "homes": st.booleans(),
+    "paces": st.none() | st.builds(Paces, *[st.lists(real, max_size=3)] * 3),
 }
 
 

@@ -101,7 +101,7 @@ class StreamLedger:
         return [buffer.ended for buffer in self._buffers]
 
     @property
-    def told(self) -> list[int]:
+    def known(self) -> list[int]:
         """How many samples each rank has told of, [W]."""
         return [buffer.read for buffer in self._buffers]
 

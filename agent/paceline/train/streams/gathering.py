@@ -82,11 +82,11 @@ class Gathering:
                 break
             if not said and time.monotonic() > began + _LONG_S:
                 said = True
-                logger.warning("the plan waits for ranks to read: %s samples so far", ledger.told)
+                logger.warning("the plan waits for ranks to read: %s samples so far", ledger.known)
             time.sleep(_LOOK_S)
         if ledger.over:
             raise PacelineError(
-                f"the stream gave {sum(ledger.told)} samples in epoch {ledger.epoch}, which is "
+                f"the stream gave {sum(ledger.known)} samples in epoch {ledger.epoch}, which is "
                 "not one step: give a source that begins anew in each epoch"
             )
 

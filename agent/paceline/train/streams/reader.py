@@ -108,15 +108,15 @@ class Reader:
     def _run(self, epoch: int, over: threading.Event) -> None:
         try:
             store = self._store.clone()  # type: ignore[attr-defined]
-            told = _Telling(store, epoch, self._rank)
+            telling = _Telling(store, epoch, self._rank)
             try:
-                self._read(epoch, over, store, told)
+                self._read(epoch, over, store, telling)
             except BaseException as error:
-                told.failed(f"{type(error).__name__}: {error}")
+                telling.failed(f"{type(error).__name__}: {error}")
         except DistError:
             pass  # rank 0, whose store it is, has ended
 
-    def _read(self, epoch: int, over: threading.Event, store: Store, told: _Telling) -> None:
+    def _read(self, epoch: int, over: threading.Event, store: Store, telling: _Telling) -> None:
         number, held = 0, None
         with closing(self._source(epoch, over)) as samples:
             for sample in samples:
@@ -124,16 +124,16 @@ class Reader:
                     return
                 if held is not None:
                     self._keep(number, held, store, over)
-                    told.add(held[0])
+                    telling.add(held[0])
                     number += 1
-                    self._await_room(over, store, told)
+                    self._await_room(over, store, telling)
                 held = self._sized(sample)
         if over.is_set():
             return
         if held is not None:
             self._keep(number, held, store, over)
-            told.add(held[0])
-        told.end()
+            telling.add(held[0])
+        telling.end()
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
         """This rank's samples, read in this thread or in processes."""
@@ -176,15 +176,15 @@ class Reader:
                 self._samples[number] = sample
 
     def _await_room(
-        self, over: threading.Event, store: Store, told: _Telling | None = None
+        self, over: threading.Event, store: Store, telling: _Telling | None = None
     ) -> None:
-        """Waits until the buffer has room, or the epoch is over; `told` is told before."""
+        """Waits until the buffer has room, or the epoch is over; what is read is told before."""
         while not over.is_set():
             with self._changed:
                 if len(self._samples) < self._room.samples:
                     return
-            if told is not None:
-                told.flush()
+            if telling is not None:
+                telling.flush()
             if store.check([news.room_key(self._rank)]):
                 self._room = news.decode_room(store.get(news.room_key(self._rank)))
             with self._changed:

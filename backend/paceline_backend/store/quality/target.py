@@ -17,7 +17,7 @@ from paceline_backend.store.database import Store
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import over
 from paceline_backend.store.rollups.tables import BLOCK, step_rollups
-from paceline_backend.store.schema import runs
+from paceline_backend.store.schema import runs, steps
 
 _SETTLE_S = 30.0  # after a run's newest record, what is stored is seen by all
 MEETS = {">=": operator.ge, "<=": operator.le}
@@ -60,17 +60,17 @@ def reached(
     wanted = target["metric"], target["value"], target["direction"]
     settled = _settled_at(connection, run)
     if settled is None:
-        found = _of_evaluations(connection, run["key"], counting, *wanted)
+        seen = _of_evaluations(connection, run["key"], counting, *wanted)
     else:
-        found = _of_settled(store, run["key"], settled, tuple(counting), *wanted)
-    source = "evaluations" if found.measured or target["metric"] != "loss" else "training"
+        seen = _of_settled(store, run["key"], settled, tuple(counting), *wanted)
+    source = "evaluations" if seen.measured or target["metric"] != "loss" else "training"
     if source == "training":
-        found = _decided(_losses(connection, run, target, per_epoch or 1), *wanted[1:])
-    met = found.met
+        seen = _decided(_losses(connection, run, target, per_epoch), *wanted[1:])
+    met = seen.met
     if met is not None:
         began = run["started_at"]
         met = {**met, "after_s": None if began is None else max(0.0, met["at"] - began)}
-    return {**target, "source": source, "met": met, "best": found.best}
+    return {**target, "source": source, "met": met, "best": seen.best}
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,10 @@ def _decided(moments: Sequence[Mapping[str, Any]], value: float, direction: str)
 
 
 def _losses(
-    connection: sa.Connection, run: Mapping[str, Any], target: Mapping[str, Any], per_epoch: int
+    connection: sa.Connection,
+    run: Mapping[str, Any],
+    target: Mapping[str, Any],
+    per_epoch: int | None,
 ) -> list[dict[str, Any]]:
     """The first block of steps whose mean loss meets a target, and the best one."""
     c = step_rollups.c
@@ -148,10 +151,21 @@ def _losses(
     moments = []
     for row in rows:
         step = row.step + BLOCK - 1
-        epoch, trained = _in_whole_epochs(run, step, per_epoch)
+        if per_epoch is None:
+            epoch, trained = _of_stream(connection, run, step)
+        else:
+            epoch, trained = _in_whole_epochs(run, step, per_epoch)
         moment = {"step": step, "epoch": epoch, "trained": trained, "at": row.ended_at}
         moments.append({**moment, "value": row.loss})
     return moments
+
+
+def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
+    """As `_in_whole_epochs`, where nobody knows how long an epoch is before it is over."""
+    c = steps.c
+    query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
+    epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
+    return epoch or 0, (step + 1) * (run["global_batch"] or 1)
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int, per_epoch: int) -> tuple[int, int]:
