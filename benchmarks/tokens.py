@@ -10,7 +10,7 @@ With limits of tokens, nothing is faster than a divisible load that keeps them i
 that is the limit which the figure of `paceline exact, token limits` is over.
 
 verl's Karmarkar-Karp divides the same steps as Paceline. lhotse's DynamicBucketingSampler makes
-batches of at most a rank's equal share from samples of similar lengths.
+batches of about a rank's equal share from samples of similar lengths.
 """
 
 from __future__ import annotations

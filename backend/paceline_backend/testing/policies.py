@@ -207,6 +207,8 @@ def _check_plan(simulation: Simulation) -> None:
     for name, value in _values(made).items():
         equal = np.array_equal(value, _values(again)[name])
         assert equal, f"{name} differs when planned again from the same arguments"
+    if problem.token_budget is not None:  # which samples a step has decides how many they are
+        _check_plain(made, problem)
     _check_legal(made, problem)
     if simulation.policy.plain_batches:
         _check_plain(made, problem)
