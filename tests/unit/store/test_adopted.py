@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.core.ledger import Ledger
-from paceline.wire import Adopted, Moves, Segment
+from paceline.wire import Adopted, Moves, Paces, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
 from support.records import add_run, hello
@@ -85,8 +85,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         st.lists(st.integers(0, SAMPLES), max_size=4),
         st.lists(st.integers(0, WORLD), min_size=1, max_size=4),
     )
-    | st.builds(Moves, st.binary(max_size=9), st.binary(max_size=9)),
+    | st.builds(Moves, Paces, st.binary(max_size=9), st.binary(max_size=9)),
     "homes": st.booleans(),
+    "paces": st.none() | st.builds(Paces, *[st.lists(real, max_size=WORLD)] * 3),
 }
 
 
@@ -150,6 +151,9 @@ def test_what_a_leader_adopts_is_stored(
         {"moves": Moves(b"1234", b"")},
         {"moves": Moves.of(np.array([3, 3]), np.array([0, 0]))},
         {"moves": Moves.of(np.array([3]), np.array([WORLD]))},
+        {"paces": Paces([1.0], [0.0], [0.0])},
+        {"paces": Paces([0.0, 1.0], [0.0, 0.0], [0.0, 0.0])},
+        {"paces": Paces([1.0, 1.0], [0.0, 0.0], [0.0, float("nan")])},
         {"across": -1},
         {"version": 2**31},
         {"version": -1},
