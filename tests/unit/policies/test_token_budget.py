@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,17 +63,6 @@ def test_each_step_has_what_the_budget_holds_of_the_epochs_order(name: str) -> N
     steps, loads, _ = train(policies.make(name), begun())
     assert steps == [step for epoch in range(3) for step in due(epoch)]
     assert loads.sum(axis=1).max() <= BUDGET
-
-
-@pytest.mark.parametrize("name", ["paceline", "bsp", "sata"])
-def test_steps_may_have_many_times_the_mean_number_of_samples(name: str) -> None:
-    """Steps of one long sample, and of up to 60 short ones on four ranks; the mean is 3."""
-    lengths = np.array([1.0] * 60 + [60.0] * 30)
-    fields = {"sizes": lengths.astype("<f8").tobytes(), "global_batch": 3, "token_budget": 60.0}
-    steps, loads, _ = train(policies.make(name), begun(**fields))
-    assert sorted(chain(*steps)) == sorted(list(range(90)) * 3)
-    assert loads.sum(axis=1).max() <= 60
-    assert max(map(len, steps)) > 4 * 3
 
 
 def test_paceline_divides_each_step_by_speed() -> None:
