@@ -67,11 +67,6 @@ def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, po
     samples, load = (np.array(columns[name], float) for name in ("samples", "load"))
     assert (samples.sum(axis=0) == BATCH).all()
     assert load.sum() == EPOCHS * sum(map(size_of, range(SAMPLES)))
-    target = {"metric": "loss", "direction": "<=", "value": 1e6}
-    stack.api("PUT", f"/runs/{run}/target", target)
-    met = stack.api("GET", f"/runs/{run}")["target"]["met"]
-    assert met["trained"] == (met["step"] + 1) * BATCH
-    assert met["epoch"] == met["step"] // (SAMPLES // BATCH)
     planned = [s for s in stack.api("GET", f"/runs/{run}/segments") if s["source"] == "controller"]
     assert planned
     if policy == "bsp":
