@@ -139,6 +139,42 @@ def read_by_processes(kind: str) -> Trained:
     return train(shards if kind == "shards" else whole, 2, loading={"num_workers": 2})
 
 
+class Sharing(torch.utils.data.IterableDataset[int]):
+    """Numbers that are shared among the processes of a loader, as many sources do."""
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        return iter(self.numbers if info is None else self.numbers[info.id :: info.num_workers])
+
+
+def sharing_shard(number: int) -> Sharing:
+    return Sharing(range(number * 10, number * 10 + 10))
+
+
+def numbers_of(shards: list[range]) -> Iterator[dict[str, int]]:
+    for part in shards:
+        for number in part:
+            yield {"number": number}
+
+
+def size_of_row(row: dict[str, int]) -> float:
+    return size_of(row["number"])
+
+
+def numbers_of_rows(rows: list[dict[str, int]]) -> list[int]:
+    return [row["number"] for row in rows]
+
+
+def read_rows(stream: Stream, processes: int) -> list[list[int]]:
+    """The numbers of each step of one epoch, of a stream of rows."""
+    with closing(paceline.Session(stream, global_batch=BATCH)) as session:
+        loading = session.loader(num_workers=processes, collate_fn=numbers_of_rows)
+        return list(loading)
+
+
 def other_streams() -> None:
     train(parts([range(9)] * 2, buffer=BUFFER + dist.get_rank()))
 

@@ -17,15 +17,20 @@ from support.streams import (
     BUFFER,
     SAMPLES,
     Numbers,
+    Sharing,
     Trained,
     by_one_process,
     failing,
     failing_shard,
+    numbers_of,
     other_streams,
     parts,
     read_by_processes,
+    read_rows,
     resumed,
+    sharing_shard,
     size_of,
+    size_of_row,
     train,
     uneven,
 )
@@ -126,6 +131,26 @@ def test_processes_read_each_sample_once(ranks: Ranks, kind: str) -> None:
     ran = ranks.run(read_by_processes, kind, timeout_s=120)
     assert trained(ran) == sorted(ALL * 2)
     assert all(rank.steps for rank in ran)
+
+
+@pytest.mark.parametrize("split", ["shards", "none", "ranks"])
+def test_a_source_that_is_shared_among_processes_loses_no_sample(split: str) -> None:
+    if split == "shards":
+        stream = Stream.shards(range(SAMPLES // 10), sharing_shard, size=size_of, buffer=BUFFER)
+    else:
+        stream = Stream(Sharing(range(SAMPLES)), size=size_of, split=split, buffer=BUFFER)
+    assert trained([train(stream, loading={"num_workers": 2})]) == ALL
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_processes_read_each_sample_of_hugging_face_once(shards: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    each = SAMPLES // shards
+    parts_of = [range(first, first + each) for first in range(0, SAMPLES, each)]
+    made = datasets.IterableDataset.from_generator(numbers_of, gen_kwargs={"shards": parts_of})
+    stream = Stream.of_hugging_face(made, size=size_of_row, buffer=BUFFER)
+    read = list(chain(*read_rows(stream, processes=2)))
+    assert sorted(read) == ALL
 
 
 def test_a_process_that_fails_ends_training() -> None:

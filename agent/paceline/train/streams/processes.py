@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker
 
 from paceline.core.streaming.claiming import Claim
 from paceline.data.stream import Reading
@@ -28,11 +29,23 @@ class _Pieces(IterableDataset[Any]):
         self._reading, self._epoch, self._claimed = reading, epoch, claimed
 
     def __iter__(self) -> Iterator[Any]:
+        if self._reading.pieces is not None:
+            _hide_worker()
+
         def claim(shards: int) -> Claim | None:
             piece: Claim | None = self._claimed.get()
             return piece
 
         return self._reading.samples(self._epoch, claim)
+
+
+def _hide_worker() -> None:
+    """Makes a source give this process all that it has of a piece.
+
+    Many sources share their samples among a loader's processes. Here each process has pieces of its
+    own: what a source left to the other processes, nobody would read.
+    """
+    worker._worker_info = None
 
 
 def in_processes(
