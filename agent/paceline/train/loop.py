@@ -237,16 +237,26 @@ class Loop:
         # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
         if self._in_epoch or self.stopped:
             if self.reader is not None:
-                raise PacelineError(
-                    "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
-                    "there again; save after the loop over the loader"
-                )
+                return self._position_in_stream()
             leader = self.wiring.leader if self.wiring is not None else None
             used = leader.used(self.step) if leader is not None else None
             return Position(self.epoch, self.step + 1, used)
         if not self.begun:
             return self._start
         return Position(self.next_epoch, self.step + 1)
+
+    def _position_in_stream(self) -> Position:
+        """Where training is after an operator's stop: that epoch begins again, from its first sample.
+
+        Raises:
+            PacelineError: the script is in the loop over the loader.
+        """
+        if self._in_epoch:
+            raise PacelineError(
+                "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
+                "there again; save after the loop over the loader"
+            )
+        return Position(self.epoch, self.step + 1)
 
     def resume(self, position: Position) -> None:
         """Begins at a checkpoint's position. Before the first iteration."""
@@ -545,7 +555,8 @@ class Loop:
         meeting = self.meeting
         agree_on_lookahead(meeting.store, self.rank, lookahead)
         self._shapes.begin(on_cuda=self.device.on_cuda)
-        warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
+        saves, streams = self.saver is not None, self.reader is not None
+        warn_of_restarts(self._environment, self._start, self.rank, saves=saves, streams=streams)
         self._environment = environment = self._environment.claim()
         terms, start, device, limits = self.terms, self._start, self.device, self.limits
         if limits.micro_batches and not limits.samples and self.rank == 0:

@@ -216,7 +216,9 @@ def describe(
     )
 
 
-def warn_of_restarts(environment: Environment, start: Position, rank: int, saves: bool) -> None:
+def warn_of_restarts(
+    environment: Environment, start: Position, rank: int, *, saves: bool, streams: bool = False
+) -> None:
     """Says on rank 0 what a restart costs, or has cost, in a run without `Session.checkpoint`.
 
     Args:
@@ -224,6 +226,7 @@ def warn_of_restarts(environment: Environment, start: Position, rank: int, saves
         start: where training begins; where the script loaded a state itself, nothing is said.
         rank: this rank.
         saves: the script declares checkpoints.
+        streams: the data is a stream, for which it cannot.
     """
     if rank > 0 or saves or start.used is not None:
         return
@@ -232,6 +235,13 @@ def warn_of_restarts(environment: Environment, start: Position, rank: int, saves
     elif environment.max_restarts or environment.run is not None:
         cost = "so a restart begins at step 0 again, as does `paceline resume`"
     else:
+        return
+    if streams:
+        logger.warning(
+            "a stream has no checkpoints of its own, %s: save session.state_dict() with the model "
+            "after each loop over the loader, and load it at the script's start",
+            cost,
+        )
         return
     logger.warning(
         "the script declares no checkpoint, %s: call session.checkpoint(directory, model, "

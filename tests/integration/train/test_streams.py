@@ -226,6 +226,21 @@ def test_a_state_within_an_epoch_is_refused() -> None:
     session.close()
 
 
+def test_after_a_stop_the_epoch_begins_again() -> None:
+    session = paceline.Session(parts([range(SAMPLES)]), global_batch=BATCH)
+    for _ in session.loader():
+        if session.step == 4:
+            assert session._loop.wiring is not None
+            session._loop.wiring.follower.stopped = True  # as an operator's stop does
+            break
+    state = session.state_dict()
+    session.close()
+    assert (state["epoch"], state["step"]) == (0, 5)
+    again = train(parts([range(SAMPLES)]), state=state)
+    assert again.epochs == [0]
+    assert trained([again]) == ALL
+
+
 def test_wrong_arguments_of_a_stream_are_told() -> None:
     with pytest.raises(ValueError, match="split='all': give 'ranks'"):
         Stream([1], size=size_of, split="all")

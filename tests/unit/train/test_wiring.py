@@ -96,10 +96,18 @@ def test_a_script_without_checkpoints_is_told_what_a_restart_costs(
 ) -> None:
     at_six = Position(0, 6, np.arange(3))
     for start, rank, saves in [(Position(), 1, False), (Position(), 0, True), (at_six, 0, False)]:
-        wiring.warn_of_restarts(environment, start, rank, saves)
+        wiring.warn_of_restarts(environment, start, rank, saves=saves)
     assert not caplog.records, "another rank; it saves; it has loaded a state"
     wiring.warn_of_restarts(environment, Position(), 0, saves=False)
     assert [says in record.getMessage() for record in caplog.records if says] == [True] * bool(says)
+
+
+def test_a_script_on_a_stream_is_not_told_to_declare_checkpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wiring.warn_of_restarts(Environment(run="r"), Position(), 0, saves=False, streams=True)
+    assert "save session.state_dict()" in caplog.text
+    assert "session.checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize(
