@@ -154,6 +154,7 @@ def test_what_a_leader_adopts_is_stored(
         {"paces": Paces([1.0], [0.0], [0.0])},
         {"paces": Paces([0.0, 1.0], [0.0, 0.0], [0.0, 0.0])},
         {"paces": Paces([1.0, 1.0], [0.0, 0.0], [0.0, float("nan")])},
+        {"paces": Paces([1.0, 1e308], [0.0, 0.0], [0.0, 0.0])},
         {"across": -1},
         {"version": 2**31},
         {"version": -1},
