@@ -88,7 +88,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     if hello is None:
         return {"epochs": [], "exact": False, "dropped": 0}
     samples = hello.samples
-    uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples or 0, np.int64))
+    uses: dict[int, list[Ints]] = defaultdict(list)  # of each epoch, with repetitions
     ended: set[int] = set()
     complete: set[int] = set()
     state = connection.execute(
@@ -105,7 +105,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
             _resume(uses, hello)
             resumed = True
         used = _used(connection, run, part, reported)
-        uses[segment.epoch] = _counted(uses[segment.epoch], used)
+        uses[segment.epoch].append(used)
         dropped[segment.epoch] += too_old.get((part.attempt, segment.seq), 0)
         if segment.epoch_end and part.whole:
             ended.add(segment.epoch)
@@ -122,7 +122,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     first = min(hello.epoch, *uses)
     listed = last - first < _MOST_EPOCHS  # also of those of which nothing came
     epochs = [
-        _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
+        _epoch(epoch, uses[epoch], samples, epoch in complete, epoch in unfinished, allowed)
         | {"dropped": dropped[epoch]}
         for epoch in (range(first, last + 1) if listed else sorted(uses))
     ]
@@ -131,14 +131,6 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         "exact": listed and all(epoch["exact"] for epoch in epochs),
         "dropped": sum(epoch["dropped"] for epoch in epochs),
     }
-
-
-def _counted(uses: Ints, used: Ints) -> Ints:
-    """How often each sample was used, with further uses; of a stream it grows with its samples."""
-    if len(used) and (least := int(used.max()) + 1) > len(uses):
-        uses = np.concatenate([uses, np.zeros(least - len(uses), np.int64)])
-    np.add.at(uses, used, 1)
-    return uses
 
 
 def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
@@ -159,10 +151,14 @@ def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
     return min(newest_steps) + 1 if len(newest_steps) == hello.world else hello.step
 
 
-def _resume(uses: dict[int, Ints], hello: Hello) -> None:
-    used = np.frombuffer(hello.used, dtype="<u4")
+def _resume(uses: dict[int, list[Ints]], hello: Hello) -> None:
+    used = np.frombuffer(hello.used, dtype="<u4").astype(np.int64)
     if len(used):
-        uses[hello.epoch][used] = np.maximum(uses[hello.epoch][used], 1)
+        uses[hello.epoch].append(np.setdiff1d(used, _together(uses[hello.epoch])))
+
+
+def _together(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _reported(
@@ -210,20 +206,41 @@ def _used(
     )
     assigned = segment.assignments()
     parts = [assigned[step - segment.first_step][rank] for step, rank in rows if 0 <= rank < world]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return _together(parts)
 
 
 def _epoch(
-    epoch: int, uses: Ints, complete: bool, unfinished: bool, allowed: range
+    epoch: int,
+    parts: list[Ints],
+    samples: int | None,
+    complete: bool,
+    unfinished: bool,
+    allowed: range,
 ) -> dict[str, Any]:
-    """One epoch's counts. Some may be unfinished; `allowed` says how many may be dropped."""
-    distinct = int(np.count_nonzero(uses))
-    missing = len(uses) - distinct
+    """One epoch's counts.
+
+    They take memory by how many samples were used, whatever their numbers are: who reports to a
+    run may report any number for a sample of a stream.
+
+    Args:
+        epoch: its number.
+        parts: samples that were used, with repetitions.
+        samples: of the data set; None: of a stream, which has those up to the last that was used.
+        complete: nothing more comes of it.
+        unfinished: samples may be missing.
+        allowed: how many may be dropped.
+    """
+    numbers, uses = np.unique(_together(parts), return_counts=True)
+    distinct = len(numbers)
+    read = int(numbers[-1]) + 1 if distinct else 0
+    if samples is None or samples < read:
+        samples = read
+    missing = samples - distinct
     duplicated = int(np.count_nonzero(uses > 1))
     full = missing in allowed if complete else unfinished
     return {
         "epoch": epoch,
-        "samples": len(uses),
+        "samples": samples,
         "used": int(uses.sum()),
         "distinct": distinct,
         "missing": missing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,6 +181,23 @@ def test_an_attempt_from_a_checkpoint_continues_the_one_before(store: Store) -> 
     write(store, "r", two(1, 0, attempt=1))
     covering = covered(store, key)
     assert (covering["epochs"][0]["used"], covering["exact"]) == (8, True)
+
+
+def test_a_streams_coverage_takes_memory_by_the_samples_that_were_used(store: Store) -> None:
+    key = add_run(store, "r")
+    write(store, "r", hello(sizes=b"", stream=True, global_batch=4))
+    last = 10**8 - 1  # as somebody may report it who reaches the bus
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, [[4], [5, 6, last]], True))
+    write(store, "r", two(0, 0), two(1, 1))
+    tracemalloc.start()
+    try:
+        epoch = covered(store, key)["epochs"][0]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counts = (epoch["samples"], epoch["used"], epoch["distinct"], epoch["missing"])
+    assert counts == (last + 1, 8, 8, last - 7)
+    assert most < 50e6
 
 
 def test_a_resumed_run_starts_in_the_middle_of_an_epoch(store: Store) -> None:
