@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ OPTIONS = (
     "timeout",
 )
 _LOOK_S = 0.1
+_ALIVE_S = 5.0  # between two looks of a process whether its rank still runs
 
 
 class _Pieces(IterableDataset[Any]):
@@ -32,9 +34,17 @@ class _Pieces(IterableDataset[Any]):
         if self._reading.pieces is not None:
             _hide_worker()
 
+        parent = os.getppid()
+
         def claim(shards: int) -> Claim | None:
-            piece: Claim | None = self._claimed.get()
-            return piece
+            while True:
+                try:
+                    piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
+                except queue.Empty:
+                    if os.getppid() != parent:
+                        os._exit(1)  # the rank was killed: nobody takes what is left
+                else:
+                    return piece
 
         return self._reading.samples(self._epoch, claim)
 
@@ -76,13 +86,16 @@ def in_processes(
         _Pieces(reading, epoch, claimed), batch_size=None, in_order=False, **options
     )
     samples, ends = iter(loader), threading.Event()
-    arguments = (claimed, reading.pieces, claim, count, ends)
+    failed: list[Exception] = []
+    arguments = (claimed, reading.pieces, claim, count, ends, failed)
     feeding = threading.Thread(
         target=_feed, args=arguments, name="paceline-stream-pieces", daemon=True
     )
     feeding.start()
     try:
         yield from samples
+        if failed:
+            raise failed[0]
     finally:
         ends.set()
         feeding.join()
@@ -95,10 +108,18 @@ def _feed(
     claim: Callable[[int], Claim | None],
     count: int,
     ends: threading.Event,
+    failed: list[Exception],
 ) -> None:
-    """Gives pieces to processes, and the word that there are no more to each of them."""
+    """Gives pieces to processes, and the word that there are no more to each of them.
+
+    Why claiming failed goes into `failed`; then there are no more pieces either.
+    """
     while pieces is not None and not ends.is_set():
-        piece = claim(pieces)
+        try:
+            piece = claim(pieces)
+        except Exception as error:
+            failed.append(error)
+            break
         if piece is None:
             break
         _put(claimed, piece, ends)
