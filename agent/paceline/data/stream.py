@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,7 +109,8 @@ class Stream:
 
         Args:
             shards: what `open` takes: paths, URLs, numbers. The same on all ranks.
-            open: begins to read a shard; returns its samples, in the same order each time.
+            open: begins to read a shard; returns its samples, in the same order each time. Its
+                ``set_epoch(epoch)`` is called before an epoch, if there is one.
             size: see `Stream`.
             buffer: see `Stream`.
             shuffle: the shards, too, come in a random order, another one in each epoch.
@@ -121,7 +124,7 @@ class Stream:
             raise TypeError(f"open={open!r}: give a function of a shard that yields its samples")
         stream = cls.__new__(cls)
         stream.reading = Sharding(list(shards), open)
-        stream.kind = f"stream of {len(shards)} shards"
+        stream.kind = f"stream of {len(shards)} shards{_names(shards)}"
         stream._set(size, buffer, shuffle)
         return stream
 
@@ -161,11 +164,23 @@ class Stream:
             )
             return cls(dataset, size=size, split="none", buffer=buffer, shuffle=shuffle)
 
-        def open_shard(index: int) -> Iterable[Any]:
-            shard: Iterable[Any] = dataset.shard(num_shards=count, index=index)
-            return shard
-
+        open_shard = _HuggingFace(dataset, count)
         return cls.shards(range(count), open_shard, size=size, buffer=buffer, shuffle=shuffle)
+
+
+class _HuggingFace:
+    """Opens shards of a ``datasets.IterableDataset``; a process that reads gets it as a pickle."""
+
+    def __init__(self, dataset: Any, count: int) -> None:
+        self._dataset, self._count, self._epoch = dataset, count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __call__(self, index: int) -> Iterable[Any]:
+        shard: Iterable[Any] = self._dataset.shard(num_shards=self._count, index=index)
+        _set_epoch(shard, self._epoch)  # a shard does not have its data set's
+        return shard
 
 
 class Own:
@@ -215,6 +230,7 @@ class Sharding:
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """See `Reading.samples`."""
+        _set_epoch(self.open_shard, epoch)
         order = np.arange(len(self._shards))
         if self.seed is not None:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
@@ -223,6 +239,14 @@ class Sharding:
             for number, sample in enumerate(shard):
                 if piece.has(number):
                     yield sample
+
+
+def _names(shards: Sequence[Any]) -> str:
+    """Tells lists of shards apart where ranks compare them; empty: they have no names."""
+    if not all(isinstance(shard, str | int | PurePath) for shard in shards):
+        return ""
+    names = "\0".join(map(str, shards))
+    return f" (names {hashlib.sha256(names.encode(errors='surrogatepass')).hexdigest()[:12]})"
 
 
 def _set_epoch(source: Any, epoch: int) -> None:
