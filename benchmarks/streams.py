@@ -93,7 +93,8 @@ def epoch(paths: list[str], policy_name: str, seed: int) -> Epoch:
     stream = Stream.shards(paths, shards, size=lambda sample: sample[1], buffer=BUFFER)
     world = len(A_S)
     store, policy = HashStore(), policies.make(policy_name, {})
-    readers = [Reader(stream, Meeting(r, world, store, -1, None), seed) for r in range(world)]
+    key = bytes(32)
+    readers = [Reader(stream, Meeting(r, world, store, -1, None, key), seed) for r in range(world)]
     gathering = Gathering(stream, Terms(0, BATCH, seed, False, "samples", 2), world, store, None)
     window, rng = Window(world, 0), np.random.default_rng(seed)
     ledger, step, planned_s = gathering.ledger, 0, 0.0

@@ -246,7 +246,7 @@ class Loop:
         return Position(self.next_epoch, self.step + 1)
 
     def _position_in_stream(self) -> Position:
-        """Where training is after an operator's stop: that epoch begins again, from its first sample.
+        """Where training is after an operator's stop: that epoch begins again.
 
         Raises:
             PacelineError: the script is in the loop over the loader.

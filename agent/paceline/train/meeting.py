@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from paceline.wire import RankDevice
 
 TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
 REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
+_KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 # Errors of the user's arguments. Every rank raises them as they are.
@@ -40,6 +42,8 @@ class Meeting:
     store: Store
     filler: int  # the smallest sample; -1: of a stream, whichever the rank has
     sizes: npt.NDArray[np.float64] | None  # [N], on rank 0; of a stream empty
+    # Ranks sign pickles in the store with it: whoever reaches the store can write there.
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -85,18 +89,19 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
         _broadcast(_described(error))
         raise
     store = _hosted()
-    filler = _filler(array)
+    meeting = Meeting(rank, world, store, _filler(array), array)
     _broadcast(
         {
             "same": arguments,
             "place": place(),
             "address": os.environ.get("MASTER_ADDR") or socket.getfqdn(),
             "port": store.port,
-            "filler": filler,
+            "filler": meeting.filler,
+            "key": meeting.key,
         }
     )
     _wait_for_all(world)
-    return Meeting(rank, world, store, filler, array)
+    return meeting
 
 
 def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
@@ -171,7 +176,7 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
         _wait_for_all(world, error)
         raise
     _wait_for_all(world)
-    return Meeting(rank, world, store, word["filler"], None)
+    return Meeting(rank, world, store, word["filler"], None, word["key"])
 
 
 def _wait_for_all(world: int, error: Exception | None = None) -> None:

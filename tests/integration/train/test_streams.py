@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import paceline
+from paceline.core.streaming.claiming import Claim
 from paceline.data import Stream
+from paceline.train.streams.processes import in_processes
+from paceline.train.streams.reader import opened, signed
 from support.ranks import RankError, Ranks
 from support.streams import (
     BATCH,
@@ -28,6 +33,7 @@ from support.streams import (
     read_by_processes,
     read_rows,
     resumed,
+    shard,
     sharing_shard,
     size_of,
     size_of_row,
@@ -191,8 +197,55 @@ def test_hugging_faces_own_streams_have_what_the_adapter_needs() -> None:
         gen_kwargs={"shards": [range(k, k + 30) for k in range(0, SAMPLES, 30)]},
     )
     stream = Stream.of_hugging_face(made, size=size_of, buffer=64)
-    assert stream.kind == "stream of 4 shards"
+    assert stream.kind.startswith("stream of 4 shards (names ")
     assert trained([train(stream)]) == ALL
+
+
+def test_lists_of_shards_with_other_names_are_told_apart() -> None:
+    def kind(shards: list[Any]) -> str:
+        return Stream.shards(shards, Numbers, size=size_of).kind
+
+    assert kind(["a.tar", "b.tar"]) == kind([Path("a.tar"), Path("b.tar")])
+    assert kind(["a.tar", "b.tar"]) != kind(["b.tar", "a.tar"])
+    assert kind([object(), object()]) == "stream of 2 shards"
+
+
+class Epochs(Numbers):
+    """A shard that says in which epoch it is read."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (number + 1000 * self.epochs[-1] for number in self.numbers)
+
+
+class InShards(HuggingFace):
+    def shard(self, num_shards: int, index: int) -> Numbers:
+        return Epochs(self.numbers[index::num_shards])
+
+
+def test_shards_of_hugging_face_are_told_the_epoch() -> None:
+    made = Stream.of_hugging_face(InShards(range(8), 2), size=size_of)
+    pieces = iter([Claim(0, 0, 8), Claim(1, 0, 8)])
+    reading = pickle.loads(pickle.dumps(made.reading))  # as a process that is spawned gets it
+    read = reading.samples(3, lambda shards: next(pieces, None))
+    assert sorted(read) == [3000 + number for number in range(8)]
+
+
+def test_a_claim_that_fails_reaches_the_reader() -> None:
+    def claim(shards: int) -> Claim | None:
+        raise OSError("the store is gone")
+
+    reading = Stream.shards([0, 1], shard, size=size_of).reading
+    with pytest.raises(OSError, match="the store is gone"):
+        list(in_processes(reading, 0, claim, {"num_workers": 1}))
+
+
+def test_a_filler_that_no_rank_signed_is_not_read() -> None:
+    key = bytes(32)
+    word = signed(pickle.dumps(7), key)
+    assert pickle.loads(opened(word, key)) == 7
+    for forged in (pickle.dumps(7), word[:-1] + b"!", signed(pickle.dumps(7), b"?" * 32), b""):
+        with pytest.raises(paceline.PacelineError, match="no rank of this session wrote"):
+            opened(forged, key)
 
 
 def test_what_does_not_go_with_a_stream_is_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import pickle
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FILLER = -1  # in place of a sample's number: the batch of a rank that trains nothing in a step
 
+_MAC_BYTES = 32  # of SHA-256
 _TOLD_AT_ONCE = 64  # samples
 _TELL_S = 0.05  # a sample that was read is told after so long at most, unless reading takes longer
 _LOOK_S = 0.05  # between two looks whether the leader gives more room
@@ -46,6 +48,7 @@ class Reader:
 
     def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
         self.stream, self._rank, self._store = stream, meeting.rank, meeting.store
+        self._key = meeting.key
         stream.reading.seed = seed if stream.shuffle else None
         self._changed = threading.Condition()
         self._samples: dict[int, Any] = {}
@@ -93,10 +96,10 @@ class Reader:
         """The smallest sample that was read here, or that of a rank that has read some.
 
         Raises:
-            PacelineError: the other ranks' samples cannot be pickled.
+            PacelineError: the other ranks' samples cannot be pickled, or no rank wrote the sample.
         """
         if self._smallest is None:
-            pickled = self._store.get(news.FILLER)
+            pickled = opened(self._store.get(news.FILLER), self._key)
             if not pickled:
                 raise PacelineError(
                     f"rank {self._rank} has read no sample, and those of other ranks cannot be "
@@ -168,7 +171,7 @@ class Reader:
     ) -> None:
         size, sample = held
         if self._smallest is None and store.add(news.FILLER_ASKED, 1) == 1:
-            store.set(news.FILLER, _pickled(sample))  # type: ignore[arg-type]
+            store.set(news.FILLER, signed(_pickled(sample), self._key))  # type: ignore[arg-type]
         if self._smallest is None or size < self._smallest[0]:
             self._smallest = (size, sample)
         with self._changed:
@@ -228,5 +231,26 @@ def _pickled(sample: Any) -> bytes:
     """Empty: it cannot be pickled, which matters to ranks without a sample alone."""
     try:
         return pickle.dumps(sample)
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except Exception:  # a sample's own __reduce__ may raise anything
         return b""
+
+
+def signed(pickled: bytes, key: bytes) -> bytes:
+    """A pickle with a MAC before it: reading a pickle runs what is written there."""
+    return _mac(pickled, key) + pickled
+
+
+def opened(word: bytes, key: bytes) -> bytes:
+    """The pickle that a rank signed.
+
+    Raises:
+        PacelineError: no rank of this session wrote it.
+    """
+    mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(pickled, key)):
+        raise PacelineError("no rank of this session wrote the filler sample in the ranks' store")
+    return pickled
+
+
+def _mac(pickled: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, b"filler\0" + pickled, "sha256")
