@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from paceline.core.streaming.claiming import Claim
 from paceline.data import Stream
 from paceline.train.streams.processes import in_processes
 from paceline.train.streams.reader import opened, signed
+from support.node import wait_gone
 from support.ranks import RankError, Ranks
 from support.streams import (
     BATCH,
@@ -237,6 +241,17 @@ def test_a_claim_that_fails_reaches_the_reader() -> None:
     reading = Stream.shards([0, 1], shard, size=size_of).reading
     with pytest.raises(OSError, match="the store is gone"):
         list(in_processes(reading, 0, claim, {"num_workers": 1}))
+
+
+def test_processes_that_wait_for_a_piece_end_with_their_rank() -> None:
+    command = [sys.executable, "-m", "support.waiting_script"]
+    tests = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tests) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"2\n"
+        processes = psutil.Process(rank.pid).children()
+        rank.kill()
+        wait_gone(processes)
 
 
 def test_a_filler_that_no_rank_signed_is_not_read() -> None:

@@ -1,0 +1,31 @@
+"""A rank whose processes wait for a piece that never comes; it prints its number of children."""
+
+from __future__ import annotations
+
+import threading
+
+import psutil
+
+from paceline.core.streaming.claiming import Claim
+from paceline.data import Stream
+from paceline.train.streams.processes import in_processes
+from support.streams import shard, size_of
+
+
+def main() -> None:
+    first = [Claim(0, 0, 8)]
+
+    def claim(shards: int) -> Claim | None:
+        if not first:
+            threading.Event().wait()
+        return first.pop()
+
+    reading = Stream.shards([0, 1], shard, size=size_of).reading
+    samples = in_processes(reading, 0, claim, {"num_workers": 2})
+    next(samples)
+    print(len(psutil.Process().children()), flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
