@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import refuse_tight
+from paceline.core.amounts.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
 from paceline.wire import (
     LONGEST_TYPE,
@@ -115,7 +115,7 @@ def _of_budget(hello: Hello, sizes: npt.NDArray[np.float64]) -> str | None:
     if not 0 < budget < math.inf:
         return f"token_budget is {budget}: it must be above 0, and finite"
     if sizes.max() > budget:
-        return f"sizes holds {float(sizes.max())!r}, more than token_budget, {budget!r}"
+        return f"sizes holds {shown(sizes.max())}, more than token_budget, {shown(budget)}"
     if steps is not None and not 1 <= steps <= len(sizes):
         return f"steps_per_epoch is {steps}: it must be 1 to {len(sizes)}, the number of sizes"
     if len(limits) not in (0, hello.world):

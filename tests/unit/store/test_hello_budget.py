@@ -20,7 +20,7 @@ SIZES = np.array([1.0, 3.0, 2.0], "<f8").tobytes()
         ({"token_limits": [4.0, 6.0]}, None),
         ({"token_budget": 0.0}, "token_budget is 0.0"),
         ({"token_budget": float("nan")}, "token_budget is nan"),
-        ({"token_budget": 2.5}, "sizes holds 3.0, more than token_budget, 2.5"),
+        ({"token_budget": 2.5}, "sizes holds 3, more than token_budget, 2.5"),
         ({"drop_last": True}, "does not go with drop_last"),
         ({"grid": 2}, "does not go with drop_last, grid"),
         ({"limits": [2, 2]}, "does not go with drop_last, grid, limits"),
