@@ -65,6 +65,23 @@ def test_each_step_has_what_the_budget_holds_of_the_epochs_order(name: str) -> N
     assert loads.sum(axis=1).max() <= BUDGET
 
 
+@pytest.mark.parametrize("name", ["sata", "lbb", "static_batching", "dynamic_batching"])
+def test_every_rank_works_in_long_steps_where_the_mean_step_is_smaller_than_the_world(
+    name: str,
+) -> None:
+    """Two long samples fill a step; many steps have short ones, too."""
+    values = np.where(np.arange(900) % 4, 900.0, 20.0)
+    start = begun(sizes=values.astype("<f8").tobytes(), global_batch=3)
+    run = Simulation(start, Emulation(a_s=A_S, b_s=[0.01] * WORLD), policies.make(name))
+    counts: list[list[int]] = []
+    while not run.finished:
+        counts += run.advance().segment.counts
+    made = np.array(counts)
+    long = made[made.sum(axis=1) > WORLD + 2]
+    assert len(long)
+    assert (long > 0).all()
+
+
 def test_paceline_divides_each_step_by_speed() -> None:
     _, loads, times = train(policies.make("paceline"), begun())
     late = slice(len(loads) // 2, None)
