@@ -80,7 +80,9 @@ class Budget:
         if not len(steps):
             return None
         step, rank = int(steps[0]), int(ranks[0])
-        return f"rank {rank} gets {shown(loads[step, rank])} in a step; {shown(self.limits[rank])} fit"
+        return (
+            f"rank {rank} gets {shown(loads[step, rank])} in a step; {shown(self.limits[rank])} fit"
+        )
 
 
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
@@ -146,7 +148,8 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
     for place in left:
         rank = int(room.argmax())
         if sizes[place] > room[rank] + ROUNDING * limits[rank]:
-            raise ValueError(f"a sample of size {shown(sizes[place])} fits on no rank beside the others")
+            size = shown(sizes[place])
+            raise ValueError(f"a sample of size {size} fits on no rank beside the others")
         made[place] = rank
         room[rank] -= sizes[place]
     return made
@@ -216,5 +219,6 @@ def refuse_larger(sizes: Floats, budget: float) -> None:
         raise ValueError(
             f"sizes[{first}] is {shown(sizes[first])} ({len(larger)} such of {len(sizes)}), "
             f"more than token_budget={shown(budget)}, so no step can hold that sample: raise "
-            f"token_budget to {shown(sizes.max())} or more, or cut or leave out samples that are longer"
+            f"token_budget to {shown(sizes.max())} or more, or cut or leave out samples that are "
+            "longer"
         )
