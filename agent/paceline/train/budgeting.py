@@ -19,7 +19,8 @@ from paceline.train.plan.epochs import EpochSteps
 Floats = npt.NDArray[np.float64]
 
 _BESIDE = {
-    "drop_last": "an epoch's last step is no less whole than others are: leave drop_last out",
+    "drop_last": "it is not supported, and an epoch's last step holds what is left: leave "
+    "drop_last out",
     "limits": "it counts samples: give token_limits, in the unit of the sizes",
     "shapes": "steps have different numbers of samples, which no grid divides: leave its samples "
     "out; its length may stay",

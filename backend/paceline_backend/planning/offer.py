@@ -50,7 +50,13 @@ def offer(
         policy: to plan with.
         version: of that policy in the run.
         plan_s: what planning the segment after it may take; 0: no time, as in a simulation.
+
+    Raises:
+        ValueError: the policy does not keep the run's token budget.
     """
+    # Before the problem is made, which takes time with each sample: this fails at each report.
+    if reason := policies.unsuited(policy, history.hello.token_budget):
+        raise ValueError(reason)
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
     feedback = single_batches(window.feedback(), history.newest)

@@ -20,6 +20,8 @@ from paceline_backend.policies.solve.grid import gridded
 from paceline_backend.policies.solve.tokens import within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
+_FINE = 8  # samples of each worker, on average, of which the counts of a token budget are made
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -123,6 +125,7 @@ def plan(
         )
     threads: list[int] = []
     if policy.allocator is not None:
+        problem = _in_fine_counts(problem)
         own = {
             name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)
         }
@@ -158,6 +161,17 @@ def plan(
         across,
         moves,
     )
+
+
+def _in_fine_counts(problem: Problem) -> Problem:
+    """The problem with a batch of enough samples that each worker's share is a whole number.
+
+    With a token budget, counts are only proportions in which each step is divided. In a mean step
+    of few samples a small share would be none, and so none of a longer step, too.
+    """
+    if problem.token_budget is None:
+        return problem
+    return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
 
 
 def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:

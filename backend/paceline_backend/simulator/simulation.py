@@ -351,6 +351,7 @@ class Simulation:
             started_at=now,
             profiles=[old.profiles[rank] for rank in alive] if old.profiles else [],
             limits=[old.limits[rank] for rank in alive] if old.limits else [],
+            token_limits=[old.token_limits[rank] for rank in alive] if old.token_limits else [],
             devices=[old.devices[rank] for rank in alive] if old.devices else [],
         )
         self._begin(hello, remaining(self.devices, alive), now)

@@ -11,8 +11,9 @@ import math
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from paceline.core.amounts.budget import refuse_tight
+from paceline.core.amounts.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
 from paceline.wire import (
     LONGEST_TYPE,
@@ -64,11 +65,11 @@ def of_hello(hello: Hello) -> str | None:
         return f"length_grid is {hello.length_grid}: it must be at least 0, and finite"
     if hello.loss_mean not in ("samples", "size"):
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
-    if hello.steps_per_epoch is not None and not 0 < hello.steps_per_epoch < MOST_STEPS:
-        return f"steps_per_epoch is {hello.steps_per_epoch}: it must be 1 to {MOST_STEPS - 1}"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
-    reason = _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
+    reason = (
+        _of_budget_alone(hello) or _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
+    )
     if reason is None and hello.shards is not None:
         return hello.shards.problem(hello.world, len(hello.sizes_array()))
     return reason
@@ -83,15 +84,8 @@ def _of_samples(hello: Hello) -> str | None:
     sizes = hello.sizes_array()
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
         return "sizes holds what is not a finite number of at least 0"
-    if hello.token_budget is not None:
-        if not 0 < hello.token_budget < math.inf:
-            return f"token_budget is {hello.token_budget}: it must be above 0, and finite"
-        if sizes.max() > hello.token_budget:
-            return f"sizes holds {sizes.max():g}, more than token_budget, {hello.token_budget:g}"
-        if hello.drop_last or hello.grid > 1 or hello.limits or hello.shards is not None:
-            return "token_budget does not go with drop_last, grid, limits or shards"
-        if reason := _of_token_limits(hello, float(sizes.max())):
-            return reason
+    if hello.token_budget is not None and (reason := _of_budget(hello, sizes)):
+        return reason
     if len(hello.used) % 4:
         return "used is not a sequence of uint32"
     used = np.frombuffer(hello.used, "<u4")
@@ -100,15 +94,37 @@ def _of_samples(hello: Hello) -> str | None:
     return None
 
 
-def _of_token_limits(hello: Hello, longest: float) -> str | None:
-    limits = hello.token_limits
+def _of_budget_alone(hello: Hello) -> str | None:
+    """What is given that only a token budget has, or that goes with none."""
+    if hello.token_budget is None:
+        if hello.token_limits:
+            return "token_limits is given without token_budget: leave it out"
+        if hello.steps_per_epoch is not None:
+            return "steps_per_epoch is given without token_budget: leave it out"
+        return None
+    if hello.stream:
+        return "token_budget does not go with a stream: leave it out"
+    if hello.drop_last or hello.grid > 1 or hello.limits or hello.shards is not None:
+        return "token_budget does not go with drop_last, grid, limits or shards"
+    return "token_budget does not go with uneven_steps" if hello.uneven_steps else None
+
+
+def _of_budget(hello: Hello, sizes: npt.NDArray[np.float64]) -> str | None:
+    budget, steps, limits = hello.token_budget, hello.steps_per_epoch, hello.token_limits
+    assert budget is not None
+    if not 0 < budget < math.inf:
+        return f"token_budget is {budget}: it must be above 0, and finite"
+    if sizes.max() > budget:
+        return f"sizes holds {shown(sizes.max())}, more than token_budget, {shown(budget)}"
+    if steps is not None and not 1 <= steps <= len(sizes):
+        return f"steps_per_epoch is {steps}: it must be 1 to {len(sizes)}, the number of sizes"
     if len(limits) not in (0, hello.world):
         return f"token_limits are {len(limits)} of {hello.world} ranks"
     if not all(0 <= limit < math.inf for limit in limits):
         return "token_limits holds a number that is negative or not finite"
-    if limits and hello.token_budget is not None:
+    if limits:
         try:
-            refuse_tight(np.array(limits), longest, hello.token_budget)
+            refuse_tight(np.array(limits), float(sizes.max()), budget)
         except ValueError as error:
             return str(error)
     return None

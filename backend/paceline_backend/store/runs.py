@@ -412,9 +412,9 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return HelloFacts(message.epochs, message.emulated, None, None, None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    per_epoch = message.steps_per_epoch or steps_per_epoch(
-        message.samples, message.global_batch, message.drop_last
-    )
+    per_epoch = None if message.token_budget is None else message.steps_per_epoch
+    if per_epoch is None:
+        per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
     return HelloFacts(message.epochs, message.emulated, dif, message.token_budget, per_epoch)
 
 

@@ -137,7 +137,8 @@ def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says
     add_first_policy(store, "t", "chronica")
     assert client.get("/api/v1/runs/t").json()["notice"] is None  # it has not said hello
     sizes = np.ones(40, "<f8").tobytes()
-    said = hello(2, sizes=sizes, global_batch=9, token_budget=9.5, steps_per_epoch=5)
+    budget = {"token_budget": 9.5, "steps_per_epoch": 5, "uneven_steps": False}
+    said = hello(2, sizes=sizes, global_batch=9, **budget)
     telemetry.write(store, [("t", said)])
     shown = client.get("/api/v1/runs/t").json()
     assert (shown["token_budget"], shown["steps_per_epoch"]) == (9.5, 5)

@@ -238,3 +238,14 @@ def test_counting_goes_on_from_a_checkpoint() -> None:
     assert [counted.upto(step) for step in (8, 9, 10)] == [26, 31, 33]
     counted.begin_epoch(11, np.array([10, 11]))
     assert [counted.upto(step) for step in (10, 11, 12)] == [33, 43, 44]
+
+
+def test_what_a_message_asks_for_is_enough() -> None:
+    sizes = np.array([1.0, 1_234_567.0])
+    with pytest.raises(ValueError, match="raise token_budget to 1234567 or more"):
+        refuse_larger(sizes, 1_234_560.0)
+    refuse_larger(sizes, 1_234_567.0)
+    limits = np.array([1_000_001.5, 2_000_002.25])
+    with pytest.raises(ValueError, match=r"steps of up to 3000001\.75 fit"):
+        refuse_tight(limits, 2.0, 3_000_010.0)
+    refuse_tight(limits, 2.0, 3_000_001.75)

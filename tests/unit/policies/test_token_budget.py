@@ -11,12 +11,15 @@ from paceline.core.amounts.budget import counts_within
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
+from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
+from paceline_backend.planning.offer import offer
 from paceline_backend.policies import Feedback, plan
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.scenario import Failure
 from paceline_backend.testing import check_policy
 from support.records import hello
 
@@ -63,6 +66,23 @@ def test_each_step_has_what_the_budget_holds_of_the_epochs_order(name: str) -> N
     steps, loads, _ = train(policies.make(name), begun())
     assert steps == [step for epoch in range(3) for step in due(epoch)]
     assert loads.sum(axis=1).max() <= BUDGET
+
+
+@pytest.mark.parametrize("name", ["sata", "lbb", "static_batching", "dynamic_batching"])
+def test_every_rank_works_in_long_steps_where_the_mean_step_is_smaller_than_the_world(
+    name: str,
+) -> None:
+    """Two long samples fill a step; many steps have short ones, too."""
+    values = np.where(np.arange(900) % 4, 900.0, 20.0)
+    start = begun(sizes=values.astype("<f8").tobytes(), global_batch=3)
+    run = Simulation(start, Emulation(a_s=A_S, b_s=[0.01] * WORLD), policies.make(name))
+    counts: list[list[int]] = []
+    while not run.finished:
+        counts += run.advance().segment.counts
+    made = np.array(counts)
+    long = made[made.sum(axis=1) > WORLD + 2]
+    assert len(long)
+    assert (long > 0).all()
 
 
 def test_paceline_divides_each_step_by_speed() -> None:
@@ -117,6 +137,27 @@ def test_policies_that_change_the_training_are_refused_by_name(name: str) -> Non
     problem = History(begun()).problem(2, 0, shuffle=True)
     with pytest.raises(ValueError, match="keeps no token budget"):
         plan(policy, problem, Feedback.empty(), shuffle=True)
+
+
+def test_a_policy_that_keeps_no_budget_is_refused_before_the_samples_are_gone_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def problem(self: History, steps: int, version: int, *, shuffle: bool) -> None:
+        raise AssertionError("a problem was made")
+
+    monkeypatch.setattr(History, "problem", problem)
+    with pytest.raises(ValueError, match="keeps no token budget"):
+        offer(History(begun()), Window(WORLD, 0), policies.make("chronica"), 0)
+
+
+def test_a_restart_keeps_the_limits_of_the_ranks_that_are_left() -> None:
+    limits = [2_000.0, 1_000.0, 1_500.0, 1_800.0]
+    devices = Emulation(a_s=A_S, b_s=[0.01] * WORLD)
+    died = [Failure(rank=1, step=5, world=3)]
+    run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"), failures=died)
+    while not run.finished:
+        run.advance()
+    assert run.hello.token_limits == [2_000.0, 1_500.0, 1_800.0]
 
 
 def test_free_mode_is_refused() -> None:

@@ -28,12 +28,23 @@ SIZES = np.array([1.0, 3.0, 2.0], "<f8").tobytes()
         ({"token_limits": [4.0, -1.0]}, "token_limits holds a number"),
         ({"token_limits": [4.0, 4.0]}, "steps of up to 5 fit"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
+        ({"steps_per_epoch": 3}, None),
+        ({"steps_per_epoch": 4}, "steps_per_epoch is 4: it must be 1 to 3"),
+        ({"token_budget": None}, "steps_per_epoch is given without token_budget"),
+        ({"token_budget": None, "steps_per_epoch": None}, None),
+        (
+            {"token_budget": None, "steps_per_epoch": None, "token_limits": [4.0, 6.0]},
+            "token_limits is given without token_budget",
+        ),
+        ({"uneven_steps": True}, "does not go with uneven_steps"),
+        ({"stream": True, "sizes": b""}, "does not go with a stream"),
     ],
 )
 def test_a_budget_that_no_plan_could_keep_is_refused(
     changes: dict[str, Any], why: str | None
 ) -> None:
     given = {"sizes": SIZES, "global_batch": 2, "token_budget": 6.0, "steps_per_epoch": 2}
+    given["uneven_steps"] = False
     said = refusals.of_hello(hello(2, **(given | changes)))
     if why is None:
         assert said is None

@@ -80,7 +80,9 @@ class Budget:
         if not len(steps):
             return None
         step, rank = int(steps[0]), int(ranks[0])
-        return f"rank {rank} gets {loads[step, rank]:g} in a step; {self.limits[rank]:g} fit"
+        return (
+            f"rank {rank} gets {shown(loads[step, rank])} in a step; {shown(self.limits[rank])} fit"
+        )
 
 
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
@@ -106,7 +108,7 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
             window *= 2
         if not count:
             raise ValueError(
-                f"a sample of size {sizes[start]:g} is more than the budget, {budget:g}"
+                f"a sample of size {shown(sizes[start])} is more than the budget, {shown(budget)}"
             )
         counts.append(count)
         start += count
@@ -146,7 +148,8 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
     for place in left:
         rank = int(room.argmax())
         if sizes[place] > room[rank] + ROUNDING * limits[rank]:
-            raise ValueError(f"a sample of size {sizes[place]:g} fits on no rank beside the others")
+            size = shown(sizes[place])
+            raise ValueError(f"a sample of size {size} fits on no rank beside the others")
         made[place] = rank
         room[rank] -= sizes[place]
     return made
@@ -166,19 +169,25 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
     Raises:
         ValueError: the limits are too tight; the message says what budget they hold.
     """
-    given = ", ".join(f"{limit:g}" for limit in limits)
+    given = ", ".join(shown(limit) for limit in limits)
     if limits.max() < longest:
         raise ValueError(
-            f"token_limits is [{given}], and the largest sample has size {longest:g}, which fits "
-            "on no rank: raise a limit, or cut or leave out samples that are longer"
+            f"token_limits is [{given}], and the largest sample has size {shown(longest)}, which "
+            "fits on no rank: raise a limit, or cut or leave out samples that are longer"
         )
     holds = float(np.maximum(limits - longest, 0.0).sum()) + longest
     if budget * (1 + ROUNDING) > holds * (1 + 2 * ROUNDING):
         raise ValueError(
-            f"token_limits is [{given}], and the largest sample has size {longest:g}: steps of up "
-            f"to {holds:g} fit whatever samples they hold, and token_budget is {budget:g}: lower "
-            "token_budget to that, or raise token_limits"
+            f"token_limits is [{given}], and the largest sample has size {shown(longest)}: steps "
+            f"of up to {shown(holds)} fit whatever samples they hold, and token_budget is "
+            f"{shown(budget)}: lower token_budget to that, or raise token_limits"
         )
+
+
+def shown(amount: float) -> str:
+    """An amount exactly, so that what a message asks for is enough: 1000001, 0.1."""
+    amount = float(amount)
+    return str(int(amount)) if amount.is_integer() else repr(amount)
 
 
 def budget_of(given: Any) -> float:
@@ -208,7 +217,8 @@ def refuse_larger(sizes: Floats, budget: float) -> None:
     if len(larger):
         first = int(larger[0])
         raise ValueError(
-            f"sizes[{first}] is {sizes[first]:g} ({len(larger)} such of {len(sizes)}), more than "
-            f"token_budget={budget:g}, so no step can hold that sample: raise token_budget to "
-            f"{sizes.max():g} or more, or cut or leave out samples that are longer"
+            f"sizes[{first}] is {shown(sizes[first])} ({len(larger)} such of {len(sizes)}), "
+            f"more than token_budget={shown(budget)}, so no step can hold that sample: raise "
+            f"token_budget to {shown(sizes.max())} or more, or cut or leave out samples that are "
+            "longer"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.core.amounts.budget import shown
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.nodedata.node import Loaded
@@ -45,7 +46,7 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         terms = known.session._loop.terms
         batch = f"global batch {terms.global_batch}"
         if terms.token_budget is not None:
-            batch = f"token budget {terms.token_budget:,g} (about {terms.global_batch} samples)"
+            batch = f"token budget {shown(terms.token_budget)} (about {terms.global_batch} samples)"
         count, steps = "a stream", ""
         if terms.samples:
             count = f"{terms.samples:,} samples"

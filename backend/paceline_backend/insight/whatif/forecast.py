@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.cost import Features
-from paceline.wire import ALLREDUCE
+from paceline.wire import ALLREDUCE, Hello
 from paceline.wire.synchronisation import Averaging
 from paceline_backend import policies
 from paceline_backend.insight.whatif import slow_nodes
@@ -260,10 +260,7 @@ def _answer(
 ) -> Forecast:
     assert state.history is not None
     hello, sizes = state.history.hello, state.history.sizes
-    full, rest = divmod(len(sizes), hello.global_batch)
-    load = float(sizes.sum()) / (full + (rest > 0))  # of a mean step
-    if hello.drop_last:
-        load = float(sizes.mean()) * hello.global_batch
+    load = mean_load(hello, sizes)
     base = simulated[label(state.policy, state.parameters)]
     fit_error = abs(1 / basis.bias - 1)
     forecasts = [
@@ -293,6 +290,20 @@ def _answer(
         speeds=_speeds(basis, load / hello.world, hello.global_batch / hello.world),
         replicates=1 + len(base.shifts),
     )
+
+
+def mean_load(hello: Hello, sizes: Floats) -> float:
+    """What a mean step holds, in the unit of the sizes.
+
+    Args:
+        hello: of the run's attempt.
+        sizes: λ of each sample, [N].
+    """
+    if hello.token_budget is not None and hello.steps_per_epoch:
+        return float(sizes.sum()) / hello.steps_per_epoch  # `global_batch` is a rounded mean
+    if hello.drop_last:
+        return float(sizes.mean()) * hello.global_batch
+    return float(sizes.sum()) / -(-len(sizes) // hello.global_batch)
 
 
 def _preset(
