@@ -92,8 +92,6 @@ def test_streams_reads_tar_files_and_trains_each_sample_once(
     for ran in whole["results"].values():
         assert ran["distinct"] == ran["samples"] == sum(ran["per_rank"]) == 2000
         assert ran["opened"] >= ran["shards"] == 8
-    bsp, ours = whole["results"]["bsp"], whole["results"]["paceline"]
-    assert ours["over_fluid"] < 0.75 * bsp["over_fluid"]
 
 
 def test_torch_is_bsp(program: Any) -> None:
