@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +76,14 @@ class Shards:
     def __init__(self) -> None:
         self.opened = 0
 
-    def __call__(self, path: str) -> Iterable[Any]:
+    def __call__(self, path: str) -> Iterator[Any]:
         """The samples of a shard: key and size."""
-        import webdataset
+        from webdataset.tariterators import group_by_keys, tar_file_expander
 
         self.opened += 1
-        shard = webdataset.WebDataset(
-            path, shardshuffle=False, nodesplitter=None, workersplitter=None
-        )
-        return ((sample["__key__"], float(sample["txt"])) for sample in shard)
+        with Path(path).open("rb") as file:  # WebDataset(path) leaves it open
+            for sample in group_by_keys(tar_file_expander([{"url": path, "stream": file}])):
+                yield sample["__key__"], float(sample["txt"])
 
 
 def epoch(paths: list[str], policy_name: str, seed: int) -> Epoch:
