@@ -33,7 +33,6 @@ class _Pieces(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-
         parent = os.getppid()
 
         def claim(shards: int) -> Claim | None:

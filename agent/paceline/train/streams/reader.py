@@ -52,7 +52,8 @@ class Reader:
         stream.reading.seed = seed if stream.shuffle else None
         self._changed = threading.Condition()
         self._samples: dict[int, Any] = {}
-        self._room = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
+        self._equal = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
+        self._room = self._equal
         self._pass: threading.Event | None = None  # of the epoch that is read; set: end it
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
@@ -62,6 +63,7 @@ class Reader:
         """Begins to read an epoch. What is left of another one is dropped."""
         self.close()
         self._samples = {}
+        self._room = self._equal  # at an epoch's end it may have been that of all ranks
         self._pass = over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(epoch, over), name="paceline-stream", daemon=True
