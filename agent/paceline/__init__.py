@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline import data
     from paceline.client import connect
     from paceline.core.amounts.shapes import Shapes
-    from paceline.train.packing import Packed, packed
+    from paceline.train.amounts.packing import Packed, packed
     from paceline.train.parts import Batch
     from paceline.train.seeding.samples import generator, numpy_generator, seeded
     from paceline.train.session import Session
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
         return Shapes
     if name in ("Packed", "packed"):
-        return getattr(importlib.import_module("paceline.train.packing"), name)
+        return getattr(importlib.import_module("paceline.train.amounts.packing"), name)
     if name in ("generator", "numpy_generator", "seeded"):
         return getattr(importlib.import_module("paceline.train.seeding.samples"), name)
     if name == "data":

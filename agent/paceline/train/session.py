@@ -20,7 +20,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Stream
 from paceline.train import stacks
-from paceline.train.budgeting import (
+from paceline.train.amounts.budgeting import (
     budgeted,
     checked_sizes,
     counted,
@@ -28,6 +28,7 @@ from paceline.train.budgeting import (
     planned,
     refuse_profile,
 )
+from paceline.train.amounts.sizes import Sizes, resolve
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
@@ -49,7 +50,6 @@ from paceline.train.profile import (
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
-from paceline.train.sizes import Sizes, resolve
 from paceline.train.streams.reader import Reader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value

@@ -240,11 +240,9 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
         if row is None:
             raise UnknownRunError(f"no run {run}")
-        asked, key, attempt = {**_plain(row), "target": wanted}, row.key, row.attempt
-        facts = None if attempt is None else _facts(store, key, attempt)
-        per_epoch = None if facts is None else facts.steps_per_epoch
-        counting = attempts.spans(connection, key, attempt)
-        reached = target.reached(store, connection, asked, counting, per_epoch)
+        asked = {**_plain(row), **_told(store, row.key, row.attempt), "target": wanted}
+        counting = attempts.spans(connection, row.key, row.attempt)
+        reached = target.reached(store, connection, asked, counting)
     assert reached is not None, "it has a target"
     return reached
 
@@ -383,15 +381,12 @@ def _select(
     for run in rows:
         key, attempt = run["key"], run["attempt"]
         run["tags"], run["figures"] = tags[key], figures.get(key)
-        facts = None if attempt is None else _facts(store, key, attempt)
-        for name in HelloFacts.__dataclass_fields__:
-            run[name] = None if facts is None else getattr(facts, name)
-        per_epoch = run["steps_per_epoch"]
+        run |= _told(store, key, attempt)
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
-        run |= completion.times(connection, run, per_epoch)
-        run["target"] = target.reached(store, connection, run, spans, per_epoch)
+        run |= completion.times(connection, run, run["steps_per_epoch"])
+        run["target"] = target.reached(store, connection, run, spans)
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
@@ -399,6 +394,12 @@ def _select(
         if not keep_key:
             del run["key"]
     return rows
+
+
+def _told(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
+    """What a run's Hello says; None of each, if it has not said hello."""
+    facts = None if attempt is None else _facts(store, key, attempt)
+    return dict.fromkeys(HelloFacts.__dataclass_fields__) if facts is None else {**vars(facts)}
 
 
 @lru_cache(maxsize=1024)

@@ -32,7 +32,7 @@ _FIVE_LINES = (
 _LOOKED_AT = 16  # samples whose shapes are compared
 _STEPS = 200  # whose loads are divided, to say how uneven sizes are
 # Loggers whose warnings other checks, or nobody, need to repeat.
-_TOLD = {"paceline.train.sizes", "paceline.train.wiring", "paceline.train.device"}
+_TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
 

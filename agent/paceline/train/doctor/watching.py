@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from paceline.train import session as sessions
-from paceline.train import sizes
+from paceline.train.amounts import sizes
 from paceline.train.doctor.calls import Calls, Place, tensors
 from paceline.train.loader import Loader, _Batches
 from paceline.train.session import Session

@@ -40,7 +40,6 @@ def reached(
     connection: sa.Connection,
     run: Mapping[str, Any],
     counting: Sequence[Span],
-    per_epoch: int | None,
 ) -> dict[str, Any] | None:
     """A run's target, with when it was first met, and the best value so far. None: it has none.
 
@@ -50,9 +49,8 @@ def reached(
     Args:
         store: the database.
         connection: to read from.
-        run: its row.
+        run: its row, with what its Hello says.
         counting: which of its steps count; `store.attempts.spans`.
-        per_epoch: steps of a whole epoch; None: not known.
     """
     if run["target"] is None:
         return None
@@ -65,7 +63,7 @@ def reached(
         seen = _of_settled(store, run["key"], settled, tuple(counting), *wanted)
     source = "evaluations" if seen.measured or target["metric"] != "loss" else "training"
     if source == "training":
-        seen = _decided(_losses(connection, run, target, per_epoch), *wanted[1:])
+        seen = _decided(_losses(connection, run, target), *wanted[1:])
     met = seen.met
     if met is not None:
         began = run["started_at"]
@@ -136,7 +134,6 @@ def _losses(
     connection: sa.Connection,
     run: Mapping[str, Any],
     target: Mapping[str, Any],
-    per_epoch: int | None,
 ) -> list[dict[str, Any]]:
     """The first block of steps whose mean loss meets a target, and the best one."""
     c = step_rollups.c
@@ -151,10 +148,10 @@ def _losses(
     moments = []
     for row in rows:
         step = row.step + BLOCK - 1
-        if per_epoch is None:
+        if run["steps_per_epoch"] is None:
             epoch, trained = _of_stream(connection, run, step)
         else:
-            epoch, trained = _in_whole_epochs(run, step, per_epoch)
+            epoch, trained = _in_whole_epochs(run, step)
         moment = {"step": step, "epoch": epoch, "trained": trained, "at": row.ended_at}
         moments.append({**moment, "value": row.loss})
     return moments
@@ -168,9 +165,10 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
     return epoch or 0, (step + 1) * (run["global_batch"] or 1)
 
 
-def _in_whole_epochs(run: Mapping[str, Any], step: int, per_epoch: int) -> tuple[int, int]:
+def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
     """A step's epoch, and the samples that a run has trained on after it."""
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
+    per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:
         samples = min(samples, per_epoch * batch)  # that an epoch trains on
     else:

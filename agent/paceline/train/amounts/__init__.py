@@ -1,0 +1,1 @@
+"""How much a step holds: the sizes of samples, a budget of tokens, and packed sequences."""
