@@ -58,6 +58,7 @@ from paceline_backend.api.rules import VIEWER, Allow, Rules
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching
 from paceline_backend.insight.figures import Figures
+from paceline_backend.insight.reuse import Reused
 from paceline_backend.requests.asking import Asker
 from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
@@ -113,6 +114,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.asker = Asker(settings.bus)
     app.state.logs = Logs(store, app.state.asker)
     app.state.streams = Streams(settings.max_streams)
+    app.state.reused = Reused()
     rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
     app.state.rules = rules
     errors.install(app)

@@ -19,6 +19,7 @@ from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.insight import costs
+from paceline_backend.insight.reuse import Reused
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
@@ -36,6 +37,12 @@ def store_of(request: Request) -> Store:
     """The application's store."""
     store: Store = request.app.state.store
     return store
+
+
+def reused_of(request: Request) -> Reused:
+    """The application's answers that are given again."""
+    reused: Reused = request.app.state.reused
+    return reused
 
 
 def settings_of(request: Request) -> Settings:

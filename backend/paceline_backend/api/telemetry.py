@@ -12,7 +12,7 @@ from paceline_backend import policies
 from paceline_backend.api import report_models, step_models
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import reused_of, store_of
 from paceline_backend.insight import workers
 from paceline_backend.insight.report import round_words
 from paceline_backend.policies import Predictor
@@ -67,7 +67,12 @@ def list_workers(
     predictor = _predictor(asked[-1]) if asked else None
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        return workers.summary(connection, key, last, predictor)
+
+    def summary() -> list[dict[str, Any]]:
+        with store.read() as connection:
+            return workers.summary(connection, key, last, predictor)
+
+    return reused_of(request).get(("workers", key, last), summary)
 
 
 def _predictor(switch: Mapping[str, Any]) -> Predictor | None:

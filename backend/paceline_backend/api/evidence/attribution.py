@@ -10,9 +10,10 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.evidence.verdict import judged
 from paceline_backend.api.evidence.whatif_models import Saving
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import reused_of, store_of
 from paceline_backend.api.telemetry import From, Points, To
 from paceline_backend.insight import replacements
 from paceline_backend.insight import verdict as verdicts
@@ -24,9 +25,9 @@ from paceline_backend.insight.attribution import (
 )
 from paceline_backend.insight.verdict import Finding, SlowNode, Verdict, slow_node, throttled
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.store import attempts, runs
+from paceline_backend.store import runs
 from paceline_backend.store.nodes import states_of_gpus
-from paceline_backend.store.reads import bucket_of
+from paceline_backend.store.reads import Range, bucket_of
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
@@ -118,15 +119,20 @@ def get_attribution(
     """Why ranks wait: data, node, transient or input. By default in the newest 100 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        placement = attempts.placement(connection, key, to)
-        rows = read_rows(connection, key, (first, to), placement)
-        seen = verdicts.read_observed(connection, key, (first, to), placement)
-    result, verdict = attribute(rows), verdicts.judge(seen)  # takes a while: without a connection
+    asked = ("attribution", key, first, to, points)
+    return reused_of(request).get(asked, lambda: _attributed(request, key, (first, to), points))
+
+
+def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:
+    _, verdict, placement = judged(request, run, span)
+    with store_of(request).read() as connection:
+        rows = read_rows(connection, run, span, placement)
+    result = attribute(rows)  # takes a while: without a connection
     nodes = None if placement is None else placement.nodes
     slow, forecast, gpus = slow_node(verdict), None, []
     if slow is not None and placement is not None:
         with store_of(request).read() as connection:
-            forecast = replacements.forecast_of(connection, key, slow.node, placement.since)
+            forecast = replacements.forecast_of(connection, run, slow.node, placement.since)
             gpus = states_of_gpus(connection, slow.node)
     return _answer(result, verdict, points, nodes, slow, gpus) | {"saving": forecast}
 

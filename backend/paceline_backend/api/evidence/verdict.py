@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.runs import reused_of, settings_of, store_of
 from paceline_backend.api.telemetry import From, To
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.server.prices import Price as PriceOfHour
 from paceline_backend.store import Connection, attempts, runs
 from paceline_backend.store.fleet import costs
+from paceline_backend.store.reads import Range
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
@@ -118,12 +119,33 @@ class PricedVerdict(RunVerdict):
 @router.get("/verdict", response_model=PricedVerdict)
 def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
     """Who holds the run up, why, since when, and what it costs; by default in 500 steps."""
-    with store_of(request).read() as connection:
+    store, default = store_of(request), settings_of(request).hour_price
+    with store.read() as connection:
         key = runs.key_of(connection, run)
-        placement = attempts.placement(connection, key, to)
-        seen = verdicts.read_observed(connection, key, (first, to), placement)
-        price = _price(connection, key, seen, settings_of(request).hour_price)
-    return {**verdicts.facts_of(verdicts.judge(seen)), "price": price}
+    seen, verdict, _ = judged(request, key, (first, to))
+    with store.read() as connection:
+        price = _price(connection, key, seen, default)
+    return {**verdicts.facts_of(verdict), "price": price}
+
+
+def judged(
+    request: Request, run: int, span: Range
+) -> tuple[verdicts.Observed, verdicts.Verdict, attempts.Placement | None]:
+    """What ranks reported of a range of steps, the verdict on it, and where they were at its end.
+
+    Args:
+        request: of whoever asks.
+        run: key of the run.
+        span: first and last step; None: as far as a verdict goes.
+    """
+
+    def judge() -> tuple[verdicts.Observed, verdicts.Verdict, attempts.Placement | None]:
+        with store_of(request).read() as connection:
+            placement = attempts.placement(connection, run, span[1])
+            seen = verdicts.read_observed(connection, run, span, placement)
+        return seen, verdicts.judge(seen), placement  # takes a while: without a connection
+
+    return reused_of(request).get(("verdict", run, span), judge)
 
 
 def _price(
