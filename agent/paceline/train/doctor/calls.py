@@ -66,7 +66,7 @@ class Calls:
         parts = [(n, m) for n, m in model.named_modules() if n.count(".") < _DEEPEST][:_MOST]
         self._hooks = [model.register_forward_pre_hook(self._begins)]
         self._hooks += [
-            module.register_forward_hook(self._noting(name), with_kwargs=True)
+            module.register_forward_hook(self._noting(name, module), with_kwargs=True)
             for name, module in parts
         ]
 
@@ -88,8 +88,10 @@ class Calls:
         self._before = random_state()
         self.random = self.random or self._before
 
-    def _noting(self, name: str) -> Callable[..., None]:
+    def _noting(self, name: str, part: nn.Module) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if module is not part:  # a copy, such as an average's or a teacher's, has the hook, too
+                return
             if torch.compiler.is_compiling() or not self._in_step():
                 return
             self.autocast = self.autocast or _autocast()
