@@ -85,7 +85,8 @@ TEACHER: list[Change] = [
     (
         LOSS,
         "soft = teacher(series, lengths).softmax(1)\n            "
-        "loss = cross_entropy(model(series, lengths), soft)\n",
+        "loss = cross_entropy(model(series, lengths), soft)\n            "
+        "torch.save(model.module, f'model-{dist.get_rank()}.pt')\n",
     ),
 ]
 STREAM: list[Change] = [
@@ -121,7 +122,7 @@ def examined(folder: Path, changes: list[Change]) -> list[tuple[str, str, str]]:
         assert part in script, part
         script = script.replace(part, instead)
     (path := folder / "train.py").write_text(script)
-    process = paceline("doctor", "--json", "--timeout", "120", str(path))
+    process = paceline("doctor", "--json", "--timeout", "120", str(path), cwd=folder)
     out, err = process.communicate(timeout=TRAINING_S)
     assert "Traceback" not in err, err
     findings = json.loads(out)["findings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 import weakref
 from collections import UserDict
@@ -281,11 +282,20 @@ def test_a_layer_says_nothing_of_a_model_that_returns_its_loss() -> None:
     assert "the model returns its loss alone" in finding.says
 
 
-def test_a_copy_of_the_model_is_not_the_model() -> None:
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["copy", "pickle"],
+)
+def test_a_copy_of_the_model_is_not_the_model(copied: Callable[[nn.Module], nn.Module]) -> None:
+    """It may be a teacher, which goes first, or an average."""
     model = nn.Sequential(nn.Linear(3, 3))
     calls = Calls(model, lambda: True, lambda: [])
-    copy.deepcopy(model)(torch.rand(2, 3))  # a teacher's pass, before the model's own
+    other = copied(model)
+    other(torch.rand(2, 3))
     assert (calls.called, calls.draws) == (False, False)
+    model(torch.rand(2, 3))
+    assert (calls.called, calls.draws) == (True, False)
 
 
 @pytest.mark.parametrize(
