@@ -191,13 +191,13 @@ def fitting(seen: Seen) -> Iterator[Finding]:
         given = known.sizes
         if given is None or isinstance(known.dataset, Stream) or given.min() == given.max():
             continue
-        by_size = np.argsort(given, kind="stable")
-        numbers = by_size[np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)].tolist()
+        order = np.argsort(given, kind="stable")
+        numbers = order[np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)].tolist()
         extents = np.array([extent(load(known, number)) for number in numbers])
         if extents.min() == extents.max():  # sizes may count what is in a sample
             continue
-        places = [np.unique(each, return_inverse=True)[1] for each in (given[numbers], extents)]
-        correlation = float(np.corrcoef(*places)[0, 1])
+        by_extent, by_size = _places(extents), _places(given[numbers])
+        correlation = float(np.corrcoef(by_extent, by_size)[0, 1])
         if correlation < _FITTING:
             yield Finding(
                 "sizes",
@@ -208,6 +208,11 @@ def fitting(seen: Seen) -> Iterator[Finding]:
                 "so on. Nothing, if what samples cost has little to do with their elements.",
                 {"correlation": correlation},
             )
+
+
+def _places(values: npt.NDArray[Any]) -> Floats:
+    """Of each value how many smaller ones there are, equal ones counted once."""
+    return np.unique(values, return_inverse=True)[1].astype(np.float64)
 
 
 def _plain(number: float) -> str:
