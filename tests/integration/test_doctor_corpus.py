@@ -134,11 +134,7 @@ def examined(folder: Path, changes: list[Change]) -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [[*PACKED], [*TEACHER]],
-    ids=["packed", "teacher"],
-)
+@pytest.mark.parametrize("changes", [PACKED, TEACHER], ids=["packed", "teacher"])
 def test_it_is_silent_where_nothing_is_wrong(tmp_path: Path, changes: list[Change]) -> None:
     assert examined(tmp_path, changes) == []
 
@@ -148,3 +144,32 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
     assert padding[:2] == ("padding", "note")
     assert checkpoint[:2] == ("checkpoint", "note")
     assert "save session.state_dict()" in checkpoint[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "says"),
+    [
+        (
+            [*PACKED, ("torch.tanh(self.read(series))", "self.read(series).cumsum(0)")],
+            [("padding", "problem")],
+            "Keep sequences apart by cu_seqlens",
+        ),
+        (
+            [("self.read(series)", "self.read(series + 0.1 * torch.randn_like(series))")],
+            [("padding", "note"), ("random numbers", "note")],
+            "as if it drew random numbers in evaluation mode, too",
+        ),
+        (
+            [("sizes=data.lengths", "sizes=data.lengths[::-1]")],
+            [("sizes", "note")],
+            "Sizes do not go with how many elements samples have",
+        ),
+    ],
+    ids=["packed-mixed", "noise", "sizes-of-others"],
+)
+def test_a_fault_is_named(
+    tmp_path: Path, changes: list[Change], found: list[tuple[str, str]], says: str
+) -> None:
+    findings = examined(tmp_path, changes)
+    assert [each[:2] for each in findings] == found, findings
+    assert says in findings[0][2]
