@@ -118,6 +118,8 @@ class Stream:
         Raises:
             TypeError, ValueError: an argument is wrong; the message names it.
         """
+        if not hasattr(shards, "__len__"):
+            raise TypeError(f"shards is {type(shards).__name__}: give a list of shards")
         if isinstance(shards, str) or not len(shards):
             raise ValueError("shards: give a list of at least one shard")
         if not callable(open):
@@ -155,6 +157,12 @@ class Stream:
             raise TypeError(
                 f"dataset is {type(dataset).__name__}: give a datasets.IterableDataset, as "
                 "load_dataset(…, streaming=True) returns it"
+            )
+        split = getattr(dataset, "_distributed", None)  # private; a test has it by its function
+        if getattr(split, "world_size", 1) > 1:
+            raise ValueError(
+                "dataset is split by rank: give it as it was before split_dataset_by_node, since "
+                "ranks claim its shards, or give Stream(dataset, size=…, split='ranks')"
             )
         count: int = dataset.num_shards
         if count < 2:
@@ -235,7 +243,10 @@ class Sharding:
         if self.seed is not None:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
         while (piece := claim(len(order))) is not None:
-            shard = self.open_shard(self._shards[order[piece.shard]])
+            name = self._shards[order[piece.shard]]
+            shard = self.open_shard(name)
+            if shard is None:
+                raise TypeError(f"open({name!r}) returned None: return what yields its samples")
             for number, sample in enumerate(shard):
                 if piece.has(number):
                     yield sample

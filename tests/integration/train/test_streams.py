@@ -205,6 +205,16 @@ def test_hugging_faces_own_streams_have_what_the_adapter_needs() -> None:
     assert trained([train(stream)]) == ALL
 
 
+def test_a_data_set_that_is_split_by_rank_is_refused() -> None:
+    """Else each rank would claim shards of its own part, and the others' parts would be lost."""
+    datasets = pytest.importorskip("datasets")
+    distributed = pytest.importorskip("datasets.distributed")
+    made = datasets.Dataset.from_dict({"x": list(range(8))}).to_iterable_dataset(num_shards=4)
+    part = distributed.split_dataset_by_node(made, rank=0, world_size=2)
+    with pytest.raises(ValueError, match="dataset is split by rank"):
+        Stream.of_hugging_face(part, size=size_of_row)
+
+
 def test_lists_of_shards_with_other_names_are_told_apart() -> None:
     def kind(shards: list[Any]) -> str:
         return Stream.shards(shards, Numbers, size=size_of).kind
@@ -320,6 +330,8 @@ def test_wrong_arguments_of_a_stream_are_told() -> None:
         Stream([1], size=size_of, split="none", buffer=0)
     with pytest.raises(ValueError, match="shards: give a list"):
         Stream.shards("a.tar", Numbers, size=size_of)
+    with pytest.raises(TypeError, match="shards is generator: give a list of shards"):
+        Stream.shards((f"{n}.tar" for n in range(3)), Numbers, size=size_of)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +344,23 @@ def test_wrong_arguments_of_a_stream_are_told() -> None:
 def test_nothing_to_train_or_a_failure_ends_training(source: Numbers, words: str) -> None:
     with pytest.raises(paceline.PacelineError, match=words):
         train(Stream(source, size=size_of, split="none", buffer=64))
+
+
+def test_a_shard_that_opens_to_nothing_is_told() -> None:
+    opens: Any = {"a.tar": None}.get
+    with pytest.raises(paceline.PacelineError, match=r"open\('a.tar'\) returned None"):
+        train(Stream.shards(["a.tar"], opens, size=size_of, buffer=64))
+
+
+def test_a_size_that_fails_is_told_with_the_lines_of_the_script(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def size_of_flac(sample: Any) -> float:
+        return len(sample["flac"])
+
+    with pytest.raises(paceline.PacelineError, match=r"ValueError: size\(sample\): TypeError: "):
+        train(Stream(Numbers(range(50)), size=size_of_flac, split="none", buffer=64))
+    assert 'return len(sample["flac"])' in caplog.text
 
 
 def test_a_size_that_is_none_is_told() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import weakref
 from collections import UserDict
@@ -20,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 import paceline
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
-from paceline.train.doctor import drawing, examination, padding
+from paceline.train.doctor import checks, drawing, examination, padding
 from paceline.train.doctor.calls import Calls, tensors
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.seeding.samples import Epoch
@@ -114,14 +116,14 @@ def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
     return pad_sequence(samples, batch_first=True), torch.tensor([len(s) for s in samples])
 
 
-def trained(model: nn.Module) -> Seen:
+def trained(model: nn.Module, collate: Callable[[list[Any]], Any] = padded) -> Seen:
     """A script whose model was called once with a batch of series of 2 to 6 points."""
-    what = seen(lambda index: torch.arange(2.0 + index), padded)
+    what = seen(lambda index: torch.arange(2.0 + index), collate)
     (known,) = what.sessions
-    batch = padded([torch.ones(3), torch.ones(5)])
+    batch: Any = collate([torch.ones(3), torch.ones(5)])
     known.steps, known.batch = 1, list(tensors(batch))
     known.calls = [Calls(model, lambda: True, lambda: known.batch)]
-    model(*batch)
+    model(batch) if isinstance(batch, paceline.Packed) else model(*batch)
     known.calls[0].close()
     return what
 
@@ -193,3 +195,143 @@ def test_a_tensor_that_cannot_be_compared_does_not_end_the_script() -> None:
     torch.vmap(model)(torch.rand(4, 2, 3))  # the model sees tensors of 2 by 3 with no values
     assert calls.called
     assert calls.of_parts == []
+
+
+class OfPacked(nn.Module):
+    """Sums up what comes before each position: of all sequences, or of its own alone."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, batch: paceline.Packed) -> Tensor:
+        (series,) = batch.values
+        assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
+        parts = series.split(batch.cu_seqlens.diff().tolist()) if self.apart else (series,)
+        out: Tensor = self.head(torch.cat([part.cumsum(0) for part in parts])[:, None])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("apart", "level", "words"),
+    [
+        (
+            True,
+            Level.OK,
+            "Batches are not padded, and what OfPacked says of a sample depends on no",
+        ),
+        (False, Level.PROBLEM, "depends on the other samples of its batch"),
+    ],
+)
+def test_packed_sequences_are_kept_apart(apart: bool, level: Level, words: str) -> None:
+    (finding,) = padding.padding(trained(OfPacked(apart=apart), paceline.packed))
+    assert finding.level is level, finding
+    assert words in finding.says
+    assert apart or "by cu_seqlens or position_ids" in finding.do
+
+
+class Noisy(Pooled):
+    """Draws random numbers in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda out, _: out + torch.rand_like(out))
+
+
+def scaled(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return padded([sample * random.random() for sample in samples])
+
+
+@pytest.mark.parametrize(
+    ("model", "collate", "words"),
+    [
+        (Noisy(), padded, "the model says something else of the same batch"),
+        (Pooled(lambda out, _: out), scaled, "the same sample gives another batch"),
+    ],
+    ids=["model", "collate"],
+)
+def test_random_numbers_are_not_taken_for_padding(
+    model: nn.Module, collate: Callable[[list[Any]], Any], words: str
+) -> None:
+    (finding,) = padding.padding(trained(model, collate))
+    assert finding.level is Level.NOTE, finding
+    assert f"cannot be told: {words}" in finding.says
+
+
+class Lossy(nn.Module):
+    """Returns its loss alone, which depends on padding; its largest layer does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(1, 16)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.tanh(self.read(series))).mean(1)
+        return (made[:, 0] - lengths).square().mean()
+
+
+def columns(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    series, lengths = padded(samples)
+    return series[..., None], lengths
+
+
+def test_a_layer_says_nothing_of_a_model_that_returns_its_loss() -> None:
+    (finding,) = padding.padding(trained(Lossy(), columns))
+    assert finding.level is Level.NOTE, finding
+    assert "the model returns its loss alone" in finding.says
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["copy", "pickle"],
+)
+def test_a_copy_of_the_model_is_not_the_model(copied: Callable[[nn.Module], nn.Module]) -> None:
+    """It may be a teacher, which goes first, or an average."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    calls = Calls(model, lambda: True, lambda: [])
+    other = copied(model)
+    other(torch.rand(2, 3))
+    assert (calls.called, calls.draws) == (False, False)
+    model(torch.rand(2, 3))
+    assert (calls.called, calls.draws) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"), [(lambda n: n, 0), (lambda n: n.max() + 1 - n, 1), (np.ones_like, 0)]
+)
+def test_sizes_that_do_not_go_with_samples(sizes: Callable[[Any], Any], found: int) -> None:
+    what = seen(lambda index: torch.ones(3 + index))
+    (known,) = what.sessions
+    known.sizes = np.asarray(sizes(np.arange(3.0, 8.0)))
+    findings = list(checks.fitting(what))
+    assert [finding.level for finding in findings] == [Level.NOTE] * found
+    assert not found or findings[0].figures["correlation"] == pytest.approx(-1)
+
+
+class Lengthless:
+    """As the loader of a stream."""
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+
+def test_a_stream_has_its_loader_and_a_checkpoint_of_its_own() -> None:
+    what = seen(lambda index: index)
+    (known,) = what.sessions
+    loader: Any = Lengthless()
+    session: Any = object()
+    known.session, known.loader = session, loader
+    known.dataset = paceline.data.Stream([1, 2], size=float, split="none")
+    assert [f.level for f in checks.loader(what)] == [Level.OK]
+    (finding,) = checks.checkpoint(what)
+    assert "save session.state_dict()" in finding.do
+
+
+def test_a_script_that_failed_before_its_loop_may_declare_a_checkpoint_further_on() -> None:
+    session: Any = object()
+    what = Seen(sessions=[SeenSession("train.py:1", session=session)], failed=True)
+    assert list(checks.checkpoint(what)) == []
+    what.failed = False
+    assert [finding.level for finding in checks.checkpoint(what)] == [Level.NOTE]

@@ -113,6 +113,47 @@ def test_an_evaluation_is_no_part_of_a_step(clock: Time) -> None:
     assert (second.data_s, second.step_s) == (1, 6)
 
 
+def test_a_step_may_train_on_two_loaders(clock: Time) -> None:
+    """Labelled samples, and in each step unlabelled ones; then an evaluation of one batch."""
+    line = Timeline(clock)  # type: ignore[arg-type]
+    reported = []
+    for number in range(4):
+        for data, takes in ((1, 3), (2, 1)):
+            clock.now += takes
+            line.loaded(takes, data, ONE, first=number in (0, 3))
+        clock.now += 2
+        line.waits()
+        line.reduced()
+        reported += line.stepped()
+        clock.now += 7
+        line.loaded(7, 9, ONE, first=True)
+    reported += line.closed()
+    # Of the first step it is not known yet that the labelled samples are trained on.
+    assert [step.data_s for step in reported] == [1, 4, 4, 4]
+    assert line.trained == {1, 2}
+
+
+def test_a_step_may_compute_between_two_loaders(clock: Time) -> None:
+    line = Timeline(clock)  # type: ignore[arg-type]
+    reported = []
+    for number in range(2):
+        for data, computes in ((1, 5), (2, 2)):
+            with line.loading():
+                clock.now += 1
+            line.loaded(1, data, ONE, first=number == 0)
+            line.entered(ONE)
+            clock.now += computes
+        line.waits()
+        clock.now += 3
+        line.reduced()
+        reported += line.stepped()
+    reported += line.closed()
+    assert [step.data_s for step in reported] == [2, 2]
+    assert [step.read(clock) for step in reported] == [(7, 3), (7, 3)]
+    assert [step.step_s for step in reported] == [12, 11]  # the first one until the next batch
+    assert [step.size for step in reported] == [ONE + ONE] * 2
+
+
 def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None:
     line = Timeline(clock)  # type: ignore[arg-type]
     reported = []

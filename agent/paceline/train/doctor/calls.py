@@ -64,9 +64,9 @@ class Calls:
         self._calls: dict[str, Call | None] = {}  # None: what it was given is not the batch's
         self._before = ""
         parts = [(n, m) for n, m in model.named_modules() if n.count(".") < _DEEPEST][:_MOST]
-        self._hooks = [model.register_forward_pre_hook(self._begins)]
+        self._hooks = [model.register_forward_pre_hook(_Hook(self._begins))]
         self._hooks += [
-            module.register_forward_hook(self._noting(name), with_kwargs=True)
+            module.register_forward_hook(_Hook(self._noting(name)), with_kwargs=True)
             for name, module in parts
         ]
 
@@ -112,6 +112,26 @@ class Calls:
         if places is None or not returned:
             return None
         return Call(name, module, args, kwargs, places, not any(returned))
+
+
+class _Hook:
+    """A function that a module calls. A copy of the module, or a pickle of it, calls nothing.
+
+    So a teacher is not taken for the model, and a script can save the module as it is.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _places(given: Any, batch: list[tuple[Place, Tensor]]) -> dict[Place, Place] | None:

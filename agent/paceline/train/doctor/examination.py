@@ -31,6 +31,7 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("model", checks.models),
     ("optimizer", checks.optimiser),
     ("sizes", checks.sizes),
+    ("sizes", checks.fitting),
     ("padding", padding.padding),
     ("random numbers", drawing.model),
     ("random numbers", drawing.samples),
@@ -39,7 +40,8 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("checkpoint", checks.checkpoint),
     ("warning", checks.warnings),
 ]
-_OF_RANK_0 = {checks.sizes, padding.padding, drawing.samples}  # rank 0 has the sizes; samples load
+# Rank 0 has the sizes; samples load.
+_OF_RANK_0 = {checks.sizes, checks.fitting, padding.padding, drawing.samples}
 
 
 class EnoughError(SystemExit):

@@ -3,15 +3,16 @@
 A batch is padded to its longest sample, which is another one when ranks get other parts of a global
 batch. So the smallest sample goes through the model alone, and padded beside the largest one, in
 evaluation mode. The largest one goes through alone, and beside the smallest one, where nothing pads
-it.
+it. Packed sequences are compared in front of another one, and behind it.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
+from paceline.train.amounts.packing import Packed
 from paceline.train.doctor.calls import Call, Place, at, tensors
 from paceline.train.doctor.checks import collated, extent, load, precision_of
+from paceline.train.doctor.drawing import same
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.fsdp.kinds import is_sharded
 
@@ -31,6 +34,14 @@ _MEND = (
     "Mask padded positions in each layer that mixes positions (attention, convolution, pooling, "
     "normalisation), or pack sequences. Else the same sample gives another gradient in another "
     "batch, and training differs from plain DDP's."
+)
+_LEAVE_OUT = (
+    "Leave out what mixes the samples of a batch, since ranks get other ones than under plain DDP; "
+    "or train under the policy bsp, which divides batches as plain DDP does."
+)
+_KEEP_APART = (
+    "Keep sequences apart by cu_seqlens or position_ids in each layer that mixes positions "
+    "(attention, convolution, recurrence, pooling): ranks pack other ones than under plain DDP."
 )
 
 
@@ -81,10 +92,12 @@ def _tolerance(seen: Seen, known: SeenSession) -> float:
 
 def _compared(known: SeenSession, tolerance: float) -> Finding:
     small, large = _samples(known)
-    batches = [
+    alone, *batches = [
         collated(known, copy.deepcopy(samples))
-        for samples in ([small], [small, large], [large], [large, small])
+        for samples in ([small], [small], [small, large], [large], [large, small])
     ]
+    if not same(alone, batches[0]):
+        raise CannotTellError("the same sample gives another batch when it is collated again")
     padded = _is_padded(*batches[:2])
     try:
         return _by_outputs(known, batches, padded, (extent(small), extent(large)), tolerance)
@@ -118,23 +131,35 @@ def _by_outputs(
     name = call.name or type(call.module).__name__
     with _evaluating(known.calls[0].model):
         small, small_beside, large, large_beside = (_output(call, batch) for batch in batches)
+        again = dict(_output(call, batches[0]))
+    if any(place in again and _relative(t, again[place]) > tolerance for place, t in small):
+        raise CannotTellError(
+            "the model says something else of the same batch when it is called again, "
+            "as if it drew random numbers in evaluation mode, too"
+        )
     if padded and all(tensor.ndim == 0 for _, tensor in small):
         return _by_loss([small, large, small_beside], extents, tolerance)
-    mixed = _difference(large, large_beside)
+    packed = isinstance(batches[0], Packed)
+    if packed:  # a causal layer changes nothing of what comes first
+        mixed = max(
+            _difference(large, large_beside, partial(_in_a_row, at_end=False)),
+            _difference(large, small_beside, partial(_in_a_row, at_end=True)),
+        )
+    else:
+        mixed = _difference(large, large_beside, _between)
     if mixed > tolerance:
         return Finding(
             "padding",
             Level.PROBLEM,
             f"What {name} says of a sample depends on the other samples of its batch: of a long "
             f"one, it changes by {mixed:.1%} beside a short one, although nothing is padded there.",
-            "Leave out what mixes the samples of a batch, since ranks get other ones than under "
-            "plain DDP; or train under the policy bsp, which divides batches as plain DDP does.",
+            _KEEP_APART if packed else _LEAVE_OUT,
             {"difference": mixed},
         )
     if not padded:
         says = f"Batches are not padded, and what {name} says of a sample depends on no other one."
         return Finding("padding", Level.OK, says)
-    return _of_padding(name, _difference(small, small_beside), tolerance)
+    return _of_padding(name, _difference(small, small_beside, _between), tolerance)
 
 
 def _of_padding(name: str, difference: float, tolerance: float) -> Finding:
@@ -200,6 +225,8 @@ def _is_padded(alone: Any, padded: Any) -> bool:
     Raises:
         CannotTellError: the batches are not alike.
     """
+    if isinstance(alone, Packed):
+        return False
     shapes = [dict(tensors(batch)) for batch in (alone, padded)]
     if shapes[0].keys() != shapes[1].keys() or not shapes[0]:
         raise CannotTellError("the batch is not made of tensors, lists, tuples and mappings")
@@ -213,10 +240,11 @@ def _replayed(known: SeenSession) -> Call:
         CannotTellError: there is none.
     """
     model = known.calls[0].model
-    calls = [  # the others, such as an embedding, say nothing of the model
+    calls = [  # a smaller part, or a single layer, says nothing of the model
         call
         for call in known.calls[0].of_parts
-        if 2 * _parameters(call.module) >= _parameters(model)
+        if call.module is model
+        or (any(call.module.children()) and 2 * _parameters(call.module) >= _parameters(model))
     ]
     if not calls:
         raise CannotTellError("no part of the model is called with the batch's tensors as they are")
@@ -234,7 +262,13 @@ def _replaced(value: Any, by: Mapping[Place, Tensor], place: Place = ()) -> Any:
     if isinstance(value, Mapping):
         return {key: _replaced(item, by, (*place, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(item, by, (*place, number)) for number, item in enumerate(value)]
+        items = [_replaced(item, by, (*place, number)) for number, item in enumerate(value)]
+        if isinstance(value, Packed):
+            made = Packed(*items)
+            return made._replace(max_seqlen=int(made.cu_seqlens.diff().max()))
+        if isinstance(value, list):
+            return items
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
     return value
 
 
@@ -251,12 +285,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Tensor]]) -> float:
-    """How much the first sample's outputs differ, relative to the largest of them.
+def _difference(
+    alone: list[tuple[Place, Tensor]],
+    beside: list[tuple[Place, Tensor]],
+    between: Callable[[Tensor, Tensor], float | None],
+) -> float:
+    """How much a sample's outputs differ, relative to the largest of them.
 
     Args:
         alone: outputs for a batch of the sample.
-        beside: outputs for a batch of two samples, of which it is the first.
+        beside: outputs for a batch of two samples.
+        between: the same of one output; None: it has no row for each sample.
 
     Raises:
         CannotTellError: no output has a row for each sample, or numbers are not finite.
@@ -265,7 +304,7 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
     differences = [
         difference
         for place, tensor in alone
-        if place in others and (difference := _between(tensor, others[place])) is not None
+        if place in others and (difference := between(tensor, others[place])) is not None
     ]
     if not differences:
         raise CannotTellError("no output of the model has a row for each sample")
@@ -274,8 +313,24 @@ def _difference(alone: list[tuple[Place, Tensor]], beside: list[tuple[Place, Ten
     return max(differences)
 
 
+def _in_a_row(alone: Tensor, beside: Tensor, *, at_end: bool) -> float | None:
+    """The difference where the samples of the output stand in a row, one behind the other.
+
+    Args:
+        alone: an output for one sample.
+        beside: the same output for two samples.
+        at_end: the sample is the second one.
+    """
+    if alone.ndim != beside.ndim:
+        return None
+    rows = [d for d in range(alone.ndim) if alone.size(d) != beside.size(d)]
+    if len(rows) != 1 or (more := beside.size(rows[0]) - alone.size(rows[0])) < 0:
+        return None
+    return _relative(alone, beside.narrow(rows[0], more * at_end, alone.size(rows[0])))
+
+
 def _between(alone: Tensor, beside: Tensor) -> float | None:
-    """The same of one output; None: it has no row for each sample.
+    """The difference where the samples' outputs are rows, of which the sample has the first.
 
     Padded positions are left out: at the end, or at the beginning where that is nearer.
     """

@@ -124,7 +124,7 @@ class Observer:
         data = iterator._dataset
         if first := iterator._num_yielded == 1:
             with suppress(Exception):  # a length is the script's own code, and may be refused
-                self._recorder.reads(len(data))
+                self._recorder.reads(id(data), len(data))
         sampled = getattr(iterator._index_sampler, "batch_size", None)
         size = size_of(batch, sampled)
         self._recorder.timeline.loaded(took_s, id(data), size, first=first)

@@ -46,7 +46,7 @@ class Recorder:
         self._device = Device(None, rank, world)
         self._device.use(device)
         self._seq = 0
-        self._samples = 0  # of the data set; 0: unknown
+        self._lengths: dict[int, int] = {}  # data set → its samples; the newest one is last
         self._said = rank > 0  # the Hello, which rank 0 sends
         self.timeline = timeline = Timeline(self._device.clock)
         if not self._node:  # else another launcher's files are nobody's to read
@@ -54,9 +54,15 @@ class Recorder:
         watch = Watch(environment.attempt, rank, lambda: timeline.activity)
         self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, watch)
 
-    def reads(self, samples: int) -> None:
-        """The data set that batches come from has so many samples."""
-        self._samples = min(samples, _MOST_SAMPLES)
+    def reads(self, data: int, samples: int) -> None:
+        """A data set that batches come from has so many samples."""
+        self._lengths.pop(data, None)
+        self._lengths[data] = samples
+
+    def _samples(self) -> int:
+        """Of all data that is trained on; 0: unknown."""
+        trained = [n for data, n in self._lengths.items() if data in self.timeline.trained]
+        return min(sum(trained or list(self._lengths.values())[-1:]), _MOST_SAMPLES)
 
     def stepped(self) -> None:
         """The optimiser has stepped."""
@@ -115,7 +121,7 @@ class Recorder:
             world=self._world,
             global_batch=global_batch,
             seed=0,
-            sizes=np.ones(max(self._samples, global_batch), "<f8").tobytes(),
+            sizes=np.ones(max(self._samples(), global_batch), "<f8").tobytes(),
             loss_mean="samples",
             drop_last=False,
             epochs=None,

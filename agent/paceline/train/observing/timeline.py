@@ -76,6 +76,9 @@ class Timeline:
         self._between = True  # no batch came since the optimiser's newest step
         self._data = 0  # the data set of the newest batch
         self._fresh = -1  # the data set that the script began to read since the newest step
+        self._begun: set[int] = set()  # all of them
+        self.trained: set[int] = set()  # data sets whose passes go on from step to step
+        self._paused: Any = None  # when the rank stopped computing, to load more of the step's data
         self._epoch = -1
         self._loads_s: dict[int, float] = {}  # data set → waiting for its batches, not counted yet
         self._open = ObservedStep(0)
@@ -101,6 +104,8 @@ class Timeline:
     def loading(self) -> Iterator[None]:
         """Around the wait for a loader's next batch."""
         self._loads = True
+        # A step may load from one loader, compute, and load from another one.
+        self._paused = self._clock.stamp() if self._counted and self._ready is None else None
         try:
             yield
         finally:
@@ -115,8 +120,14 @@ class Timeline:
             size: of the batch.
             first: it begins a pass over the data.
         """
+        if self._paused is not None:
+            if not self._open.spans:
+                self._begin()
+            self._open.spans.append((self._since, self._paused, self._paused))
+            self._paused = None
         if first:
             self._fresh = data
+            self._begun.add(data)
         self._data = data
         self._loads_s[data] = self._loads_s.get(data, 0.0) + took_s
         self._fetched, self._counted, self._sized, self._between = size, False, False, False
@@ -166,7 +177,8 @@ class Timeline:
             self.waited()
         if not step.size.samples:
             self.entered(self._fetched)
-        step.data_s += self._loads_s.pop(self._data, 0.0)  # of micro-batches
+        step.data_s += self._waited_s()  # for micro-batches
+        self._begun.clear()
         compiled = recompilations()
         step.recompiles, self._compiled = max(0, compiled - self._compiled), compiled
         step.ended = time.perf_counter()
@@ -194,7 +206,7 @@ class Timeline:
         step.began = self._since_s
         self._epoch += self._fresh == self._data or self._epoch < 0
         self._fresh, step.epoch = -1, self._epoch
-        step.data_s = self._loads_s.pop(self._data, 0.0)
+        step.data_s = self._waited_s()
         interrupted = bool(self._loads_s)  # the script read other data, as for an evaluation
         self._loads_s.clear()
         if self._over:
@@ -202,6 +214,15 @@ class Timeline:
             until = last.ended + step.data_s if interrupted else step.began
             last.step_s = max(last.step_s, until - last.began)
             last.ended_at = time.time() - (time.perf_counter() - last.began) + last.step_s
+
+    def _waited_s(self) -> float:
+        """How long the script waited for the data that the step trains on; told once.
+
+        The newest batch is trained on. So is other data whose pass goes on from step to step, such
+        as unlabelled samples beside labelled ones. An evaluation begins its pass between two steps.
+        """
+        self.trained |= self._loads_s.keys() - self._begun
+        return sum(self._loads_s.pop(data, 0.0) for data in self.trained | {self._data})
 
     def _passed(self, most: int) -> list[ObservedStep]:
         """Steps that are over and that the device has passed. The newest may still get its loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import math
 import pickle
 import threading
@@ -23,6 +24,8 @@ from paceline.train.streams.processes import in_processes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+logger = logging.getLogger(__name__)
 
 FILLER = -1  # in place of a sample's number: the batch of a rank that trains nothing in a step
 
@@ -117,6 +120,8 @@ class Reader:
             try:
                 self._read(epoch, over, store, telling)
             except BaseException as error:
+                if not over.is_set():  # with the lines of the script's own code
+                    logger.exception("rank %s cannot read the stream", self._rank)
                 telling.failed(f"{type(error).__name__}: {error}")
         except DistError:
             pass  # rank 0, whose store it is, has ended
@@ -163,7 +168,10 @@ class Reader:
             yield from reading.samples(epoch, claim)
 
     def _sized(self, sample: Any) -> tuple[float, Any]:
-        size = float(self.stream.size(sample))
+        try:
+            size = float(self.stream.size(sample))
+        except Exception as error:  # of the script's own code
+            raise ValueError(f"size(sample): {type(error).__name__}: {error}") from error
         if not (math.isfinite(size) and size > 0):
             raise ValueError(f"size(sample) is {size:g}: sizes must be finite and > 0")
         return size, sample
