@@ -92,7 +92,8 @@ class Session:
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more at once. None: what `profile` finds, else no limit.
         token_limits: with a token budget, the most size units of a step that fit into a rank's
-            memory, of each rank, or one number for all; no rank gets more.
+            memory, of each rank, or one number for all; no rank gets more at once. What a rank
+            learns where its memory runs out lowers its limit when the run goes on.
         micro_batches: a rank whose part of a step is more than its limit computes it in several
             turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
             limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
@@ -153,7 +154,7 @@ class Session:
             lambda: (
                 np.empty(0)
                 if stream is not None
-                else checked_sizes(resolve(sizes, dataset), token_budget, room)
+                else checked_sizes(resolve(sizes, dataset), token_budget, room, micro_batches)
             ),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
-from paceline.core.dealing import cut
+from paceline.core.dealing import cut, cut_within
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
@@ -70,8 +70,8 @@ class Leader:
         used: samples of that epoch that an earlier attempt used.
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. Empty: there are no limits.
-        micro: the most samples that each rank computes at once, [W]; what is more is cut into
-            micro-batches. Empty: nothing is cut.
+        micro: the most samples that each rank computes at once, [W]; with a token budget, the most
+            size units. What is more is cut into micro-batches. Empty: nothing is cut.
         token_limits: with a token budget, what each rank's part of a step may hold, [W]. Empty:
             there are no such limits.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
@@ -94,7 +94,7 @@ class Leader:
         step: int = 0,
         used: Ints | None = None,
         limits: Sequence[int] = (),
-        micro: Sequence[int] = (),
+        micro: Sequence[float] = (),
         token_limits: Sequence[float] = (),
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
@@ -407,20 +407,26 @@ class Leader:
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]
 
-    def _cut(self, part: Part, most: int) -> Part:
-        """A rank's part with its steps of more than so many samples cut into micro-batches."""
-        if not any(count > most for count in part.counts):
+    def _cut(self, part: Part, most: float) -> Part:
+        """A rank's part with its steps of more than `most` cut into micro-batches."""
+        amounts = part.counts if self._budget is None else part.loads
+        if not any(amount > most for amount in amounts):
             return part
         flat = np.frombuffer(part.indices, dtype="<u4")
         ends = np.cumsum(part.counts)
         steps, micro = [], []
-        for count, samples in zip(part.counts, np.split(flat, ends[:-1]), strict=True):
-            whole = self._sizes[samples]
-            pieces = cut(whole, most, self._terms.shapes.samples) if count > most else []
+        for amount, samples in zip(amounts, np.split(flat, ends[:-1]), strict=True):
+            pieces = self._pieces(self._sizes[samples], most) if amount > most else []
             steps.append(samples[np.concatenate(pieces)] if pieces else samples)
             micro.append([self._micro_batch(samples, piece) for piece in pieces])
         indices = np.concatenate(steps).astype("<u4").tobytes()
         return msgspec.structs.replace(part, indices=indices, micro=micro)
+
+    def _pieces(self, sizes: Floats, most: float) -> list[Ints]:
+        """The places of a step's samples in each of its micro-batches."""
+        if self._budget is not None:
+            return cut_within(sizes, most)
+        return cut(sizes, int(most), self._terms.shapes.samples)
 
     def _micro_batch(self, samples: npt.NDArray[np.uint32], piece: Ints) -> MicroBatch:
         whole, sizes = self._sizes[samples], self._sizes[samples[piece]]
