@@ -566,7 +566,7 @@ class Loop:
             return
         self.memory = Memory(environment.memory, self.rank)
         learned = gathered(self.current.world, self.memory.known)
-        before, self.limits = self.limits, with_learned(self.limits, learned, budget)
+        before, self.limits = self.limits, with_learned(self.limits, learned, budget, self.devices)
         if self.rank == 0 and self.limits != before:
             logger.warning(
                 "memory ran out in earlier attempts: token_limits is %s now", self.limits.tokens
@@ -612,6 +612,7 @@ class Loop:
             hello,
             self.data,
             None if self.reader is None else self.reader.stream,
+            self.epoch_steps,
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over

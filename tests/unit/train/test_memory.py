@@ -20,6 +20,7 @@ from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Learned, Memory
 from paceline.train.environment import Environment
 from paceline.train.profile import Limits
+from paceline.wire import RankDevice
 
 LOADS = st.floats(1e-3, 1e9)
 
@@ -148,6 +149,14 @@ def test_a_step_that_fits_nowhere_any_more_is_refused() -> None:
         with_learned(Limits([]), learned, BUDGET)
     assert with_learned(Limits([], True), learned, BUDGET).tokens_of_micro_batches == [11.0, 8.0]
     assert with_learned(Limits([], True), learned, BUDGET).tokens_of_parts == []
+
+
+def test_ranks_on_such_a_device_learn_with_micro_batches() -> None:
+    devices = [RankDevice("cuda", name, 8, 80 << 30) for name in ("A", "B", "A")]
+    learned = [None, None, Learned(8.0, 10.0, 8.0)]
+    made = with_learned(Limits([], True), learned, BUDGET, devices)
+    assert made.tokens == [8.0, 20.0, 8.0]
+    assert with_learned(Limits([]), learned, BUDGET, devices).tokens == [20.0, 20.0, 8.0]
 
 
 def test_a_micro_batch_holds_the_largest_sample() -> None:

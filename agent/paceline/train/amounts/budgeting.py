@@ -23,6 +23,7 @@ from paceline.train.amounts.memory import Learned
 from paceline.train.meeting import Meeting, rank_and_world, shared_sizes
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
+from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
 
@@ -166,15 +167,23 @@ def _refuse(limits: Sequence[float], longest: float, budget: float, micro_batche
         refuse_tight(np.array(limits), longest, budget)
 
 
-def with_learned(limits: Limits, learned: Sequence[Learned | None], budget: Budget) -> Limits:
+def with_learned(
+    limits: Limits,
+    learned: Sequence[Learned | None],
+    budget: Budget,
+    devices: Sequence[RankDevice] = (),
+) -> Limits:
     """The limits, and what ranks learned where their memory ran out in earlier attempts.
 
-    A micro-batch holds the largest sample at least, if a larger one was what ran out.
+    With micro-batches it holds for all ranks on such devices, which costs a micro-batch more and
+    saves them from running out, too; and a micro-batch holds the largest sample, if more than that
+    is what ran out. Otherwise what does not fit on a rank needs the others' room.
 
     Args:
         limits: of the session.
         learned: by each rank, [W]; None: its memory has not run out.
         budget: of the run.
+        devices: of each rank, [W]; empty: not known.
 
     Raises:
         PacelineError: not every step fits into the ranks' memory.
@@ -184,11 +193,13 @@ def with_learned(limits: Limits, learned: Sequence[Learned | None], budget: Budg
         return limits
     longest = float(budget.sizes.max())
     tokens = list(limits.tokens) or [budget.tokens] * len(learned)  # a part is never more than that
-    for rank, word in known.items():
-        fits = word.limit
-        if limits.micro_batches and word.ran_out > longest:
-            fits = max(fits, longest)
-        tokens[rank] = min(tokens[rank], fits)
+    for by, word in known.items():
+        alike, fits = [by], word.limit
+        if limits.micro_batches:
+            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
+            fits = max(fits, longest) if word.ran_out > longest else fits
+        for rank in alike:
+            tokens[rank] = min(tokens[rank], fits)
     try:
         _refuse(tokens, longest, budget.tokens, limits.micro_batches)
     except ValueError as error:
@@ -196,6 +207,11 @@ def with_learned(limits: Limits, learned: Sequence[Learned | None], budget: Budg
             f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
         ) from error
     return replace(limits, tokens=tokens)
+
+
+def _same(one: RankDevice, other: RankDevice) -> bool:
+    named = (one.kind, one.name, one.memory_bytes)
+    return named == (other.kind, other.name, other.memory_bytes)
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
