@@ -1,10 +1,10 @@
 """A script in steps of a token budget, on ranks whose memory is bounded and runs out.
 
 python memory_script.py DIRECTORY ROOM MICRO: ROOM is JSON, for each rank how many size units fit
-into its memory, or null; MICRO is 1 for micro-batches, else 0. A size unit takes 4 MiB. Memory runs
-out in PyTorch's own allocator, as the operating system refuses more. Each rank writes a line of
-JSON for each turn to DIRECTORY/turns-RANK, [attempt, epoch, step, samples], and at the end its
-parameters to DIRECTORY/end-RANK.pt.
+into its memory, or null; MICRO is 1 for micro-batches, else 0. A size unit takes 32 MiB, which are
+asked for and not written. Memory runs out in PyTorch's own allocator, as the operating system
+refuses more. Each rank writes a line of JSON for each turn to DIRECTORY/turns-RANK, [attempt,
+epoch, step, samples], and at the end its parameters to DIRECTORY/end-RANK.pt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from support.sessions import Sized, network, parameters
 
 SAMPLES, BUDGET, EPOCHS, SEED = 40, 14.0, 3, 5
-_UNIT = 4 << 20  # bytes
+_UNIT = 32 << 20  # bytes: other threads, as of checkpoints, take and give less meanwhile
 _MMAP_THRESHOLD = -3  # of malloc.h
 _PAGES = Path("/proc/self/statm")
 
@@ -50,7 +50,7 @@ def bounded(room: float | None) -> Iterator[None]:
 
 def activations(sizes: Tensor) -> list[Tensor]:
     """What a large model would hold of each sample."""
-    return [torch.zeros(int(size), _UNIT, dtype=torch.int8) for size in sizes]
+    return [torch.empty(int(size), _UNIT, dtype=torch.int8) for size in sizes]
 
 
 def train(directory: Path, rooms: list[float | None], micro_batches: bool) -> None:

@@ -140,7 +140,8 @@ class Session:
         if loss_mean is None:
             loss_mean = "samples" if token_budget is None else "size"
         beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
-        room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
+        beside |= {"uneven_steps": uneven_steps}
+        room = budgeted(dataset, token_budget, token_limits, beside)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
             refuse_arguments(stream, batch, sizes, grid, yes_or_no)

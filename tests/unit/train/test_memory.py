@@ -36,9 +36,7 @@ def test_what_is_learned_is_less_than_what_ran_out_and_at_least_half(
 
 
 @given(st.floats(1.0, 100.0), st.lists(st.floats(0.1, 200.0), min_size=1, max_size=40))
-def test_memory_runs_out_once_where_half_of_it_was_held(
-    room: float, loads: list[float], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_memory_runs_out_once_where_half_of_it_was_held(room: float, loads: list[float]) -> None:
     """A device with so much room; the run goes on each time, and keeps to what was learned."""
     limit, held, ran_out = np.inf, 0.0, []
     for planned in loads:
