@@ -91,11 +91,10 @@ def test_memory_runs_out_once_on_a_rank(
     lines = turns(directory)
     last = max(line[0] for line in lines[0])
     assert 1 <= last <= len(bounded)
-    assert sorted(path.name for path in (directory / "memory").iterdir()) == [
-        f"{rank}.json" for rank in bounded
-    ]
+    memory = directory / "runs" / "r0" / "memory"
+    assert sorted(path.name for path in memory.iterdir()) == [f"{rank}.json" for rank in bounded]
     for rank in bounded:
-        room, limit = rooms[rank], json.loads((directory / f"memory/{rank}.json").read_text())
+        room, limit = rooms[rank], json.loads((memory / f"{rank}.json").read_text())
         assert limit["limit"] <= room < limit["ran_out"]
         after = [SIZES[used].sum() for attempt, *_, used in lines[rank] if attempt == last]
         assert max(after) <= limit["limit"]
