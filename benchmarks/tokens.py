@@ -9,8 +9,10 @@ installed has null as its figure.
 With limits of tokens, nothing is faster than a divisible load that keeps them in the same steps:
 that is the limit which the figure of `paceline exact, token limits` is over.
 
-verl's Karmarkar-Karp divides the same steps as Paceline. lhotse's DynamicBucketingSampler makes
-batches of about a rank's equal share from samples of similar lengths.
+verl's Karmarkar-Karp divides the same steps as Paceline. So do NeMo-RL's packers, into
+micro-batches of up to a rank's equal share, as many for each rank; what a rank has in a step counts
+as one batch here. lhotse's DynamicBucketingSampler makes batches of about a rank's equal share from
+samples of similar lengths.
 """
 
 from __future__ import annotations
@@ -25,6 +27,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 from harness import Check, finish, parser
+from packing import (
+    Packer,
+    concatenative,
+    first_fit_shuffle,
+    modified_first_fit_decreasing,
+    packed,
+)
 from peers import PEERS, Ints, Steps, dynamic_bucketing, karmarkar_karp
 from virtual import Floats, train
 
@@ -46,6 +55,11 @@ ROOM = 1.25  # a rank's limit of tokens over its equal share of the budget, wher
 
 OURS, LIMITED, PLAIN = "paceline exact", "paceline exact, token limits", "bsp"
 VERL, LHOTSE = "verl Karmarkar-Karp, unequal", "lhotse DynamicBucketing"
+NEMO: dict[str, Packer] = {
+    "NeMo-RL modified FFD": modified_first_fit_decreasing,
+    "NeMo-RL first-fit shuffle": first_fit_shuffle,
+    "NeMo-RL concatenative": concatenative,
+}
 Lengths = Literal["lognormal", "pareto", "bimodal"]
 
 
@@ -169,12 +183,13 @@ def theirs(setting: Setting, name: str) -> dict[str, float]:
     begun = time.process_time()
     steps: Steps = []
     for epoch in range(1, EPOCHS):
-        if name == VERL:
-            steps += [
-                karmarkar_karp(step, sizes, setting.world) for step in planned(setting, epoch)
-            ]
-        else:
+        if name == LHOTSE:
             steps += dynamic_bucketing(sizes, setting.world, SHARE, STEPS, 0, epoch)
+        for step in planned(setting, epoch) if name != LHOTSE else []:
+            if name == VERL:
+                steps.append(karmarkar_karp(step, sizes, setting.world))
+            else:
+                steps.append(packed(step, sizes, setting.world, SHARE, NEMO[name]))
     spent = time.process_time() - begun
     counts = np.array([[len(part) for part in step] for step in steps])
     flat = np.concatenate([part for step in steps for part in step])
@@ -204,6 +219,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     for peer in PEERS:
         if peer.name in (VERL, LHOTSE):
             row[peer.name] = theirs(setting, peer.name) if peer.version else None
+    row |= {name: theirs(setting, name) for name in NEMO}
     sizes = setting.sizes
     return {
         **asdict(setting),
@@ -224,7 +240,7 @@ def against(rows: list[dict[str, Any]]) -> float:
     """The figure of `paceline exact` over that of the best peer: the least of all settings."""
     ratios = []
     for row in rows:
-        got = [row["contenders"][name] for name in (VERL, LHOTSE)]
+        got = [row["contenders"][name] for name in (VERL, LHOTSE, *NEMO)]
         best = max((figures["of_limit"] for figures in got if figures), default=math.nan)
         ratios.append(row["contenders"][OURS]["of_limit"] / best)
     return float(np.nanmin(ratios)) if not np.isnan(ratios).all() else math.inf

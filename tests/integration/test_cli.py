@@ -140,7 +140,7 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert out == (
         "out 0 ['--nproc', '9'] ['PACELINE_ATTEMPT', 'PACELINE_CHECKPOINTS', 'PACELINE_EMULATE', "
-        "'PACELINE_FIRST_ATTEMPT', 'PACELINE_PLACEMENT']\n"
+        "'PACELINE_FIRST_ATTEMPT', 'PACELINE_MEMORY', 'PACELINE_PLACEMENT']\n"
         '{"a_s": [0.5, 1.5], "b_s": [2.0, 2.0]}\n'
     )
     assert "training without a control plane" in err

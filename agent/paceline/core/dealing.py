@@ -7,8 +7,12 @@ from bisect import bisect
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.amounts.budget import counts_within
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+_HALVINGS = 6  # of what micro-batches may hold: then their sums are equal to within a percent
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
@@ -54,3 +58,32 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
     blocks = -(-len(order) // grid)
     pieces = np.array_split(np.arange(blocks), -(-blocks // (most // grid)))
     return np.split(order, [grid * int(piece[0]) for piece in pieces[1:]])
+
+
+def cut_within(sizes: Floats, most: float) -> list[Ints]:
+    """Micro-batches of a batch, none of which has more than `most` in the unit of the sizes.
+
+    Each has samples of similar sizes. There are as few as that allows, of about equal sums.
+
+    Args:
+        sizes: λ of the batch's samples, [n], n ≥ 1; none is more than `most`.
+        most: the sum of a micro-batch's sizes.
+
+    Returns:
+        places in the batch, micro-batch by micro-batch.
+
+    Raises:
+        ValueError: a sample is larger.
+    """
+    order = np.argsort(sizes, kind="stable")
+    ascending = sizes[order]
+    counts = counts_within(ascending, most)
+    low, high = max(float(ascending.sum()) / len(counts), float(ascending[-1])), most
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        fewer = counts_within(ascending, middle)
+        if len(fewer) > len(counts):
+            low = middle
+        else:
+            counts, high = fewer, middle
+    return np.split(order, np.cumsum(counts)[:-1])

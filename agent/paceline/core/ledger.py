@@ -34,6 +34,8 @@ class Ledger:
         grid: the numbers of samples that coasting gives ranks lie on it; see `Shapes.samples`.
         budget: what each step holds, instead of `global_batch` samples. Then steps take the samples
             in the epoch's order, whoever plans. None: steps have `global_batch` samples.
+        ends: with a budget, how many of the samples to use each step and those before it have, [S],
+            where that is known. None: it is counted.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Ledger:
         limits: Ints | None = None,
         grid: int = 1,
         budget: Budget | None = None,
+        ends: Ints | None = None,
     ) -> None:
         self.epoch = epoch
         self._order = order
@@ -59,8 +62,8 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use, self._budget = self.left, budget
-        self._ends: Ints | None = None  # with a budget: samples up to each step's end, [S]
-        if budget is not None:
+        self._ends = ends  # with a budget: samples up to each step's end, [S]
+        if budget is not None and ends is None:
             counts = budget.counts(order if used is None else order[self._unused[order]])
             self._ends = np.cumsum(counts)
 

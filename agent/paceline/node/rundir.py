@@ -8,6 +8,7 @@
     ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
     ``spool/``         telemetry that the bus did not take
+    ``memory/``        what ranks learned of their memory, see `paceline.train.amounts.memory`
     ``ended.json``     `EndedRanks`
     ``launches``       which launches were obeyed: none is obeyed twice
     ``lock``           held by the process that looks after the run

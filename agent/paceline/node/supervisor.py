@@ -303,6 +303,7 @@ class Supervisor:
                 env["PACELINE_KEY"] = self._ranks.key.hex()
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
+        env["PACELINE_MEMORY"] = str(self.directory / "memory")
         if self._launch.nodes_max == 1:  # several nodes have no directory in common that we know
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         if self._ranks is not None and observation.observed(env):

@@ -35,6 +35,7 @@ class Environment:
     max_restarts: int = 0  # of all ranks, after one failed
     placement: tuple[str, ...] = ()  # each rank's node; empty: unknown
     reform: Path | None = None  # file that says that nodes join or leave, see `core.reform`
+    memory: Path | None = None  # file of what is known of this rank's memory
     server: bool = False  # somebody has set a server's address, which no launcher of ours hands on
 
     @staticmethod
@@ -55,6 +56,7 @@ class Environment:
         spool, reforms = variables.get("PACELINE_SPOOL"), variables.get(reform.VARIABLE)
         first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
         restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
+        memory, place = variables.get("PACELINE_MEMORY"), _whole(variables, "LOCAL_RANK", 0)
         return Environment(
             run=variables.get("PACELINE_RUN") or None,
             bus=variables.get("PACELINE_BUS") or None,
@@ -67,6 +69,7 @@ class Environment:
             max_restarts=_whole(variables, "TORCHELASTIC_MAX_RESTARTS", 0),
             placement=_names(variables, "PACELINE_PLACEMENT"),
             reform=Path(reforms) if reforms else None,
+            memory=Path(memory) / f"{place}.json" if memory else None,
             server=bool(variables.get("PACELINE_SERVER")),
         )
 
@@ -106,7 +109,7 @@ class Environment:
 
     def apart(self) -> Environment:
         """The environment without a control plane."""
-        return replace(self, run=None, bus=None, key=None, spool=None, reform=None)
+        return replace(self, run=None, bus=None, key=None, spool=None, reform=None, memory=None)
 
 
 def _key(variables: Mapping[str, str]) -> bytes | None:

@@ -15,13 +15,15 @@ from msgspec.structs import replace
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
+from paceline.train.amounts.budgeting import with_learned
+from paceline.train.amounts.memory import Memory
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
-from paceline.train.meeting import Meeting, introduce
+from paceline.train.meeting import Meeting, gathered, introduce
 from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
@@ -101,6 +103,7 @@ class Loop:
         self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
+        self.memory: Memory | None = None  # the same, with a token budget
         self._over: deque[RunningStep] = deque(maxlen=2)  # the newest turns of the script's loop
         self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
         self._taken: Step | None = None  # the newest batch that was taken over
@@ -285,6 +288,8 @@ class Loop:
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most."""
         self._stopped, self.closed = self.stopped, True
+        if self.memory is not None:
+            self.memory.close()
         self._refusing()
         self._schedules.close()
         self.gate.close()
@@ -459,6 +464,8 @@ class Loop:
                 self.gate.body_done(closing)
         running.body_done()
         self.statistics.trained(running.step)
+        if self.memory is not None and not closing:
+            self.memory.fitted(running.step.load)
         # Where the script left the loop, it may not have come to its schedule's step.
         if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
@@ -471,10 +478,13 @@ class Loop:
         Args:
             ran_out: the loader ran out of batches; otherwise the script left the loop.
         """
+        raised = not ran_out and exception_ends_loop()
+        if self.memory is not None and raised and self.current.running is not None:
+            self.memory.left(self.current.running.step.load)
         with self._failing_later(not ran_out):
             self.gate.end(ran_out)
             # Else all ranks left after the same step.
-            if self._failure is None and (ran_out or not exception_ends_loop()):
+            if self._failure is None and not raised:
                 self.statistics.agree()
         if ran_out:
             if self._ended is not None:
@@ -551,6 +561,18 @@ class Loop:
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)
 
+    def _learn(self, environment: Environment) -> None:
+        """Takes what ranks know of their memory from earlier attempts; each rank calls it."""
+        if (budget := self.epoch_steps.budget) is None:
+            return
+        self.memory = Memory(environment.memory, self.rank)
+        learned = gathered(self.current.world, self.memory.known)
+        before, self.limits = self.limits, with_learned(self.limits, learned, budget, self.devices)
+        if self.rank == 0 and self.limits != before:
+            logger.warning(
+                "memory ran out in earlier attempts: token_limits is %s now", self.limits.tokens
+            )
+
     def _connect(self, lookahead: int) -> Wiring:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
@@ -559,8 +581,10 @@ class Loop:
         saves, streams = self.saver is not None, self.reader is not None
         warn_of_restarts(self._environment, self._start, self.rank, saves=saves, streams=streams)
         self._environment = environment = self._environment.claim()
+        self._learn(environment)
         terms, start, device, limits = self.terms, self._start, self.device, self.limits
-        if limits.micro_batches and not limits.samples and self.rank == 0:
+        by_samples = terms.token_budget is None
+        if by_samples and limits.micro_batches and not limits.samples and self.rank == 0:
             logger.warning("micro_batches=True does nothing without limits: %s", _GIVE_LIMITS)
         hello = describe(
             terms,
@@ -589,6 +613,7 @@ class Loop:
             hello,
             self.data,
             None if self.reader is None else self.reader.stream,
+            self.epoch_steps,
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over

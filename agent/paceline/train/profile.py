@@ -61,7 +61,7 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
                 timed(samples)  # allocates, compiles, warms up
             several = [timed(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
         else:
             times.append((samples, statistics.median(several)))
@@ -83,7 +83,8 @@ def _timed(run_batch: Callable[[int], object], finish: Finish, hold: Hold, sampl
     return time.perf_counter() - began
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a CPU or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # PyTorch's CPU allocator, cuDNN, cuBLAS, CUDA and MPS raise a plain RuntimeError.
@@ -223,7 +224,7 @@ class Limits:
 
     samples: list[int]  # at once, [W]; empty: not known
     micro_batches: bool = False  # a rank's part of a step may be more, in several micro-batches
-    tokens: list[float] = field(default_factory=list)  # size units of each rank's part, [W]
+    tokens: list[float] = field(default_factory=list)  # size units at once, [W]; empty: not known
 
     @property
     def of_parts(self) -> list[int]:
@@ -234,6 +235,16 @@ class Limits:
     def of_micro_batches(self) -> list[int]:
         """The most samples of each rank's micro-batches, [W]; empty: parts are not cut."""
         return self.samples if self.micro_batches else []
+
+    @property
+    def tokens_of_parts(self) -> list[float]:
+        """The most size units of each rank's part of a step, [W]; empty: there are no limits."""
+        return [] if self.micro_batches else self.tokens
+
+    @property
+    def tokens_of_micro_batches(self) -> list[float]:
+        """The most size units of each rank's micro-batches, [W]; empty: parts are not cut."""
+        return self.tokens if self.micro_batches else []
 
 
 def limits_of(

@@ -92,7 +92,8 @@ class Session:
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more at once. None: what `profile` finds, else no limit.
         token_limits: with a token budget, the most size units of a step that fit into a rank's
-            memory, of each rank, or one number for all; no rank gets more.
+            memory, of each rank, or one number for all; no rank gets more at once. What a rank
+            learns where its memory runs out lowers its limit when the run goes on.
         micro_batches: a rank whose part of a step is more than its limit computes it in several
             turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
             limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
@@ -139,7 +140,8 @@ class Session:
         if loss_mean is None:
             loss_mean = "samples" if token_budget is None else "size"
         beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
-        room = budgeted(dataset, token_budget, token_limits, beside | yes_or_no)
+        beside |= {"uneven_steps": uneven_steps}
+        room = budgeted(dataset, token_budget, token_limits, beside)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
             refuse_arguments(stream, batch, sizes, grid, yes_or_no)
@@ -153,7 +155,7 @@ class Session:
             lambda: (
                 np.empty(0)
                 if stream is not None
-                else checked_sizes(resolve(sizes, dataset), token_budget, room)
+                else checked_sizes(resolve(sizes, dataset), token_budget, room, micro_batches)
             ),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler

@@ -23,6 +23,7 @@ from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.nodedata.node import NodeData
 from paceline.train.parts import Step
+from paceline.train.plan.epochs import EpochSteps
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
@@ -72,6 +73,7 @@ def connect(
     hello: Hello | None,
     data: NodeData | None = None,
     stream: Stream | None = None,
+    epoch_steps: EpochSteps | None = None,
 ) -> Wiring:
     """Makes a rank's parts and announces the attempt.
 
@@ -87,6 +89,7 @@ def connect(
         hello: on rank 0, the run's description for the control plane.
         data: where data lives on nodes.
         stream: the data, if it is a stream.
+        epoch_steps: of the run.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
@@ -117,6 +120,7 @@ def connect(
                 uneven,
                 data,
                 stream,
+                epoch_steps,
             )
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         by_size = terms.loss_mean == "size"
@@ -210,7 +214,7 @@ def describe(
         length_grid=float(terms.shapes.length),
         shards=None if data is None else data.shards,
         token_budget=terms.token_budget,
-        token_limits=limits.tokens,
+        token_limits=limits.tokens_of_parts,
         steps_per_epoch=steps_per_epoch,
         stream=not terms.samples,
     )
@@ -289,6 +293,7 @@ def _leader(
     uneven: Callable[[], bool],
     data: NodeData | None,
     stream: Stream | None,
+    epoch_steps: EpochSteps | None,
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
     most = np.array(limits.of_parts) if limits.of_parts else None
@@ -304,8 +309,9 @@ def _leader(
         step=start.step,
         used=start.used,
         limits=limits.of_parts,
-        micro=limits.of_micro_batches,
-        token_limits=limits.tokens,
+        micro=limits.of_micro_batches or limits.tokens_of_micro_batches,
+        token_limits=limits.tokens_of_parts,
+        epoch_steps=epoch_steps,
         reforms=reforms or (lambda: False),
         uneven=uneven,
         shards=None if data is None else data.shards,

@@ -98,13 +98,35 @@ def test_no_rank_gets_more_than_its_limit(ranks: Ranks) -> None:
     assert most[0] > 3.0
 
 
+def test_micro_batches_keep_the_limits_and_train_as_one_process(ranks: Ranks) -> None:
+    limits = [3.0, 3.5, 6.0]
+    options = OPTIONS | {"token_limits": limits, "micro_batches": True}
+    seen: list[Seen] = ranks.run(budgets.train, COUNT, EPOCHS, options)
+    together: dict[int, list[int]] = {}
+    for of_rank, limit in zip(seen, limits, strict=True):
+        turns: dict[int, list[float]] = {}
+        for _, step, used in of_rank.steps:
+            turns.setdefault(step, []).append(SIZES[used].sum())
+            together.setdefault(step, []).extend(used)
+        assert max(map(max, turns.values())) <= limit
+        assert all(len(loads) == 1 for loads in turns.values() if sum(loads) <= limit)
+    assert any(len(of_rank.steps) > len(due()) for of_rank in seen), "some step is cut"
+    assert [sorted(used) for _, used in sorted(together.items())] == [s for _, _, s in due()]
+    alone = budgets.train(COUNT, EPOCHS, OPTIONS)
+    for of_rank in seen:
+        torch.testing.assert_close(of_rank.parameters, alone.parameters, rtol=1e-6, atol=1e-7)
+
+
 WITH_BUDGET: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": 4}, "both of global_batch and token_budget"),
     ({"drop_last": True}, "drop_last and token_budget do not go together"),
     ({"limits": 4}, "limits and token_budget do not go together: .* give token_limits"),
     ({"shapes": 2}, "shapes and token_budget do not go together"),
     ({"uneven_steps": True}, "uneven_steps and token_budget do not go together"),
-    ({"micro_batches": True}, "micro_batches and token_budget do not go together"),
+    (
+        {"micro_batches": True, "token_limits": [5, 2, 5]},
+        "2 on rank 1, .* size 3, which each rank must hold alone",
+    ),
     ({"token_budget": 2.5}, r"sizes\[2\] is 3 \(4 such of 12\), more than token_budget=2.5"),
     ({"token_budget": 0}, "token_budget is 0: it must be above 0"),
     ({"token_budget": "8"}, "token_budget is '8': it must be a number"),

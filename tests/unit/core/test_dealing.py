@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.dealing import cut
+from paceline.core.amounts.budget import counts_within
+from paceline.core.dealing import cut, cut_within
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60), st.integers(1, 70))
@@ -34,3 +36,32 @@ def test_micro_batches_lie_on_the_grid(samples: int, grid: int, most: int) -> No
         off = [count % grid for count in counts if count % grid]
         assert off == [samples % grid] * (samples % grid > 0)
         assert len(pieces) == -(-samples // (most - most % grid))
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 50).map(float), st.floats(0.1, 1e3)), min_size=1),
+    st.floats(1.0, 4.0),
+)
+def test_micro_batches_of_sizes_keep_what_fits_and_are_few_and_even(
+    given_sizes: list[float], room: float
+) -> None:
+    sizes = np.array(given_sizes)
+    most = float(sizes.max()) * room
+    pieces = cut_within(sizes, most)
+    loads = np.array([sizes[piece].sum() for piece in pieces])
+    assert sorted(np.concatenate(pieces)) == list(range(len(sizes)))
+    assert min(map(len, pieces)) > 0
+    assert (loads <= most * (1 + 1e-9)).all()
+    in_order = sizes[np.concatenate(pieces)]
+    assert (in_order[:-1] <= in_order[1:]).all()
+    assert len(pieces) == len(counts_within(np.sort(sizes), most))
+
+
+def test_micro_batches_of_sizes_are_even() -> None:
+    pieces = cut_within(np.ones(100), 80.0)
+    assert [len(piece) for piece in pieces] == [50, 50]
+
+
+def test_a_sample_above_a_micro_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="size 9 is more than the budget, 8"):
+        cut_within(np.array([1.0, 9.0]), 8.0)

@@ -180,7 +180,27 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
         raise ValueError(
             f"token_limits is [{given}], and the largest sample has size {shown(longest)}: steps "
             f"of up to {shown(holds)} fit whatever samples they hold, and token_budget is "
-            f"{shown(budget)}: lower token_budget to that, or raise token_limits"
+            f"{shown(budget)}: lower token_budget to that, raise token_limits, or give "
+            "micro_batches=True"
+        )
+
+
+def refuse_small(limits: Floats, longest: float) -> None:
+    """Refuses limits of micro-batches into which some sample might not fit.
+
+    Args:
+        limits: of each rank, [W].
+        longest: size of the largest sample.
+
+    Raises:
+        ValueError: a limit is less than that.
+    """
+    if (limits < longest).any():
+        rank = int((limits < longest).argmax())
+        raise ValueError(
+            f"token_limits is {shown(limits[rank])} on rank {rank}, and the largest sample has "
+            f"size {shown(longest)}, which each rank must hold alone with micro_batches=True: "
+            "raise the limit, or cut or leave out samples that are longer"
         )
 
 

@@ -1,1 +1,1 @@
-"""How much a step holds: the sizes of samples, a budget of tokens, and packed sequences."""
+"""How much a step holds: sizes, a budget of tokens, memory, and packed sequences."""

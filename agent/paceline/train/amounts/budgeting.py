@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget, budget_of, refuse_larger, refuse_tight
+from paceline.core.amounts.budget import (
+    Budget,
+    budget_of,
+    refuse_larger,
+    refuse_small,
+    refuse_tight,
+)
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.data import Sharded, Stream
+from paceline.train.amounts.memory import Learned
 from paceline.train.meeting import Meeting, rank_and_world, shared_sizes
 from paceline.train.plan.epochs import EpochSteps
+from paceline.train.profile import Limits
+from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,7 +34,6 @@ _BESIDE = {
     "shapes": "steps have different numbers of samples, which no grid divides: leave its samples "
     "out; its length may stay",
     "uneven_steps": "relaxed policies do not keep a budget: leave uneven_steps out",
-    "micro_batches": "it cuts by limits, which count samples: leave micro_batches out",
 }
 
 
@@ -130,13 +138,16 @@ def refuse_profile(token_budget: float | None) -> None:
         )
 
 
-def checked_sizes(sizes: Floats, token_budget: float | None, token_limits: list[float]) -> Floats:
+def checked_sizes(
+    sizes: Floats, token_budget: float | None, token_limits: list[float], micro_batches: bool
+) -> Floats:
     """The sizes, none of which is more than the budget, if any step fits into the limits.
 
     Args:
         sizes: λ of each sample, [N].
         token_budget: of a step.
         token_limits: of each rank, or one for all; empty: none.
+        micro_batches: see `Session`.
 
     Raises:
         ValueError: a sample is too large, or the limits are too tight.
@@ -144,9 +155,63 @@ def checked_sizes(sizes: Floats, token_budget: float | None, token_limits: list[
     if token_budget is not None:
         refuse_larger(sizes, token_budget)
         if token_limits:
-            limits = np.array(of_ranks(token_limits, rank_and_world()[1]))
-            refuse_tight(limits, float(sizes.max()), token_budget)
+            limits = of_ranks(token_limits, rank_and_world()[1])
+            _refuse(limits, float(sizes.max()), token_budget, micro_batches)
     return sizes
+
+
+def _refuse(limits: Sequence[float], longest: float, budget: float, micro_batches: bool) -> None:
+    if micro_batches:
+        refuse_small(np.array(limits), longest)
+    else:
+        refuse_tight(np.array(limits), longest, budget)
+
+
+def with_learned(
+    limits: Limits,
+    learned: Sequence[Learned | None],
+    budget: Budget,
+    devices: Sequence[RankDevice] = (),
+) -> Limits:
+    """The limits, and what ranks learned where their memory ran out in earlier attempts.
+
+    With micro-batches it holds for all ranks on such devices, which costs a micro-batch more and
+    saves them from running out, too; and a micro-batch holds the largest sample, if more than that
+    is what ran out. Otherwise what does not fit on a rank needs the others' room.
+
+    Args:
+        limits: of the session.
+        learned: by each rank, [W]; None: its memory has not run out.
+        budget: of the run.
+        devices: of each rank, [W]; empty: not known.
+
+    Raises:
+        PacelineError: not every step fits into the ranks' memory.
+    """
+    known = {rank: word for rank, word in enumerate(learned) if word is not None}
+    if not known:
+        return limits
+    longest = float(budget.sizes.max())
+    tokens = list(limits.tokens) or [budget.tokens] * len(learned)  # a part is never more than that
+    for by, word in known.items():
+        alike, fits = [by], word.limit
+        if limits.micro_batches:
+            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
+            fits = max(fits, longest) if word.ran_out > longest else fits
+        for rank in alike:
+            tokens[rank] = min(tokens[rank], fits)
+    try:
+        _refuse(tokens, longest, budget.tokens, limits.micro_batches)
+    except ValueError as error:
+        raise PacelineError(
+            f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
+        ) from error
+    return replace(limits, tokens=tokens)
+
+
+def _same(one: RankDevice, other: RankDevice) -> bool:
+    named = (one.kind, one.name, one.memory_bytes)
+    return named == (other.kind, other.name, other.memory_bytes)
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:

@@ -29,16 +29,16 @@ class EpochSteps:
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms
-        self._budget = budget
+        self.budget = budget
         self._known: dict[int, int] = {}
         self._newest: tuple[int, Ints] | None = None  # epoch, and its steps' counts
 
     def of(self, epoch: int) -> int:
         """The number of steps of a whole epoch."""
-        if self._budget is None:
+        if self.budget is None:
             return self._terms.steps_per_epoch
         if epoch not in self._known:
-            self._known[epoch] = len(self._counts(self._budget, epoch))
+            self._known[epoch] = len(self._counts(self.budget, epoch))
         return self._known[epoch]
 
     def total(self, epochs: int) -> int:
@@ -54,9 +54,9 @@ class EpochSteps:
             epoch: of the steps.
             used: samples that the epoch has used already; they do not count.
         """
-        if self._budget is None:
+        if self.budget is None:
             return None
-        return np.cumsum(self._counts(self._budget, epoch, used))
+        return np.cumsum(self._counts(self.budget, epoch, used))
 
     def _counts(self, budget: Budget, epoch: int, used: Ints | None = None) -> Ints:
         if used is None and self._newest is not None and self._newest[0] == epoch:

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
-from paceline.core.dealing import cut
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
 from paceline.core.terms import Terms
-from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
-from paceline.train.plan.epochs import epoch_order
+from paceline.train.parts import Part, left_key, part_key, put_part
+from paceline.train.plan.cutting import cut_part
+from paceline.train.plan.epochs import EpochSteps, epoch_order
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
@@ -70,10 +70,11 @@ class Leader:
         used: samples of that epoch that an earlier attempt used.
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. Empty: there are no limits.
-        micro: the most samples that each rank computes at once, [W]; what is more is cut into
-            micro-batches. Empty: nothing is cut.
+        micro: the most samples that each rank computes at once, [W]; with a token budget, the most
+            size units. What is more is cut into micro-batches. Empty: nothing is cut.
         token_limits: with a token budget, what each rank's part of a step may hold, [W]. Empty:
             there are no such limits.
+        epoch_steps: of the run, where they are counted already; None: the leader counts them.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         shards: which node has which sample, where data lives on nodes.
@@ -94,8 +95,9 @@ class Leader:
         step: int = 0,
         used: Ints | None = None,
         limits: Sequence[int] = (),
-        micro: Sequence[int] = (),
+        micro: Sequence[float] = (),
         token_limits: Sequence[float] = (),
+        epoch_steps: EpochSteps | None = None,
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
         shards: Shards | None = None,
@@ -114,6 +116,7 @@ class Leader:
         self._announce = announce
         self._limits: Ints | None = np.array(limits) if limits else None
         self._micro = micro
+        self._epoch_steps = epoch_steps
         self._budget: Budget | None = None
         if terms.token_budget is not None:
             most = np.array(token_limits) if token_limits else None
@@ -136,7 +139,8 @@ class Leader:
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
         batch, limits = terms.global_batch, self._limits
-        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget)
+        ends = None if self._epoch_steps is None else self._epoch_steps.ends(epoch, used)
+        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget, ends)
 
     @property
     def _sizes(self) -> Floats:
@@ -339,7 +343,10 @@ class Leader:
         segment = msgspec.structs.replace(segment, pooled=self._pools(segment))
         parts = self._parts(segment)
         if self._micro:
-            parts = [self._cut(part, most) for part, most in zip(parts, self._micro, strict=True)]
+            parts = [
+                cut_part(part, most, self._sizes, self._terms)
+                for part, most in zip(parts, self._micro, strict=True)
+            ]
         if segment.synchroniser.steals and not self._micro:  # else ranks do not steal
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
@@ -406,29 +413,6 @@ class Leader:
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]
-
-    def _cut(self, part: Part, most: int) -> Part:
-        """A rank's part with its steps of more than so many samples cut into micro-batches."""
-        if not any(count > most for count in part.counts):
-            return part
-        flat = np.frombuffer(part.indices, dtype="<u4")
-        ends = np.cumsum(part.counts)
-        steps, micro = [], []
-        for count, samples in zip(part.counts, np.split(flat, ends[:-1]), strict=True):
-            whole = self._sizes[samples]
-            pieces = cut(whole, most, self._terms.shapes.samples) if count > most else []
-            steps.append(samples[np.concatenate(pieces)] if pieces else samples)
-            micro.append([self._micro_batch(samples, piece) for piece in pieces])
-        indices = np.concatenate(steps).astype("<u4").tobytes()
-        return msgspec.structs.replace(part, indices=indices, micro=micro)
-
-    def _micro_batch(self, samples: npt.NDArray[np.uint32], piece: Ints) -> MicroBatch:
-        whole, sizes = self._sizes[samples], self._sizes[samples[piece]]
-        share = len(sizes) / len(whole)
-        if self._terms.loss_mean == "size":
-            share = float(sizes.sum() / whole.sum())
-        squares, longest = float((sizes**2).sum()), float(sizes.max())
-        return MicroBatch(len(sizes), float(sizes.sum()), squares, longest, share)
 
 
 def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:

@@ -1,0 +1,117 @@
+"""Memory runs out on ranks of a token budget: the run goes on, and it happens once on each."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.node.rundir import Record
+from paceline.node.supervisor import Supervisor
+from paceline.wire import Launch
+from support import memory_script
+from support.memory_script import BUDGET, EPOCHS, SAMPLES
+from support.sessions import Sized
+from support.waiting import until
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+WORLD = 2
+SIZES = np.array(Sized(SAMPLES).sizes)
+
+Line = tuple[int, int, int, list[int]]  # attempt, epoch, step, samples
+
+
+def run(directory: Path, rooms: list[float | None], micro: bool, restarts: int) -> tuple[int, str]:
+    """Trains under a launcher; the exit code and what the launcher says of a failure."""
+    directory.mkdir()
+    arguments = [str(directory), json.dumps(rooms), str(int(micro))]
+    launch = Launch(memory_script.__file__, arguments, WORLD, {}, max_restarts=restarts)
+    supervisor = Supervisor(launch, directory, Record("r0", "here", "the test", ""), None)
+    supervisor.start()
+
+    def settled() -> bool:
+        supervisor.poll()
+        return supervisor.settled
+
+    try:
+        until(settled, "the run to settle", 400)
+        assert supervisor.last is not None
+        assert supervisor.last.exit_code is not None
+        return supervisor.last.exit_code, str(supervisor.last.message)
+    finally:
+        supervisor.close()
+
+
+def turns(directory: Path) -> list[list[Line]]:
+    """What each rank did in each turn of its loop."""
+    texts = [(directory / f"turns-{rank}").read_text() for rank in range(WORLD)]
+    return [[tuple(json.loads(line)) for line in text.splitlines()] for text in texts]
+
+
+def surviving(lines: list[Line]) -> list[Line]:
+    """Without the steps that a later attempt trained again."""
+    begins: dict[int, int] = {}
+    for attempt, _, step, _ in lines:
+        begins[attempt] = min(step, begins.get(attempt, step))
+    return [
+        line
+        for line in lines
+        if all(line[2] < begin for attempt, begin in begins.items() if attempt > line[0])
+    ]
+
+
+def parameters(directory: Path) -> list[Any]:
+    return [torch.load(directory / f"end-{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Where training ends with enough memory."""
+    directory = tmp_path_factory.mktemp("memory") / "calm"
+    code, said = run(directory, [None, None], micro=False, restarts=0)
+    assert code == 0, said
+    return parameters(directory)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "micro"), [([None, 7.0], False), ([None, 5.0], True), ([5.0, 5.0], True)]
+)
+def test_memory_runs_out_once_on_a_rank(
+    tmp_path: Path, calm: list[Any], rooms: list[float | None], micro: bool
+) -> None:
+    directory = tmp_path / "run"
+    bounded = [rank for rank, room in enumerate(rooms) if room is not None]
+    code, said = run(directory, rooms, micro, restarts=5)
+    assert code == 0, said
+    lines = turns(directory)
+    last = max(line[0] for line in lines[0])
+    assert 1 <= last <= len(bounded)
+    memory = directory / "runs" / "r0" / "memory"
+    assert sorted(path.name for path in memory.iterdir()) == [f"{rank}.json" for rank in bounded]
+    for rank in bounded:
+        room, limit = rooms[rank], json.loads((memory / f"{rank}.json").read_text())
+        assert limit["limit"] <= room < limit["ran_out"]
+        after = [SIZES[used].sum() for attempt, *_, used in lines[rank] if attempt == last]
+        assert max(after) <= limit["limit"]
+    trained: dict[int, list[int]] = {}
+    for _, epoch, _, samples in chain.from_iterable(map(surviving, lines)):
+        trained.setdefault(epoch, []).extend(samples)
+    assert {epoch: sorted(used) for epoch, used in trained.items()} == {
+        epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)
+    }
+    for mine, other in zip(parameters(directory), calm, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
+
+
+def test_ranks_that_cannot_hold_a_step_say_what_they_hold(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    code, said = run(directory, [5.0, 5.0], micro=False, restarts=3)
+    assert code != 0
+    assert "memory ran out in earlier attempts, on ranks [0" in said
+    assert f"token_budget is {BUDGET:g}: lower token_budget to that" in said
+    assert "micro_batches=True" in said
