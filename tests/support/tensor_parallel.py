@@ -32,7 +32,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.down(torch.tanh(self.up(self.norm(x))))
-        return self.out(self.out_norm(hidden)) + 0 * hidden.sum()
+        return self.out(self.out_norm(hidden))
 
 
 def network(batchnorm: bool = False) -> Network:
@@ -70,6 +70,7 @@ def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
 
     plan: dict[str, Any] = {"up": p.ColwiseParallel(), "down": p.RowwiseParallel()}
     if sequence:
+        plan["down"] = p.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
         plan["out_norm"] = p.SequenceParallel(sequence_dim=0)
         plan["out"] = p.PrepareModuleInput(
             input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
@@ -198,7 +199,7 @@ def refused(kind: str) -> str:
     if kind == "no mesh":
         options["mesh"] = 2
     if kind == "stream":
-        data = paceline.data.Stream(range(100), buffer=40)
+        data = paceline.data.Stream(range(100), size=len, split="none")
     if kind == "some":
         options["mesh"] = None if dist.get_rank() else dp
     with (

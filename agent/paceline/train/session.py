@@ -152,6 +152,7 @@ class Session:
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
             refuse_arguments(stream, batch, sizes, grid, yes_or_no)
+        layout = lanes.described(mesh)
         lanes.refuse_beside(mesh, dataset, yes_or_no)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
@@ -159,7 +160,7 @@ class Session:
         meeting = meet(
             asdict(terms)
             | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
-            | {"mesh": lanes.described(mesh)}
+            | {"mesh": layout}
             | yes_or_no,
             lambda: (
                 np.empty(0)

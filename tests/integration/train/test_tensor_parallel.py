@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,8 @@ def test_batchnorm_is_synchronised_over_groups(ranks: Ranks) -> None:
 
 
 def test_a_relaxed_policy_leaves_gradients_reduced(ranks: Ranks) -> None:
-    chain = [convert("rna", {"probes": 2}), convert("flexrr", {})]
+    rounds = {"quorum": 1, "staleness": None, "lead": 3, "mean": False, "steals": True}
+    chain = [convert("partial", rounds), convert("averaging", {"every": 3})]
     logs = ranks.run(partial(tensor_parallel.train, partial(fsdp.by_synchronisers, chain), 2))
     check(logs, 2)
     for log in logs:
@@ -109,7 +111,5 @@ def test_checkpoints_are_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     ],
 )
 def test_what_would_train_wrongly_is_refused(ranks: Ranks, kind: str, why: str) -> None:
-    import re
-
     for text in ranks.run(tensor_parallel.refused, kind):
         assert re.search(why, text), text
