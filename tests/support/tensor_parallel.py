@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline.train.mesh.times import GroupTimes
 from support.fsdp import gradient, whole
 from support.gradients import difference
+from support.records import record
 from support.sessions import WIDTH, Numbered, Sized
 
 TP = 2
@@ -40,20 +43,22 @@ def network(batchnorm: bool = False) -> Network:
     return Network(batchnorm)
 
 
-def mesh_of(*, replicas: bool = False) -> tuple[Any, Any]:
+def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, Any]:
     """The data-parallel and the tensor-parallel part of a mesh of all ranks.
 
     Args:
+        groups: how many; None: as many as there are of two ranks each.
         replicas: each group has all of its model, in place of a part.
     """
     from torch.distributed.device_mesh import init_device_mesh  # import takes a second
 
-    groups = dist.get_world_size() // TP
+    groups = groups or dist.get_world_size() // TP
+    size = dist.get_world_size() // groups
     if replicas:
         names = ("replicate", "shard", "tp")
-        made = init_device_mesh("cpu", (groups, 1, TP), mesh_dim_names=names)
+        made = init_device_mesh("cpu", (groups, 1, size), mesh_dim_names=names)
         return made["replicate", "shard"], made["tp"]
-    made = init_device_mesh("cpu", (groups, TP), mesh_dim_names=("dp", "tp"))
+    made = init_device_mesh("cpu", (groups, size), mesh_dim_names=("dp", "tp"))
     return made["dp"], made["tp"]
 
 
@@ -107,6 +112,7 @@ def train(
     plans: Callable[[], contextlib.AbstractContextManager[Any]],
     epochs: int,
     *,
+    groups: int | None = None,
     replicas: bool = False,
     sequence: bool = False,
     batchnorm: bool = False,
@@ -117,13 +123,14 @@ def train(
     Args:
         plans: what plans it.
         epochs: to train.
+        groups: see `mesh_of`.
         replicas: see `mesh_of`.
         sequence: see `split`.
         batchnorm: the network has such a layer, which is synchronised.
         **options: of Session.
     """
     log, data = Log(), Sized(48)
-    dp, tp = mesh_of(replicas=replicas)
+    dp, tp = mesh_of(groups, replicas=replicas)
     given = {"global_batch": 8, "mesh": dp} | options
     with plans() as seen, contextlib.closing(paceline.Session(data, **given)) as run:
         log.place = run.rank, run.world
@@ -185,6 +192,32 @@ def save_and_go_on(directory: str, epochs: int, *, splits: bool = True) -> tuple
                 optimizer.zero_grad()
         ended = torch.cat([whole(p).flatten() for p in model.parameters()])
     return began, ended
+
+
+def timed(slow: int) -> list[tuple[float, float]]:
+    """data_s and compute_s of the records that groups make of three steps, on ranks that speak.
+
+    Args:
+        slow: the rank that computes for 0.2 s in each step and loads for 0.1 s; the others take
+            0.01 s for each.
+    """
+    from paceline.train.meeting import meet
+    from paceline.train.mesh.lanes import laned
+
+    meeting = laned(meet({}, lambda: np.ones(4)), mesh_of()[0])
+    assert meeting.lanes is not None
+    times = GroupTimes(meeting.lanes)
+    own = record(0, 0, data_s=0.01, compute_s=0.01, sync_s=1.0)
+    if dist.get_rank() == slow:
+        own = record(0, 0, data_s=0.1, compute_s=0.2, sync_s=1.0)
+    told = [times.tell(own.data_s, own.compute_s) for _ in range(3)]
+    made = [times.slowest(own, each) for each in told]
+    if not meeting.speaks:
+        made = []
+    times.close()
+    meeting.lanes.close()
+    dist.barrier()  # the store is rank 0's
+    return [(each.data_s, each.compute_s) for each in made]
 
 
 def refused(kind: str) -> str:

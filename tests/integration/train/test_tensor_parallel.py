@@ -61,6 +61,21 @@ def test_groups_train_without_a_control_plane(ranks: Ranks) -> None:
     check(ranks.run(partial(tensor_parallel.train, contextlib.nullcontext, 1)), 1)
 
 
+def test_one_group_of_all_ranks_has_whole_batches(ranks: Ranks) -> None:
+    for log in ranks.run(partial(tensor_parallel.train, contextlib.nullcontext, 1, groups=1)):
+        assert log.place == (0, 1)
+        assert max([*log.errors, log.parameters]) <= BOUND
+        assert sorted(log.every) == [*range(SAMPLES)]
+
+
+def test_a_group_takes_as_long_as_its_slowest_rank(ranks: Ranks) -> None:
+    """Rank 3 is slow, and rank 2 speaks for their group."""
+    of = ranks.run(tensor_parallel.timed, 3)
+    assert of[1] == of[3] == []
+    assert of[0] == [pytest.approx((0.01, 0.01))] * 3
+    assert of[2] == [pytest.approx((0.1, 0.2))] * 3
+
+
 def test_a_token_budget_is_that_of_all_groups(ranks: Ranks) -> None:
     budget = {"global_batch": None, "token_budget": 16.0, "loss_mean": "samples"}
     for log in ranks.run(partial(tensor_parallel.train, contextlib.nullcontext, 1, **budget)):
