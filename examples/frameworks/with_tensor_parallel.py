@@ -80,8 +80,7 @@ def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Each group splits the hidden layer over its ranks; FSDP shards all of it over groups."""
     plan = {"word.0": ColwiseParallel(), "word.2": RowwiseParallel()}
     parallelize_module(model, mesh["tp"], plan)
-    for part in (model.embedding, model.word):
-        fully_shard(part, mesh=mesh["dp"])
+    fully_shard(model.embedding, mesh=mesh["dp"])
     return fully_shard(model, mesh=mesh["dp"])
 
 

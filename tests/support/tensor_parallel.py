@@ -24,18 +24,28 @@ from support.sessions import WIDTH, Numbered, Sized
 TP = 2
 
 
+class Block(nn.Module):
+    """Split by columns, and by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.down(torch.tanh(self.up(x)))  # no view, of which FSDP warns
+
+
 class Network(nn.Module):
-    """A part of each kind: alike on all ranks of a group, split by columns, and by rows."""
+    """A block that is split, and parts that are alike on all ranks of a group."""
 
     def __init__(self, batchnorm: bool = False) -> None:
         super().__init__()
         self.norm: nn.Module = nn.BatchNorm1d(WIDTH) if batchnorm else nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 6)
+        self.block = Block()
         self.out_norm, self.out = nn.LayerNorm(6), nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.down(torch.tanh(self.up(self.norm(x))))
-        return self.out(self.out_norm(hidden))
+        return self.out(self.out_norm(self.block(self.norm(x))))
 
 
 def network(batchnorm: bool = False) -> Network:
@@ -73,9 +83,9 @@ def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as p
 
-    plan: dict[str, Any] = {"up": p.ColwiseParallel(), "down": p.RowwiseParallel()}
+    plan: dict[str, Any] = {"block.up": p.ColwiseParallel(), "block.down": p.RowwiseParallel()}
     if sequence:
-        plan["down"] = p.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
+        plan["block.down"] = p.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
         plan["out_norm"] = p.SequenceParallel(sequence_dim=0)
         plan["out"] = p.PrepareModuleInput(
             input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
@@ -88,8 +98,7 @@ def made(dp: Any, tp: Any, *, batchnorm: bool = False, sequence: bool = False) -
     from torch.distributed.fsdp import fully_shard
 
     model = split(network(batchnorm), tp, sequence=sequence)
-    for part in (model.up, model.down):
-        fully_shard(part, mesh=dp)
+    fully_shard(model.block, mesh=dp)
     return fully_shard(model, mesh=dp)
 
 
