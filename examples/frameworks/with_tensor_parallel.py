@@ -62,11 +62,10 @@ def main() -> None:
             labels = batch.pop("labels")
             loss = cross_entropy(model(**batch), labels)
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             if not options.plain:
-                session.log(loss=loss, grad_norm=norm.full_tensor())
+                session.log(loss=loss)
 
         accuracy = evaluate(model, held_out)
         if not options.plain:
