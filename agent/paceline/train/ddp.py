@@ -38,10 +38,17 @@ class CurrentStep:
     Args:
         world: W.
         accumulates: gradients of micro-batches are added up; see `Session`.
+        group: of the ranks that have batches of their own; None: the default one.
     """
 
-    def __init__(self, world: int, *, accumulates: bool = False) -> None:
-        self.world = world
+    def __init__(
+        self,
+        world: int,
+        *,
+        accumulates: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.world, self.group = world, group
         self.accumulates = accumulates
         self._running: RunningStep | None = None
         self.filler = False  # this rank's batch is one; compiled models read it

@@ -89,8 +89,10 @@ class Loop:
         self.typical: list[int] = []  # samples of typical sizes, ascending; empty: no profiling yet
         self.devices: list[RankDevice] = []  # of each rank, once a model is wrapped
         self.epochs: int | None = None  # that the script trains, where the session knows
-        self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
-        self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
+        self.current = CurrentStep(
+            meeting.world, accumulates=limits.micro_batches, group=meeting.group
+        )
+        self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed, meeting.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
@@ -301,11 +303,13 @@ class Loop:
             self.reader.close()
         if self.wiring is not None:
             self.wiring.follower.close()
-        if self.rank > 0 and self._meeting is not None:
+        if self._meeting is not None and not self._meeting.leads:
             with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
                 self._meeting.store.set(left_key(self.rank), "")
         if self.wiring is not None:
             self.wiring.close(ran_out=self._ran_out)
+        if self._meeting is not None and self._meeting.lanes is not None:
+            self._meeting.lanes.close()
         # Loader and script may live on; the store's server and its port must not.
         self.wiring = self._meeting = self.pool = None
 
@@ -576,7 +580,7 @@ class Loop:
     def _connect(self, lookahead: int) -> Wiring:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
-        agree_on_lookahead(meeting.store, self.rank, lookahead)
+        agree_on_lookahead(meeting, lookahead)
         self._shapes.begin(on_cuda=self.device.on_cuda)
         saves, streams = self.saver is not None, self.reader is not None
         warn_of_restarts(self._environment, self._start, self.rank, saves=saves, streams=streams)
@@ -621,7 +625,7 @@ class Loop:
         most = limits.of_parts
         limit = most[self.rank] if most else None
         by_size = terms.loss_mean == "size"
-        if not limits.of_micro_batches:
+        if not limits.of_micro_batches and meeting.lanes is None:
             store = meeting.store
             self.gate.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:

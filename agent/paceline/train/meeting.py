@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -21,6 +21,9 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 from paceline.core.amounts.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
+
+if TYPE_CHECKING:
+    from paceline.train.mesh.lanes import Lanes
 
 TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
 REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
@@ -44,6 +47,30 @@ class Meeting:
     sizes: npt.NDArray[np.float64] | None  # [N], on rank 0; of a stream empty
     # Ranks sign pickles in the store with it: whoever reaches the store can write there.
     key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
+    # Where several ranks share each batch: then `rank` is the number of this rank's group and
+    # `world` the number of groups, the store is the lane's, and `stores` are those of all lanes.
+    lanes: Lanes | None = None
+    stores: list[Store] = field(default_factory=list)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank plans for all."""
+        return self.rank == 0 and self.speaks
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank reports what its group does."""
+        return self.lanes is None or self.lanes.place == 0
+
+    @property
+    def process(self) -> int:
+        """This rank's number in the process group."""
+        return self.rank if self.lanes is None else self.lanes.lane[self.rank]
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group of the ranks that have batches of their own; None: the default one."""
+        return None if self.lanes is None else self.lanes.group
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -133,19 +160,26 @@ def introduce(
     Returns:
         Each rank's device, [W].
     """
-    words = gathered(meeting.world, (own, may_try))
+    words = gathered(meeting.world, (own, may_try), meeting.group)
     devices = [device for device, _ in words]
-    if words[0][1] and meeting.world > 1 and need_trial(devices):
+    # Ranks that share a batch make no trial: it would be of a rank, and not of its group.
+    if words[0][1] and meeting.world > 1 and meeting.lanes is None and need_trial(devices):
         tried = msgspec.structs.replace(own, flops=trial())
         devices = gathered(meeting.world, tried)
     return devices
 
 
-def gathered(world: int, word: Any) -> list[Any]:
-    """What each rank says, by rank; each calls it."""
+def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank says, by rank; each calls it.
+
+    Args:
+        world: how many ranks there are.
+        word: of this rank.
+        group: of these ranks; None: the default one.
+    """
     words = [word] * world
     if world > 1:
-        dist.all_gather_object(words, word)
+        dist.all_gather_object(words, word, group=group)
     return words
 
 

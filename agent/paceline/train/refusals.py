@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.train.ddp import SingleProcess
 from paceline.train.fsdp.kinds import is_dtensor, is_fsdp1, is_sharded, is_unit
 from paceline.train.fsdp.model import is_wrapped
-from paceline.train.fsdp.units import refuse
+from paceline.train.fsdp.units import refuse, refuse_apart
+from paceline.train.mesh.lanes import Lanes
 from paceline.train.norms import layers as norms
 
 _OPTIONS = {
@@ -23,8 +24,10 @@ _OPTIONS = {
 }
 
 
-def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuses what would give wrong gradients.
+def refuse_model(
+    model: nn.Module, batchnorm: str | None, options: dict[str, Any], lanes: Lanes | None = None
+) -> None:
+    """Refuses what would give wrong gradients. All ranks call it.
 
     Raises:
         ValueError: the message names the layer or the option, and what to do instead.
@@ -37,21 +40,28 @@ def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any
         if why is not None:
             raise ValueError(f"{name or 'the model'} {why}")
     if sharded:
-        _refuse_sharded(model, options)
+        _refuse_sharded(model, options, lanes)
         return
+    if lanes is not None:
+        raise ValueError(
+            "the model is not sharded, and Session has a mesh in which ranks share batches: call "
+            "fully_shard(model, mesh=…) with that mesh, after parallelize_module; for replicas "
+            "give it two dimensions, replicate × shard, the second one of one rank"
+        )
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
             raise ValueError(
                 f"parameter {name} is a DTensor: each rank has a part of it, and Paceline weighs "
                 "whole gradients; give session.wrap the model before parallelize_module or "
-                "distribute_tensor, or shard it over all ranks with fully_shard"
+                "distribute_tensor, or shard it over all ranks with fully_shard; for tensor "
+                'parallelism give Session the data-parallel part of the mesh, mesh=mesh["dp"]'
             )
     for option, reason in _OPTIONS.items():
         if options.get(option) is not None:
             raise ValueError(f"wrap(..., {option}=…) is refused: {reason}")
 
 
-def _refuse_sharded(model: nn.Module, options: dict[str, Any]) -> None:
+def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | None) -> None:
     if options:
         raise ValueError(
             f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, and the model "
@@ -62,7 +72,9 @@ def _refuse_sharded(model: nn.Module, options: dict[str, Any]) -> None:
             "the model is sharded, and a session has wrapped it already: give it to session.wrap "
             "once, or close the other session first"
         )
-    refuse(model)
+    refuse(model, None if lanes is None else lanes.lane)
+    if lanes is not None:
+        refuse_apart(model, lanes)
 
 
 def _wrapper(layer: nn.Module, sharded: bool) -> str | None:

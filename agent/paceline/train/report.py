@@ -12,6 +12,7 @@ from dataclasses import asdict
 import msgspec
 
 from paceline.node.spool import Spool
+from paceline.train.mesh.times import GroupTimes, Told
 from paceline.train.outlet import Outlet
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
@@ -175,9 +176,19 @@ class Reporter:
         attempt: of the run.
         rank: whose steps they are.
         by_size: losses are means over sizes, not over samples.
+        times: of the ranks that share its batches; None: there is no other.
     """
 
-    def __init__(self, emitter: Emitter, attempt: int, rank: int, by_size: bool = False) -> None:
+    def __init__(
+        self,
+        emitter: Emitter,
+        attempt: int,
+        rank: int,
+        by_size: bool = False,
+        times: GroupTimes | None = None,
+    ) -> None:
+        self._times = times
+        self._told: deque[tuple[RunningStep, StepRecord, Told]] = deque()  # of the newest steps
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
@@ -191,7 +202,7 @@ class Reporter:
         """Takes a finished step; reads it once the device is through with it, or a step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
-            self._report(self._over.popleft())
+            self._read(self._over.popleft())
 
     def reported(self) -> threading.Event:
         """Reports all finished steps; set once bus or spool has them, or they are lost."""
@@ -201,11 +212,29 @@ class Reporter:
     def flush(self) -> None:
         """Reports all finished steps now."""
         while self._over:
-            self._report(self._over.popleft())
+            self._read(self._over.popleft())
+        self._join_told(0)
         self._send_open()
 
-    def _report(self, running: RunningStep) -> None:
+    def _read(self, running: RunningStep) -> None:
         record = self._record(running)
+        if self._times is None:
+            self._report(running, record)
+            return
+        told = self._times.tell(record.data_s, record.compute_s)
+        self._told.append((running, record, told))
+        self._join_told(1)
+
+    def _join_told(self, most: int) -> None:
+        """Reports steps with the times of their group; so many may wait for those of other ranks.
+
+        The others tell theirs when they end the step, which is about when this rank does.
+        """
+        while self._times is not None and len(self._told) > most:
+            running, record, told = self._told.popleft()
+            self._report(running, self._times.slowest(record, told))
+
+    def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
             ett_s = record.ett_s if running.step.place else None  # of all micro-batches

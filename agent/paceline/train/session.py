@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
+from paceline.train.mesh import lanes
 from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
@@ -54,6 +55,9 @@ from paceline.train.streams.reader import Reader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
@@ -105,6 +109,10 @@ class Session:
             `micro_batches`.
         shapes: keeps distinct shapes of batches few, for compiled models: each rank gets a multiple
             of so many samples in a step; `Shapes` also says to what lengths batches are padded.
+        mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
+            as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
+            parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
+            are those of groups. For models that `fully_shard` has sharded over this mesh.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -127,6 +135,7 @@ class Session:
         uneven_steps: bool = False,
         micro_batches: bool = False,
         shapes: int | Shapes | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         yes_or_no = {"uneven_steps": uneven_steps, "micro_batches": micro_batches}
         for name, value in yes_or_no.items():
@@ -145,12 +154,15 @@ class Session:
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
             refuse_arguments(stream, batch, sizes, grid, yes_or_no)
+        layout = lanes.described(mesh)
+        lanes.refuse_beside(mesh, dataset, yes_or_no)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
             asdict(terms)
             | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
+            | {"mesh": layout}
             | yes_or_no,
             lambda: (
                 np.empty(0)
@@ -158,12 +170,13 @@ class Session:
                 else checked_sizes(resolve(sizes, dataset), token_budget, room, micro_batches)
             ),
         )
+        terms, epoch_steps = planned(terms, meeting)
+        meeting = lanes.laned(meeting, mesh)
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
-        if self.rank == 0:
+        if meeting.leads:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
-        terms, epoch_steps = planned(terms, meeting)
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         data = settle(dataset, meeting, environment)
@@ -292,7 +305,7 @@ class Session:
             ValueError: a layer, a wrapper or an option that would train wrongly; the message says
                 what to do instead.
         """
-        refuse_model(model, batchnorm, options)
+        refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
         if self._loop.limits.micro_batches:
             refuse_accumulation(model, batchnorm, options)
         adapt(model, batchnorm or "local", self._loop.current)
@@ -350,6 +363,7 @@ class Session:
         loop = self._loop
         refuse_profile(loop.terms.token_budget)
         refuse_call(loop.reader, "profile")
+        lanes.refuse_profile(loop.meeting.lanes)
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         batch = loop.terms.global_batch
@@ -416,7 +430,8 @@ class Session:
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
         samples, outer = self._loop.terms.samples, self._loop.gate.outer
-        self._loop.save_with(Saver(schedule, contents, self.rank, samples, outer))
+        process = self._loop.meeting.process
+        self._loop.save_with(Saver(schedule, contents, process, samples, outer))
 
     def log(self, *, loss: Value, **metrics: Value) -> None:
         """Reports the loss of the current step, and further metrics; never waits for the device.
@@ -488,8 +503,8 @@ class Session:
         The current batch counts as used. Save rank 0's state: only rank 0 knows which samples the
         other ranks used.
         """
-        self._loop.refuse_closed()
-        return self._loop.position().as_state(self._loop.terms.samples, self.rank)
+        loop = self._loop
+        return loop.position().as_state(loop.terms.samples, loop.meeting.process)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken; call it on every rank. Their number may differ.

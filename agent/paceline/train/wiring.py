@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.core.amounts.devices import summary
 from paceline.core.terms import Terms
@@ -21,6 +20,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
+from paceline.train.mesh.times import GroupTimes, Member
 from paceline.train.nodedata.node import NodeData
 from paceline.train.parts import Step
 from paceline.train.plan.epochs import EpochSteps
@@ -43,7 +43,7 @@ class Wiring:
 
     follower: Follower
     leader: Leader | None  # on rank 0
-    reporter: Reporter | None  # in a run that a control plane knows; so is the next
+    reporter: Reporter | Member | None  # in a run that a control plane knows; so is the next
     rounds: RoundReporter | None
     on_fallback: OnFallback | None  # on rank 0, in such a run
     exit_stack: ExitStack  # ends the background threads that there are
@@ -94,7 +94,7 @@ def connect(
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
     with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
-        if run is not None:
+        if run is not None and meeting.speaks:
             watch = Watch(attempt, rank, activity)
             emitter = emitter_of(environment, run, rank, memory, watch)
             exit_stack.callback(emitter.close)
@@ -102,7 +102,7 @@ def connect(
                 emitter.send(hello)
             if data is not None:
                 data.send = emitter.send
-        if rank == 0:
+        if meeting.leads:
             if run is not None and environment.bus is not None:
                 first, key = environment.first_attempt, environment.key
                 proposals = Proposals(environment.bus, run, attempt, key, first_attempt=first)
@@ -125,25 +125,34 @@ def connect(
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         by_size = terms.loss_mean == "size"
         exit_stack.callback(follower.close)
+        times = None
+        if run is not None and meeting.lanes is not None:
+            times = GroupTimes(meeting.lanes)
+            exit_stack.callback(times.close)
+        reporter: Reporter | Member | None = None if times is None else Member(times)
+        if emitter is not None:
+            reporter = Reporter(emitter, attempt, rank, by_size, times)
         return Wiring(
             follower,
             leader,
-            Reporter(emitter, attempt, rank, by_size) if emitter is not None else None,
+            reporter,
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
             _on_fallback(emitter, attempt) if emitter is not None and rank == 0 else None,
             exit_stack.pop_all(),
         )
 
 
-def agree_on_lookahead(store: Store, rank: int, lookahead: int) -> None:
+def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
     """Checks that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
     Raises:
         ValueError: it does not; the message names the option.
     """
-    if rank == 0:
-        store.set("lookahead", str(lookahead))
-    elif (of_leader := int(store.get("lookahead"))) != lookahead:
+    rank = meeting.process
+    if meeting.leads:
+        for store in meeting.stores or [meeting.store]:
+            store.set("lookahead", str(lookahead))
+    elif (of_leader := int(meeting.store.get("lookahead"))) != lookahead:
         # A rank that needs the plan earlier than the leader makes it would wait for ever.
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
@@ -205,9 +214,7 @@ def describe(
         emulated=device.emulated,
         profiles=[profile.times for profile in profiles],
         limits=limits.of_parts,
-        placement=list(environment.placement)
-        if len(environment.placement) == meeting.world
-        else [],
+        placement=_placement(meeting, environment),
         uneven_steps=uneven_steps,
         devices=list(devices),
         grid=terms.shapes.samples,
@@ -218,6 +225,15 @@ def describe(
         steps_per_epoch=steps_per_epoch,
         stream=not terms.samples,
     )
+
+
+def _placement(meeting: Meeting, environment: Environment) -> list[str]:
+    """Each rank's node; of a group of ranks, that of its first one. Empty: not known."""
+    lanes = meeting.lanes
+    if lanes is None:
+        return environment.placed(meeting.world)
+    of_all = environment.placed(sum(map(len, lanes.ranks)))
+    return [of_all[rank] for rank in lanes.lane] if of_all else []
 
 
 def warn_of_restarts(
@@ -318,4 +334,5 @@ def _leader(
         stream=None
         if stream is None
         else Gathering(stream, terms, meeting.world, meeting.store, most),
+        copies=meeting.stores[1:],
     )

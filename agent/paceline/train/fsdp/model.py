@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.train import ddp
 from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
-from paceline.train.fsdp.kinds import is_dtensor, is_unit
+from paceline.train.fsdp.kinds import is_unit
 from paceline.train.fsdp.units import refuse, units
 from paceline.train.fsdp.waits import Waits
 
@@ -64,16 +65,19 @@ class WeightedFSDP(nn.Module):
         if trained == self._trained:
             return
         self._trained = trained
-        refuse(self.module)
+        group = self._current.group
+        refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
+        # Those of another unit, which is sharded, are met as its own.
+        sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()
             for parameter in unit.parameters():
-                self._weigh(parameter)
+                if id(parameter) not in sharded:
+                    self._weigh(parameter)
             unit.reshard()
 
     def _weigh(self, parameter: nn.Parameter) -> None:
-        # Those of another unit, which is sharded, are met as its own.
-        if is_dtensor(parameter) or not parameter.requires_grad or id(parameter) in self._weighed:
+        if not parameter.requires_grad or id(parameter) in self._weighed:
             return
         self._weighed[id(parameter)] = parameter
         self._handles.append(parameter.register_hook(self._current.weighed))  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ release has others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.train.fsdp.kinds import is_unit
+from paceline.train.mesh.lanes import Lanes
 
 _OUTSIDE = (
     "parameter {name} is in no unit of fully_shard, so FSDP reduces no gradient of it: call "
@@ -24,8 +25,13 @@ _OUTSIDE = (
 )
 _PART_OF_RANKS = (
     "is sharded over {size} of {world} ranks, and Paceline plans a batch of its own for each rank: "
-    "give fully_shard a mesh of all ranks, of one dimension or of two (replicate × shard); ranks "
-    "that share a batch, as under tensor, pipeline or expert parallelism, are not supported"
+    "give fully_shard a mesh of all ranks, of one dimension or of two (replicate × shard); where "
+    "ranks share a batch, as under tensor parallelism, give Session the data-parallel part, "
+    'Session(mesh=mesh["dp"])'
+)
+_OTHER_MESH = (
+    "is sharded over ranks {given}, and the data-parallel ranks of Session(mesh=…) are {ranks}: "
+    "give fully_shard the mesh that Session has"
 )
 _FACTOR = (
     "has a gradient divide factor of {factor}, and Paceline's weights are for the mean over ranks: "
@@ -64,15 +70,23 @@ class Unit:
             yield info.module, info.param_name
             yield from zip(info.shared_modules, info.shared_param_names, strict=True)
 
-    def refusal(self, world: int) -> str | None:
+    @property
+    def ranks(self) -> list[int]:
+        """Over which it is sharded."""
+        return [int(rank) for rank in self.group.mesh_info.mesh.mesh.flatten()]
+
+    def refusal(self, ranks: Sequence[int] | None) -> str | None:
         """Why it cannot be weighed, in words that follow its name; None: it can.
 
         Args:
-            world: W.
+            ranks: that have batches of their own; None: all of them.
         """
-        size = self.group.mesh_info.mesh.size()
-        if size != world:
-            return _PART_OF_RANKS.format(size=size, world=world)
+        given = self.ranks
+        world = dist.get_world_size() if ranks is None else len(ranks)
+        if ranks is None and len(given) != world:
+            return _PART_OF_RANKS.format(size=len(given), world=world)
+        if ranks is not None and given != list(ranks):
+            return _OTHER_MESH.format(given=given, ranks=list(ranks))
         for name in ("gradient_divide_factor", "reduce_scatter_reduce_op"):  # newer, older releases
             factor = getattr(self.group, name, None)
             if factor is not None and factor != world:
@@ -90,24 +104,58 @@ def units(model: nn.Module) -> Iterator[Unit]:
                 yield Unit(name, group)
 
 
-def refuse(model: nn.Module) -> None:
+def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
     """Refuses a sharded model whose gradients would be wrong.
 
     Args:
         model: that `fully_shard` was called for.
+        ranks: that have batches of their own; None: all of them.
 
     Raises:
         ValueError: the message names the unit or the parameter, and what to do instead.
     """
     inside: set[tuple[int, str]] = set()
     for unit in units(model):
-        if (why := unit.refusal(dist.get_world_size())) is not None:
+        if (why := unit.refusal(ranks)) is not None:
             raise ValueError(f"{unit.name or 'the model'} {why}")
         inside |= {(id(module), name) for module, name in unit.places}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad and (id(module), name) not in inside:
                 raise ValueError(_OUTSIDE.format(name=f"{prefix}.{name}".lstrip(".")))
+
+
+def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
+    """Refuses parameters that differ between the ranks of a group, though no mesh splits them.
+
+    Each rank of the group computes with its own, and a checkpoint has one of them. All ranks call
+    it, so that all of them raise.
+
+    Args:
+        model: that `fully_shard` was called for.
+        lanes: of the mesh.
+
+    Raises:
+        ValueError: the message names the parameter, and the ranks.
+    """
+    mine: dict[str, tuple[float, float]] = {}
+    for unit in units(model):
+        size = len(unit.ranks)
+        for each in unit.group.fsdp_params:
+            name, own = each._module_info.param_name, each.sharded_param
+            if own.device_mesh.size() == size and not own.is_meta:
+                values = own.to_local().detach().double()
+                mine[f"{unit.name}.{name}".lstrip(".")] = float(values.sum()), float(values.norm())
+    words: list[Any] = [mine] * dist.get_world_size()
+    dist.all_gather_object(words, mine)
+    for members in zip(*lanes.ranks, strict=True):
+        for name, of_first in words[members[0]].items():
+            if any(words[rank].get(name) != of_first for rank in members):
+                raise ValueError(
+                    f"parameter {name} differs between ranks {list(members)}, which share each "
+                    "batch: seed these ranks alike before the model is made, or split the "
+                    "parameter with parallelize_module"
+                )
 
 
 def _groups(module: Any) -> list[Any]:

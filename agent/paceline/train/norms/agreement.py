@@ -40,8 +40,10 @@ class RunningStatistics:
         layers = [layer for layer in self._layers() if isinstance(layer, Local)]
         if self._current.world == 1 or not layers:
             return
-        _count_alike([n for layer in layers if (n := layer.num_batches_tracked) is not None])
-        _average(list(_tracked(layers)), samples)
+        group = self._current.group
+        counts = [n for layer in layers if (n := layer.num_batches_tracked) is not None]
+        _count_alike(counts, group)
+        _average(list(_tracked(layers)), samples, group)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -65,17 +67,17 @@ def _tracked(layers: Sequence[Local]) -> Iterator[Tensor]:
             yield from (layer.running_mean, layer.running_var)
 
 
-def _count_alike(counts: list[Tensor]) -> None:
+def _count_alike(counts: list[Tensor], group: dist.ProcessGroup | None) -> None:
     """Numbers of batches become the largest of all ranks."""
     if not counts:
         return
     most = torch.stack([count.to(counts[0].device) for count in counts])
-    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
     for count, value in zip(counts, most, strict=True):
         count.copy_(value)
 
 
-def _average(tensors: list[Tensor], samples: int) -> None:
+def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | None) -> None:
     """Tensors become their means over ranks, weighted by the ranks' samples."""
     if not tensors:
         return
@@ -83,7 +85,7 @@ def _average(tensors: list[Tensor], samples: int) -> None:
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
     vector = vector * samples if samples else torch.zeros_like(vector)  # 0 · NaN is NaN
     vector = torch.cat([vector, vector.new_tensor([samples])])
-    dist.all_reduce(vector)
+    dist.all_reduce(vector, group=group)
     if vector[-1] == 0:
         return
     means = torch.split(vector[:-1] / vector[-1], [tensor.numel() for tensor in tensors])

@@ -52,7 +52,7 @@ class Exchange:
     def add_up(self, values: Tensor) -> None:
         """Replaces values by their sums over all ranks. Waiting for the others is no computing."""
         with self.running.meeting(), self.current.own_collective():
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.current.group)
 
 
 def shared(values: Tensor, exchange: Exchange) -> Shared:

@@ -79,6 +79,8 @@ class Leader:
         uneven: whether ranks may have different numbers of turns of the script's loop.
         shards: which node has which sample, where data lives on nodes.
         stream: what ranks read, if the data is a stream; then `sizes` is empty.
+        copies: where several ranks share each batch, the stores of the other lanes; each rank there
+            reads a copy of the part of its group.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Leader:
         uneven: Callable[[], bool] = lambda: False,
         shards: Shards | None = None,
         stream: Gathering | None = None,
+        copies: Sequence[Store] = (),
     ) -> None:
         self._homes = Homes(shards) if shards is not None else None
         self._stream = stream
@@ -111,6 +114,7 @@ class Leader:
         self._world = world
         self._given_sizes = sizes
         self._store = store
+        self._stores = [store, *copies]
         self._proposals = proposals
         self._attempt = attempt
         self._announce = announce
@@ -191,8 +195,7 @@ class Leader:
 
     def unread(self) -> bool:
         """Whether another rank that has not left has yet to read its part of the newest segment."""
-        check = self._store.check
-        return any(check([part_key(self._newest, rank)]) for rank in self._present())
+        return any(store.check([part_key(self._newest, rank)]) for store, rank in self._present())
 
     def wait_for_readers(self, *, at_the_end: bool) -> None:
         """Waits until the other ranks need the store no more, because it ends with this rank.
@@ -219,10 +222,10 @@ class Leader:
         while at_the_end and time.monotonic() < until and self._present():
             time.sleep(0.01)
 
-    def _present(self) -> list[int]:
-        """The other ranks that have not left."""
-        others = range(1, self._world)
-        return [rank for rank in others if not self._store.check([left_key(rank)])]
+    def _present(self) -> list[tuple[Store, int]]:
+        """The other ranks that have not left, and the stores that they read."""
+        others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
+        return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
     def _end(self, epoch: int, *, reform: bool, failed: str = "") -> None:
         """Ends the plan of all ranks."""
@@ -236,8 +239,9 @@ class Leader:
 
     def _put(self, seq: int, parts: list[Part]) -> None:
         self._newest = seq
-        for rank, part in enumerate(parts):
-            put_part(self._store, seq, rank, part)
+        for store in self._stores:
+            for rank, part in enumerate(parts):
+                put_part(store, seq, rank, part)
 
     def _proposed(self) -> Segment | None:
         """The controller's newest valid proposal for the next segment."""

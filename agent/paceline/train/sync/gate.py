@@ -19,6 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
 from paceline.train.meeting import TIMEOUT
+from paceline.train.mesh.lanes import Lanes
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
@@ -85,10 +86,18 @@ class SyncGate:
         store: the ranks'.
         rank: this rank.
         seed: of the run.
+        lanes: where several ranks share each batch.
     """
 
-    def __init__(self, current: CurrentStep, store: Store, rank: int, seed: int) -> None:
-        self._current = current
+    def __init__(
+        self,
+        current: CurrentStep,
+        store: Store,
+        rank: int,
+        seed: int,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self._current, self._lanes = current, lanes
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
         self.models: list[sharded.Wrapped] = []  # `Session.wrap` adds to it
@@ -391,10 +400,13 @@ class SyncGate:
             assert self._store is not None
             # A new process group, because two threads that use one group get wrong sums. It is
             # gloo's, because the vectors are on the CPU.
-            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            if self._lanes is None:
+                group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            else:
+                group = self._lanes.of_lane()
             # Made once: on a busy host, one new connection in a few dozen took 5 s.
             store, blocking_store = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
-            world = dist.get_world_size()
+            world = self._current.world
             self._ranks_made = Ranks({"": group}, store, blocking_store, self._rank, world, TIMEOUT)
             self._agreement = LoopAgreement(self._ranks_made)
         return self._ranks_made

@@ -1,0 +1,168 @@
+"""Who shares this rank's batches, and who has the same place in the other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from paceline.core.errors import PacelineError
+from paceline.data import Sharded, Stream
+from paceline.train.meeting import TIMEOUT, Meeting, gathered, rank_and_world
+
+_BESIDE = {
+    "uneven_steps": "ranks of a group make each step together: leave uneven_steps out",
+    "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
+}
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a mesh, for one rank."""
+
+    ranks: list[list[int]]  # of the process group, [S, W]: by place in a group, and by group
+    place: int  # of this rank in its group; 0: it speaks for the group
+    number: int  # of this rank's group: 0 … W − 1
+    group: dist.ProcessGroup  # of this rank's lane, as the script's own
+
+    @property
+    def lane(self) -> list[int]:
+        """The ranks with this rank's place, one of each group, [W]."""
+        return self.ranks[self.place]
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of this rank's group, [S]."""
+        return [lane[self.number] for lane in self.ranks]
+
+    def of_lane(self) -> dist.ProcessGroup:
+        """Another process group of this rank's lane, over gloo; all ranks call it at once."""
+        return _one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
+
+    def of_members(self) -> dist.ProcessGroup:
+        """A process group of this rank's group, over gloo; all ranks call it at once."""
+        groups = [list(group) for group in zip(*self.ranks, strict=True)]
+        return _one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
+
+    def close(self) -> None:
+        """Ends the lane's process group."""
+        with suppress(ValueError):  # the script has ended all groups
+            dist.destroy_process_group(self.group)
+
+
+def _one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.ProcessGroup:
+    """Makes a process group for each of these; returns this rank's."""
+    made = [dist.new_group(ranks, **options) for ranks in groups]
+    group = made[groups.index(mine)]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def described(mesh: Any) -> list[Any] | None:
+    """What must be the same of a mesh on all ranks.
+
+    Raises:
+        TypeError: it is no device mesh.
+    """
+    if mesh is None:
+        return None
+    if not hasattr(mesh, "mesh_dim_names") or not hasattr(mesh, "get_coordinate"):
+        raise TypeError(
+            f"mesh={mesh!r}: give the data-parallel part of a torch.distributed.DeviceMesh, such "
+            'as mesh["dp"]'
+        )
+    return [list(mesh.mesh.shape), list(mesh.mesh_dim_names or ())]
+
+
+def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
+    """Refuses what groups of several ranks do not go together with.
+
+    Args:
+        mesh: of `Session`.
+        dataset: of the session.
+        switches: further arguments of `Session`, by name.
+
+    Raises:
+        ValueError: the message names the argument.
+    """
+    if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
+        return
+    for name, why in _BESIDE.items():
+        if switches[name]:
+            raise ValueError(f"mesh and {name} do not go together: {why}")
+    for kind in (Stream, Sharded):
+        if isinstance(dataset, kind):
+            raise ValueError(
+                f"mesh and paceline.data.{kind.__name__} do not go together: each rank of a group "
+                "would read for itself; give data that each rank can read by index"
+            )
+
+
+def refuse_profile(lanes: Lanes | None) -> None:
+    """Refuses `Session.profile` for groups of several ranks.
+
+    Raises:
+        PacelineError: there are such groups.
+    """
+    if lanes is not None:
+        raise PacelineError(
+            "profile: ranks of a group compute each batch together, so no rank can try batches by "
+            "itself: leave it out, and give Session(limits=…) if memory is short"
+        )
+
+
+def laned(meeting: Meeting, mesh: Any) -> Meeting:
+    """The meeting of this rank's lane; all ranks call it.
+
+    Args:
+        meeting: of all ranks.
+        mesh: the data-parallel part of a mesh; None, or of all ranks: each rank is a group.
+
+    Raises:
+        ValueError: the mesh does not split the ranks into groups of equal size, or does not have
+            them in their order.
+    """
+    if mesh is None or mesh.mesh.numel() == meeting.world:
+        return meeting
+    mine = [int(rank) for rank in mesh.mesh.flatten()]
+    ranks = lanes_of(gathered(meeting.world, mine))
+    place, number = ranks.index(mine), mine.index(meeting.rank)
+    # The default backend: models reduce their statistics in it, on the device that they are on.
+    lanes = Lanes(ranks, place, number, _one_of(ranks, mine, timeout=TIMEOUT))
+    stores = [
+        PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
+        for other in range(len(ranks))
+    ]
+    return replace(
+        meeting, rank=number, world=len(mine), store=stores[place], lanes=lanes, stores=stores
+    )
+
+
+def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
+    """The lanes, in order.
+
+    Args:
+        words: by rank, the ranks of the data-parallel mesh that it is in.
+
+    Raises:
+        ValueError: see `laned`.
+    """
+    lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
+    every = sorted(rank for lane in lanes for rank in lane)
+    own = all(rank in word for rank, word in enumerate(words))
+    if every != list(range(len(words))) or not own or len({len(lane) for lane in lanes}) > 1:
+        raise ValueError(
+            f"mesh: its data-parallel parts {lanes} do not split the {len(words)} ranks into "
+            'groups of equal size: make one mesh of all ranks, and give Session mesh["dp"] of it'
+        )
+    for lane in lanes:
+        if lane != sorted(lane):
+            raise ValueError(
+                f"mesh: ranks {lane} of its data-parallel part do not ascend: make the mesh with "
+                "ranks in their order, as init_device_mesh does"
+            )
+    return lanes

@@ -1,0 +1,264 @@
+"""Cases for ranks: data-parallel groups of ranks that split a model, against one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.train.mesh.times import GroupTimes
+from support.fsdp import gradient, whole
+from support.gradients import difference
+from support.records import record
+from support.sessions import WIDTH, Numbered, Sized
+
+TP = 2
+
+
+class Block(nn.Module):
+    """Split by columns, and by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.down(torch.tanh(self.up(x)))  # no view, of which FSDP warns
+
+
+class Network(nn.Module):
+    """A block that is split, and parts that are alike on all ranks of a group."""
+
+    def __init__(self, batchnorm: bool = False) -> None:
+        super().__init__()
+        self.norm: nn.Module = nn.BatchNorm1d(WIDTH) if batchnorm else nn.LayerNorm(WIDTH)
+        self.block = Block()
+        self.out_norm, self.out = nn.LayerNorm(6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.out_norm(self.block(self.norm(x))))
+
+
+def network(batchnorm: bool = False) -> Network:
+    torch.manual_seed(1)
+    return Network(batchnorm)
+
+
+def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, Any]:
+    """The data-parallel and the tensor-parallel part of a mesh of all ranks.
+
+    Args:
+        groups: how many; None: as many as there are of two ranks each.
+        replicas: each group has all of its model, in place of a part.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # import takes a second
+
+    groups = groups or dist.get_world_size() // TP
+    size = dist.get_world_size() // groups
+    if replicas:
+        names = ("replicate", "shard", "tp")
+        made = init_device_mesh("cpu", (groups, 1, size), mesh_dim_names=names)
+        return made["replicate", "shard"], made["tp"]
+    made = init_device_mesh("cpu", (groups, size), mesh_dim_names=("dp", "tp"))
+    return made["dp"], made["tp"]
+
+
+def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
+    """Splits a `Network` over the ranks of a group.
+
+    Args:
+        model: to split.
+        tp: the mesh.
+        sequence: a norm computes a part of the batch on each rank, so gradients are partial sums.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as p
+
+    plan: dict[str, Any] = {"block.up": p.ColwiseParallel(), "block.down": p.RowwiseParallel()}
+    if sequence:
+        plan["block.down"] = p.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
+        plan["out_norm"] = p.SequenceParallel(sequence_dim=0)
+        plan["out"] = p.PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
+        )
+    return p.parallelize_module(model, tp, plan)
+
+
+def made(dp: Any, tp: Any, *, batchnorm: bool = False, sequence: bool = False) -> Any:
+    """A split and sharded network."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = split(network(batchnorm), tp, sequence=sequence)
+    fully_shard(model.block, mesh=dp)
+    return fully_shard(model, mesh=dp)
+
+
+@dataclass
+class Log:
+    """What a rank saw of a training beside the same training in one process."""
+
+    errors: list[float] = field(default_factory=list)  # of gradients, by step
+    parts: list[list[int]] = field(default_factory=list)  # this rank's samples, by step
+    every: list[int] = field(default_factory=list)  # all groups' samples, each once
+    alike: bool = True  # all ranks of a group had the same samples in each step
+    policies: list[str] = field(default_factory=list)  # of the segments, on rank 0
+    parameters: float = 0.0  # error in the end
+    relaxed: bool = False  # a relaxed synchroniser came into force
+    fallback: str = ""  # why not
+    place: tuple[int, int] = (0, 0)  # rank and world of the session
+
+
+def train(
+    plans: Callable[[], contextlib.AbstractContextManager[Any]],
+    epochs: int,
+    *,
+    groups: int | None = None,
+    replicas: bool = False,
+    sequence: bool = False,
+    batchnorm: bool = False,
+    **options: Any,
+) -> Log:
+    """A training loop over a split model, and the same steps in one process on each rank.
+
+    Args:
+        plans: what plans it.
+        epochs: to train.
+        groups: see `mesh_of`.
+        replicas: see `mesh_of`.
+        sequence: see `split`.
+        batchnorm: the network has such a layer, which is synchronised.
+        **options: of Session.
+    """
+    log, data = Log(), Sized(48)
+    dp, tp = mesh_of(groups, replicas=replicas)
+    given = {"global_batch": 8, "mesh": dp} | options
+    with plans() as seen, contextlib.closing(paceline.Session(data, **given)) as run:
+        log.place = run.rank, run.world
+        loader = run.loader()
+        how = "sync" if batchnorm else None
+        model = run.wrap(made(dp, tp, batchnorm=batchnorm, sequence=sequence), batchnorm=how)
+        reference = network(batchnorm)
+        ours, theirs = (
+            torch.optim.SGD(each.parameters(), 0.05, momentum=0.9) for each in (model, reference)
+        )
+        run.optimizer(ours)
+        for _ in run.epochs(epochs):
+            for indices, x, y in loader:
+                mine = [] if run.batch.empty else indices.tolist()
+                words: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(words, (run.rank, mine))
+                of_group = dict(words)
+                log.alike &= all(part == of_group[number] for number, part in words)
+                every = [index for number in sorted(of_group) for index in of_group[number]]
+                log.parts.append(mine)
+                log.every += every
+                mse_loss(model(x), y).backward()
+                _, all_x, all_y = zip(*(data[index] for index in every), strict=True)
+                mse_loss(reference(torch.stack(all_x)), torch.stack(all_y)).backward()
+                log.errors.append(difference(gradient(model), gradient(reference)))
+                log.relaxed |= run._loop.gate.relaxed is not None
+                run.log(loss=1.0)
+                for optimizer in (ours, theirs):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        final = [
+            torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)
+        ]
+        log.parameters = difference(*final)
+        log.policies = list(seen or [])
+        log.fallback = run._loop.gate.suitability._fallback
+    return log
+
+
+def save_and_go_on(directory: str, epochs: int, *, splits: bool = True) -> tuple[Tensor, Tensor]:
+    """Trains with checkpoints: parameters at the start and in the end.
+
+    Args:
+        directory: of the checkpoints.
+        epochs: to train.
+        splits: the model, over the ranks of groups; else each rank has all of it.
+    """
+    dp, tp = mesh_of() if splits else (None, None)
+    with contextlib.closing(paceline.Session(Numbered(24), global_batch=4, mesh=dp)) as run:
+        loader = run.loader()
+        model = run.wrap(made(dp, tp) if splits else network())
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        run.checkpoint(directory, model, optimizer, every_steps=6)
+        began = torch.cat([whole(p).flatten() for p in model.parameters()])
+        for _ in run.epochs(epochs):
+            for _, x, y in loader:
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ended = torch.cat([whole(p).flatten() for p in model.parameters()])
+    return began, ended
+
+
+def timed(slow: int) -> list[tuple[float, float]]:
+    """data_s and compute_s of the records that groups make of three steps, on ranks that speak.
+
+    Args:
+        slow: the rank that computes for 0.2 s in each step and loads for 0.1 s; the others take
+            0.01 s for each.
+    """
+    from paceline.train.meeting import meet
+    from paceline.train.mesh.lanes import laned
+
+    meeting = laned(meet({}, lambda: np.ones(4)), mesh_of()[0])
+    assert meeting.lanes is not None
+    times = GroupTimes(meeting.lanes)
+    own = record(0, 0, data_s=0.01, compute_s=0.01, sync_s=1.0)
+    if dist.get_rank() == slow:
+        own = record(0, 0, data_s=0.1, compute_s=0.2, sync_s=1.0)
+    told = [times.tell(own.data_s, own.compute_s) for _ in range(3)]
+    made = [times.slowest(own, each) for each in told]
+    if not meeting.speaks:
+        made = []
+    times.close()
+    meeting.lanes.close()
+    dist.barrier()  # the store is rank 0's
+    return [(each.data_s, each.compute_s) for each in made]
+
+
+def refused(kind: str) -> str:
+    """What a session with groups says to what it does not train."""
+    from torch.distributed.fsdp import fully_shard
+
+    dp, tp = mesh_of()
+    data: Any = Numbered(12)
+    options: dict[str, Any] = {"global_batch": 4, "mesh": tp if kind == "other part" else dp}
+    if kind in ("uneven_steps", "micro_batches"):
+        options[kind] = True
+    if kind == "no mesh":
+        options["mesh"] = 2
+    if kind == "stream":
+        data = paceline.data.Stream(range(100), size=len, split="none")
+    if kind == "some":
+        options["mesh"] = None if dist.get_rank() else dp
+    with (
+        pytest.raises((ValueError, TypeError, paceline.PacelineError)) as error,
+        contextlib.closing(paceline.Session(data, **options)) as run,
+    ):
+        if kind == "profile":
+            run.profile(lambda count: None)
+        elif kind == "plain":
+            run.wrap(network())
+        elif kind == "split only":
+            run.wrap(split(network(), tp))
+        elif kind == "apart":
+            torch.manual_seed(dist.get_rank())
+            run.wrap(fully_shard(nn.Linear(WIDTH, 1), mesh=dp))
+        elif kind == "other part":
+            run.wrap(made(dp, tp))
+        for _ in run.loader():
+            pass
+    return str(error.value)
