@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -54,6 +55,8 @@ from paceline.train.streams.reader import Reader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
+
+_open: WeakSet[Session] = WeakSet()  # of this process
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
@@ -181,6 +184,7 @@ class Session:
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
+        _open.add(self)
         atexit.register(self.close)
 
     @property
@@ -511,3 +515,9 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
+
+
+def close_all() -> None:
+    """Closes the sessions of this process, where Python does not exit in order."""
+    for session in list(_open):
+        session.close()
