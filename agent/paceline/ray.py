@@ -15,46 +15,23 @@ another way, the workers train without one. Needs ``paceline[ray]``.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 import ray
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import TorchConfigContextManager, _TorchBackend
 
-from paceline import observation
-from paceline.core import driver
-from paceline.core.errors import PacelineError
-from paceline.node.machine import default_name
+from paceline.train.adapting import driving
 from paceline.train.meeting import place
 from paceline.train.session import close_all
-from paceline.wire.bus import is_loopback
-
-logger = logging.getLogger(__name__)
-
-_ATTEMPT = "PACELINE_ATTEMPT"
-_EMULATE = "PACELINE_EMULATE"
-# What the driver hands on to its workers, wherever they are.
-_EVERYWHERE = (
-    *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
-    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
-)
-_PLACEMENT = "PACELINE_PLACEMENT"
-_SPOOL = "PACELINE_SPOOL"  # to workers on the driver's machine: only there somebody reads it
-_OF_RUN = (*_EVERYWHERE, _PLACEMENT, _SPOOL)
-
-_taken: list[str] = []  # the run, once a config of this process reports it
 
 
 @dataclass
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
-    """`TorchConfig` of Ray Train, whose workers take part in the driver's run. Make one a trainer.
+    """`TorchConfig` of Ray Train, whose workers take part in the driver's run. One for a trainer.
 
     Each time that Ray starts the workers is an attempt of the run. Sessions are closed when the
     training loop returns or raises. Without a run, the workers train without a control plane.
@@ -65,11 +42,14 @@ class PacelineConfig(TorchConfig):  # type: ignore[misc]
         timeout_s: of the process group.
 
     Raises:
-        PacelineError: several ranks of a launcher each make one, so each would start all workers.
+        PacelineError: several ranks of a launcher make one each, and would start all workers each.
     """
 
     variables: dict[str, str] | None = field(
-        default_factory=lambda: _of_driver(os.environ), init=False, repr=False, compare=False
+        default_factory=lambda: driving.of_driver(os.environ, "PacelineConfig"),
+        init=False,
+        repr=False,  # they hold the run's key
+        compare=False,
     )
     machine: str = field(default_factory=place, init=False, repr=False, compare=False)
 
@@ -102,109 +82,15 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.starts = 0  # of the workers, in this process of Ray Train's controller
+        self.starts = 0  # of the workers, in the process of Ray Train's controller
 
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:
         """As Ray Train's."""
-        if backend_config.variables is not None:
-            found = worker_group.execute(_found, backend_config.machine)
-            told = _told(backend_config.variables, found, self.starts)
-            tasks = (
-                worker_group.execute_single_async(rank, _tell, variables)
-                for rank, variables in enumerate(told)
-            )
-            ray.get(list(tasks))
+        given = backend_config.variables
+        if given is not None:
+            ranks = worker_group.execute(driving.found, backend_config.machine)
+            told = driving.told(given, ranks, self.starts)
+            tell = worker_group.execute_single_async
+            ray.get([tell(rank, driving.tell, of_rank) for rank, of_rank in enumerate(told)])
             self.starts += 1
         super().on_start(worker_group, backend_config)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Where a worker is: the node as an agent there would call it."""
-
-    node: str
-    beside_driver: bool  # on the driver's machine
-
-
-def _found(driver_place: str) -> _Found:
-    return _Found(default_name(), place() == driver_place)
-
-
-def _tell(variables: Mapping[str, str]) -> None:
-    """Sets a worker's variables. Its node may have been started within another run."""
-    for name in _OF_RUN:
-        os.environ.pop(name, None)
-    os.environ.update(variables)
-
-
-def _of_driver(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """What this driver knows of its run; empty: there is none. None: its workers are observed.
-
-    Raises:
-        PacelineError: as `PacelineConfig`.
-    """
-    if int(environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in environ:
-        raise PacelineError(
-            "PacelineConfig: a launcher has started several ranks of this script, and each would "
-            "start all workers: start it with `paceline run --driver`, or with python"
-        )
-    if observation.observed(environ):
-        return None
-    run = environ.get("PACELINE_RUN")
-    emulated = _picked(environ, _EMULATE)
-    if not run:
-        return emulated
-    if environ.get(driver.VARIABLE) != str(os.getpid()):
-        logger.warning(
-            "run %s does not show these workers: only the process that `paceline run --driver` has "
-            "started can have the run's",
-            run,
-        )
-        return emulated
-    if _taken:
-        logger.warning(
-            "this script's first PacelineConfig reports run %s: workers of any other train without "
-            "a control plane",
-            run,
-        )
-        return emulated
-    _taken.append(run)
-    return _picked(environ, *_OF_RUN, driver.RESTARTS)
-
-
-def _told(given: Mapping[str, str], found: list[_Found], starts: int) -> list[dict[str, str]]:
-    """Each rank's variables.
-
-    Args:
-        given: what the driver knows.
-        found: of each rank.
-        starts: how often Ray has started workers of this training before.
-    """
-    if "PACELINE_RUN" not in given:
-        return [_picked(given, _EMULATE)] * len(found)
-    if starts > int(given[driver.RESTARTS]):
-        logger.warning(
-            "Ray has started the workers anew more often than the run was started for, so the "
-            "control plane does not know of them: give `paceline run` as many --max-restarts as "
-            "FailureConfig(max_failures=…)"
-        )
-        return [_picked(given, _EMULATE)] * len(found)
-    [own] = json.loads(given[_PLACEMENT])
-    nodes = [own if each.beside_driver else each.node for each in found]
-    bus = urlsplit(given["PACELINE_BUS"]).hostname or ""
-    far = sorted({each.node for each in found if not each.beside_driver})
-    if far and is_loopback(bus):
-        logger.warning(
-            "workers on %s do not reach the control plane, whose address is %s here: give the "
-            "server an address that all nodes reach, and `paceline run --server` that one",
-            ", ".join(far),
-            bus,
-        )
-    attempt = str(int(given[_ATTEMPT]) + starts)
-    told = _picked(given, *_EVERYWHERE) | {_ATTEMPT: attempt, _PLACEMENT: json.dumps(nodes)}
-    beside = told | _picked(given, _SPOOL)
-    return [beside if each.beside_driver else told for each in found]
-
-
-def _picked(variables: Mapping[str, str], *names: str) -> dict[str, str]:
-    return {name: variables[name] for name in names if name in variables}
