@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
 
-SCRIPT = ROOT / "tests" / "support" / "ray_train_script.py"
+SCRIPT = Path(__file__).with_name("ray_train_script.py")  # beside no other module named ray
 PLAIN, EVEN, UNEVEN, REFUSALS = range(4)  # its cases
 STEPS = 60
 FAILED_IN = 2  # epoch

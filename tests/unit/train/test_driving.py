@@ -21,6 +21,7 @@ RUN = {
     "PACELINE_BUS": "redis://user:word@bus.cluster:6379",
     "PACELINE_KEY": "ab" * 16,
     "PACELINE_SPOOL": "/data/runs/run-1/spool",
+    "PACELINE_CA_FILE": "/data/ca.pem",
     "PACELINE_FIRST_ATTEMPT": "3",
     "PACELINE_ATTEMPT": "3",
     "PACELINE_PLACEMENT": '["node-a"]',
@@ -85,6 +86,7 @@ def test_each_rank_learns_its_attempt_and_all_places(beside: list[bool], starts:
         assert (read.run, read.attempt, read.first_attempt) == ("run-1", 3 + starts, 3)
         assert read.placed(len(ranks)) == ["node-a" if each else "other" for each in beside]
         assert (read.spool is not None) == here  # who would read it elsewhere?
+        assert ("PACELINE_CA_FILE" in of_rank) == here
         assert of_rank["PACELINE_KEY"] == RUN["PACELINE_KEY"]
         assert "PACELINE_MAX_RESTARTS" not in of_rank
 

@@ -26,8 +26,9 @@ _EVERYWHERE = (
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
-_SPOOL = "PACELINE_SPOOL"  # for ranks on the driver's machine: only there somebody reads it
-_OF_RUN = (*_EVERYWHERE, _PLACEMENT, _SPOOL)
+# For ranks on the driver's machine: only there somebody reads the spool, and is that file.
+_BESIDE = ("PACELINE_SPOOL", "PACELINE_CA_FILE")
+_OF_RUN = (*_EVERYWHERE, _PLACEMENT, "PACELINE_SPOOL")
 
 _taken: set[str] = set()  # runs whose variables this process has handed on
 
@@ -96,7 +97,7 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
         )
         return _picked(environ, _EMULATE)
     _taken.add(run)
-    return _picked(environ, *_OF_RUN, driver.RESTARTS)
+    return _picked(environ, *_EVERYWHERE, *_BESIDE, _PLACEMENT, driver.RESTARTS)
 
 
 def told(given: Mapping[str, str], ranks: Sequence[Found], starts: int) -> list[dict[str, str]]:
@@ -131,7 +132,7 @@ def told(given: Mapping[str, str], ranks: Sequence[Found], starts: int) -> list[
         )
     attempt = str(int(given[_ATTEMPT]) + starts)
     variables = _picked(given, *_EVERYWHERE) | {_ATTEMPT: attempt, _PLACEMENT: json.dumps(nodes)}
-    beside = variables | _picked(given, _SPOOL)
+    beside = variables | _picked(given, *_BESIDE)
     return [beside if rank.beside_driver else variables for rank in ranks]
 
 
