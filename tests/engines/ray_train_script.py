@@ -6,12 +6,14 @@ driver of a run, whose second worker fails once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 import ray.train
@@ -24,7 +26,7 @@ from torch.utils.data import DataLoader
 import paceline
 import text
 from paceline.ray import PacelineConfig
-from support.framework_cases import printed, refused
+from support.framework_cases import refused
 
 BATCH = 8
 COUNT = 160
@@ -34,8 +36,19 @@ UNEVEN = [5, 12]  # limits: without a control plane, they leave each rank anothe
 
 
 def cases(config: dict[str, Any]) -> None:
-    results = [train(plain=True), train(), train(limits=UNEVEN), refusals()]
+    results = [train(plain=True), train(), train(limits=UNEVEN), refusals(), plain_example()]
     keep(config["directory"], results)
+
+
+def plain_example() -> dict[str, float]:
+    """What the example reports of Ray Train alone, after an epoch."""
+    import with_ray
+
+    reported: list[dict[str, float]] = []
+    take = mock.Mock(side_effect=lambda metrics, _: reported.append(metrics))
+    with mock.patch.object(ray.train, "report", take):
+        with_ray.train({"plain": True, "epochs": 1})
+    return reported[-1]
 
 
 def train(plain: bool = False, folder: str = "", **options: Any) -> dict[str, Any]:
@@ -158,10 +171,12 @@ def main() -> None:
     if kind == "run":
         fit(run, config, directory, failures=1)
         return
+    fit(cases, config, directory, failures=0)
     import with_ray
 
-    fit(cases, config, directory, failures=0)
-    Path(directory, "example.json").write_text(json.dumps(printed(with_ray.main)))
+    sys.argv = ["example", "--epochs=1", f"--storage={directory}/storage"]
+    with Path(directory, "example").open("w") as printed, contextlib.redirect_stdout(printed):
+        with_ray.main()
 
 
 if __name__ == "__main__":
