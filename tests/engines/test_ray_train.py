@@ -90,7 +90,8 @@ def test_a_driver_makes_a_run_whose_workers_are_planned(
 ) -> None:
     """One worker fails once: Ray starts all anew, which is the run's next attempt."""
     with Stack(tmp_path / "server", 0) as server:
-        where = ["--server", server.url, "--data", str(tmp_path / "data")]
+        token = ["--token-file", str(tmp_path / "server" / "token")]
+        where = ["--server", server.url, *token, "--data", str(tmp_path / "data")]
         ranks_are = ["--nproc", str(WORLD), "--max-restarts", "1", "--emulate", json.dumps(EMULATE)]
         script = [str(SCRIPT), str(tmp_path), str(of_ray), "run"]
         python(tmp_path, "-m", "paceline", "run", "--driver", *where, *ranks_are, *script)
