@@ -41,6 +41,7 @@ LIBRARY = (
     "paceline.accelerate",
     "paceline.transformers",
     "paceline.lightning",
+    "paceline.ray",
     "paceline.data",
     "paceline.connect",
     "paceline.client",

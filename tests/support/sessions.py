@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline import wire
+from paceline import PacelineError, wire
 from paceline.train import meeting, timing
 from paceline.wire import bus
 
@@ -336,6 +336,15 @@ def wrapped_elsewhere(kind: str) -> str:
             model = _sharded(model, kind)
         with pytest.raises(ValueError) as refused:
             run.wrap(model)
+        return str(refused.value)
+
+
+def wrapped_again() -> str:
+    """What DistributedDataParallel says to a model that a session has wrapped."""
+    with session(12, {"global_batch": 4}) as run:
+        model = run.wrap(network())
+        with pytest.raises(PacelineError) as refused:
+            DistributedDataParallel(model)
         return str(refused.value)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline import observation
+from paceline.core import driver
 from paceline.core.errors import InputError
 from paceline.node import private, rundir
 from paceline.node.delivery import Delivery
@@ -42,8 +43,8 @@ def check(launch: Launch) -> None:
     """Refuses a launch that cannot work.
 
     Raises:
-        InputError: script or working directory is missing, there are no ranks, or a text holds a
-            NUL character.
+        InputError: script or working directory is missing, there are no ranks, a text holds a NUL
+            character, or a driver is to run on several nodes.
     """
     for name in launch.env:
         if not name or "=" in name:
@@ -63,6 +64,11 @@ def check(launch: Launch) -> None:
         raise InputError(
             f"nodes: {launch.nodes_min} to {launch.nodes_max}; give at least 1, and no more at "
             "least than at most"
+        )
+    if launch.env.get(driver.VARIABLE) and launch.nodes_max > 1:
+        raise InputError(
+            f"nodes: {driver.VARIABLE} is set, so the script starts its ranks itself, on whichever "
+            "nodes: leave --nodes out"
         )
     for name in ("max_restarts", "attempt"):
         if (number := getattr(launch, name)) < 0:

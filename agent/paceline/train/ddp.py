@@ -246,6 +246,20 @@ class WeightedDDP(DistributedDataParallel):
             hook = partial(self._arrives, id(parameter))  # not itself: a cycle would stay
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Refused: DistributedDataParallel asks its module for it when it is made.
+
+        Raises:
+            PacelineError: always. The outer reducer would put the plain mean over ranks in place of
+                the weighted one.
+        """
+        raise PacelineError(
+            "session.wrap has wrapped this model, and DistributedDataParallel around it would "
+            "reduce its gradients once more, without their weights: leave DistributedDataParallel "
+            "out, and what makes it, such as prepare_model of Ray Train"
+        )
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         if torch.is_grad_enabled():

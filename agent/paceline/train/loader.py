@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -108,6 +108,19 @@ class Loader:
     def lookahead(self) -> int:
         """Steps that the DataLoader fetches before training reaches them."""
         return self._loader.num_workers * (self._loader.prefetch_factor or 0)
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Refused: frameworks ask a DataLoader for it to replace it.
+
+        Raises:
+            PacelineError: always.
+        """
+        raise PacelineError(
+            "session.loader has no sampler that a framework could replace: the plan decides "
+            "which samples a batch has. Leave out what prepares a DataLoader, such as Ray Train's "
+            "prepare_data_loader, and put batches onto the device in the loop"
+        )
 
     def __len__(self) -> int:
         """Steps in a whole epoch."""

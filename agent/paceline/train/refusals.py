@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -89,7 +90,7 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
             f"is a {type(layer).__name__} already: give session.wrap the plain model, once, in "
-            "place of DistributedDataParallel"
+            f"place of DistributedDataParallel{_plain_on_ray()}"
         )
     if is_unit(layer) and not sharded:
         return (
@@ -100,9 +101,16 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     if is_fsdp1(layer):
         return (
             "is a FullyShardedDataParallel, which reduces gradients before Paceline can weigh "
-            "them: shard the model with fully_shard (FSDP2), or leave FSDP out"
+            f"them: shard the model with fully_shard (FSDP2), or leave FSDP out{_plain_on_ray()}"
         )
     return None
+
+
+def _plain_on_ray() -> str:
+    """How Ray Train leaves a model plain, where the script uses Ray Train."""
+    if "ray.train.torch" not in sys.modules:
+        return ""
+    return "; Ray Train's prepare_model(model, parallel_strategy=None) leaves it plain"
 
 
 def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:

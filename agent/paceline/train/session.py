@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -58,6 +59,8 @@ from paceline.wire import Evaluation
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_open: WeakSet[Session] = WeakSet()  # of this process
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
@@ -196,6 +199,7 @@ class Session:
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
+        _open.add(self)
         atexit.register(self.close)
 
     @property
@@ -528,3 +532,9 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
+
+
+def close_all() -> None:
+    """Closes the sessions of this process, where Python does not exit in order."""
+    for session in list(_open):
+        session.close()

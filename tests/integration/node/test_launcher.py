@@ -28,7 +28,8 @@ def train(tmp_path: Path) -> Iterator[Train]:
     links = contextlib.ExitStack()
 
     def start(text: str, nproc: int, *, bus_url: str | None = None, **more: object) -> Supervisor:
-        launch = Launch(script(tmp_path, text), ["--x", "1"], nproc, {"GIVEN": "yes"}, **more)
+        env = {"GIVEN": "yes", **more.pop("env", {})}
+        launch = Launch(script(tmp_path, text), ["--x", "1"], nproc, env, **more)
         link = links.enter_context(link_to(bus_url)) if bus_url else None
         record = Record(f"r{len(started)}", "here", "the test", "")
         supervisor = Supervisor(launch, tmp_path, record, link)
@@ -118,6 +119,23 @@ def test_ranks_reduce_and_finish(train: Train, bus_url: str) -> None:
         first, second = output(supervisor, rank).splitlines()
         assert first == f"sum 6.0 ['--x', '1'] yes {rank}"
         assert second == f"r0 {bus_url} {supervisor.directory / 'spool'}"
+
+
+def test_a_driver_is_started_once_and_is_no_rank(train: Train) -> None:
+    text = """
+        import os, sys
+        print(sorted(name for name in os.environ if "RANK" in name or "WORLD_SIZE" in name))
+        print([name for name in os.environ if name.startswith(("TORCHELASTIC", "MASTER"))])
+        print(os.environ["PACELINE_DRIVER"] == str(os.getpid()), os.environ["PACELINE_ATTEMPT"])
+        print(os.environ["PACELINE_MAX_RESTARTS"], os.environ["PACELINE_PLACEMENT"])
+        sys.exit(7)
+    """
+    supervisor = train(text, 3, env={"PACELINE_DRIVER": "1"}, max_restarts=2)
+    finish(supervisor)
+    assert supervisor.last is not None
+    assert (supervisor.last.exit_code, supervisor.last.attempt) == (7, 0)  # it is not started anew
+    assert output(supervisor, 0).splitlines() == ["[]", "[]", "True 0", '2 ["here"]']
+    assert not rundir.rank_log(supervisor.directory, 0, 1, "stdout").exists()
 
 
 @pytest.mark.ranks

@@ -241,6 +241,18 @@ def test_models_that_something_else_has_wrapped_are_refused(
         assert all(words in message for words in says)
 
 
+def test_a_framework_that_replaces_samplers_is_refused() -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+    with pytest.raises(paceline.PacelineError, match="Leave out what prepares a DataLoader"):
+        hasattr(session.loader(), "sampler")
+    session.close()
+
+
+def test_a_wrapper_around_a_wrapped_model_is_refused(ranks: Ranks) -> None:
+    for message in ranks.run(sessions.wrapped_again):
+        assert "leave DistributedDataParallel out, and what makes it" in message
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

@@ -53,6 +53,7 @@ def test_an_id_that_could_lead_elsewhere_is_refused(run: str, tmp_path: Path) ->
         ("max_restarts: -1", {"max_restarts": -1}),
         ("env: 'A=B'", {"env": {"A=B": "x"}}),
         ("NUL", {"args": ["a\0b"]}),
+        ("nodes: PACELINE_DRIVER", {"env": {"PACELINE_DRIVER": "1"}, "nodes_max": 2}),
     ],
 )
 def test_what_cannot_be_launched_is_refused(

@@ -80,6 +80,14 @@ _Observe = Annotated[
     bool,
     typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
 ]
+_Driver = Annotated[
+    bool,
+    typer.Option(
+        "--driver",
+        help="The script is no rank, but starts the ranks, as Ray Train's does: --nproc of them "
+        "at most, anew --max-restarts times at most.",
+    ),
+]
 _Slowdown = Annotated[
     str | None,
     typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: a factor for each rank."),
@@ -107,6 +115,7 @@ def run(
     backend: _Backend = None,
     backend_option: _BackendOption = None,
     observe: _Observe = False,
+    driver: _Driver = False,
     policy: Policy = None,
     param: Parameters = None,
     name: Name = None,
@@ -125,6 +134,7 @@ def run(
 ) -> None:
     """Runs a training script on this machine, like torchrun. Options come before the script."""
     from paceline import observation
+    from paceline.core import driver as drivers
     from paceline.node.starting import foreground, several
     from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch
@@ -138,6 +148,12 @@ def run(
     if devices is not None:
         nproc = len(devices["a_s"])
         variables["PACELINE_EMULATE"] = json.dumps(devices)
+    if driver:
+        if restart_hung is not None:
+            raise InputError(
+                "--driver: whoever starts the ranks ends them: leave --restart-hung out"
+            )
+        variables[drivers.VARIABLE] = "1"
     launch = Launch(script, args or [], nproc or 1, variables, str(Path.cwd()), max_restarts)
     name = name or Path(script).stem
     if nodes is not None or backend is not None:

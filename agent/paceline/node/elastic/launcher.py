@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from paceline.core import driver
 from paceline.node import rundir
 from paceline.node.elastic import rank
 from paceline.node.elastic.place import Place, use_interface
@@ -148,13 +149,17 @@ def main() -> None:
         problem = use_interface(o.address)
     try:
         status = LauncherStatus(o.first_attempt, 1, problem)
+        nproc, max_restarts = o.nproc, o.max_restarts
+        if os.environ.get(driver.VARIABLE):
+            os.environ[driver.RESTARTS] = str(max_restarts)
+            nproc, max_restarts = 1, 0
         if problem is None:
             status = launch(
                 o.run,
                 o.directory,
                 o.node,
-                o.nproc,
-                o.max_restarts,
+                nproc,
+                max_restarts,
                 o.command,
                 first=o.first_attempt,
                 place=place,

@@ -2,6 +2,8 @@
 
 It is run by path, ``python -P rank.py LAUNCHER_PID script args…``, so that it imports nothing of
 the package. The kernel keeps the request across the exec. The script starts as under plain Python.
+A driver (`paceline.core.driver`) is no rank, and gets none of a rank's variables: what it starts
+would take them for its own.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_OF_RANK = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
 
 if __name__ == "__main__":
     if sys.platform == "linux":
@@ -20,4 +26,9 @@ if __name__ == "__main__":
         sys.exit(1)
     if umask := os.environ.pop("PACELINE_UMASK", ""):  # what the script writes is the user's
         os.umask(int(umask, 8))
+    if os.environ.get("PACELINE_DRIVER"):
+        for name in list(os.environ):
+            if name in _OF_RANK or name.startswith("TORCHELASTIC_"):
+                del os.environ[name]
+        os.environ["PACELINE_DRIVER"] = str(os.getpid())
     os.execv(sys.executable, [sys.executable, "-u", *sys.argv[2:]])

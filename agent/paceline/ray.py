@@ -1,0 +1,96 @@
+"""Ray Train: a `torch_config` with which the workers of a TorchTrainer are the ranks of a run.
+
+A script changes one argument, and its training loop makes a `paceline.Session`, as any other loop::
+
+    from paceline.ray import PacelineConfig
+
+    trainer = TorchTrainer(
+        train, torch_config=PacelineConfig(), scaling_config=ScalingConfig(num_workers=2)
+    )
+    trainer.fit()
+
+``paceline run --driver --nproc 2 script.py`` starts it as a run of the control plane. Started in
+another way, the workers train without one. Needs ``paceline[ray]``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import TorchConfigContextManager, _TorchBackend
+
+from paceline.train.adapting import driving
+from paceline.train.meeting import place
+from paceline.train.session import close_all
+
+
+@dataclass
+class PacelineConfig(TorchConfig):  # type: ignore[misc]
+    """`TorchConfig` of Ray Train, whose workers take part in the driver's run. One for a trainer.
+
+    Each time that Ray starts the workers is an attempt of the run. Sessions are closed when the
+    training loop returns or raises. Without a run, the workers train without a control plane.
+
+    Args:
+        backend: of `TorchConfig`, as all that follow.
+        init_method: "env" or "tcp".
+        timeout_s: of the process group.
+
+    Raises:
+        PacelineError: several ranks of a launcher make one each, and would start all workers each.
+    """
+
+    variables: dict[str, str] | None = field(
+        default_factory=lambda: driving.of_driver(os.environ, "PacelineConfig"),
+        init=False,
+        repr=False,  # they hold the run's key
+        compare=False,
+    )
+    machine: str = field(default_factory=place, init=False, repr=False, compare=False)
+
+    @property
+    def backend_cls(self) -> type[_Backend]:
+        """What prepares the workers."""
+        return _Backend
+
+    @property
+    def train_func_context(self) -> type[_Closing]:
+        """What surrounds the training loop on each worker."""
+        return _Closing
+
+
+class _Closing(TorchConfigContextManager):  # type: ignore[misc]
+    """Closes sessions at the loop's end: Ray kills workers, so Python does not call `atexit`."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Any:
+        close_all()
+        return super().__exit__(kind, error, traceback)
+
+
+class _Backend(_TorchBackend):  # type: ignore[misc]
+    """Tells the workers of their run before they make their process group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0  # of the workers, in the process of Ray Train's controller
+
+    def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:
+        """As Ray Train's."""
+        given = backend_config.variables
+        if given is not None:
+            ranks = worker_group.execute(driving.found, backend_config.machine)
+            told = driving.told(given, ranks, self.starts)
+            tell = worker_group.execute_single_async
+            ray.get([tell(rank, driving.tell, of_rank) for rank, of_rank in enumerate(told)])
+            self.starts += 1
+        super().on_start(worker_group, backend_config)

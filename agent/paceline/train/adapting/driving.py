@@ -1,0 +1,140 @@
+"""What a driver hands on to ranks that it starts itself, on whichever nodes; see `core.driver`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from paceline import observation
+from paceline.core import driver
+from paceline.core.errors import PacelineError
+from paceline.node.machine import default_name
+from paceline.train.meeting import place
+from paceline.wire.bus import is_loopback
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPT = "PACELINE_ATTEMPT"
+_EMULATE = "PACELINE_EMULATE"
+# What ranks get, wherever they are.
+_EVERYWHERE = (
+    *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
+    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
+)
+_PLACEMENT = "PACELINE_PLACEMENT"
+# For ranks on the driver's machine: only there somebody reads the spool, and is that file.
+_BESIDE = ("PACELINE_SPOOL", "PACELINE_CA_FILE")
+_OF_RUN = (*_EVERYWHERE, _PLACEMENT, "PACELINE_SPOOL")
+
+_taken: set[str] = set()  # runs whose variables this process has handed on
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a rank is: the node as an agent there would call it."""
+
+    node: str
+    beside_driver: bool  # on the driver's machine
+
+
+def found(driver_place: str) -> Found:
+    """Where this rank is.
+
+    Args:
+        driver_place: `meeting.place` of the driver.
+    """
+    return Found(default_name(), place() == driver_place)
+
+
+def tell(variables: Mapping[str, str]) -> None:
+    """Sets this rank's variables. Its node may have been started within another run."""
+    for name in _OF_RUN:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+
+
+def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None:
+    """What this process, a driver, knows of its run: the first time that it asks.
+
+    Args:
+        environ: its variables.
+        adapter: who asks, for messages.
+
+    Returns:
+        Variables, of a run or without one; None: the ranks are observed, and keep theirs.
+
+    Raises:
+        PacelineError: the process is one of several ranks.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
+        raise PacelineError(
+            f"{adapter}: a launcher has started several ranks of this script, and each would start "
+            "all workers: start it with `paceline run --driver`, or with python"
+        )
+    if observation.observed(environ):
+        return None
+    run = environ.get("PACELINE_RUN")
+    if not run:
+        return _picked(environ, _EMULATE)
+    if environ.get(driver.VARIABLE) != str(os.getpid()):
+        logger.warning(
+            "%s: run %s will not show these workers, because only the process that `paceline run "
+            "--driver` has started can make ranks of the run",
+            adapter,
+            run,
+        )
+        return _picked(environ, _EMULATE)
+    if run in _taken:
+        logger.warning(
+            "this script's first %s has run %s: workers of any other one train without a control "
+            "plane",
+            adapter,
+            run,
+        )
+        return _picked(environ, _EMULATE)
+    _taken.add(run)
+    return _picked(environ, *_EVERYWHERE, *_BESIDE, _PLACEMENT, driver.RESTARTS)
+
+
+def told(given: Mapping[str, str], ranks: Sequence[Found], starts: int) -> list[dict[str, str]]:
+    """Each rank's variables, [W].
+
+    Args:
+        given: what the driver knows.
+        ranks: where each is.
+        starts: how often the ranks were started before. Each start is an attempt.
+    """
+    alone = [_picked(given, _EMULATE)] * len(ranks)
+    if "PACELINE_RUN" not in given:
+        return alone
+    if starts > int(given[driver.RESTARTS]):
+        logger.warning(
+            "the workers were started anew more often than --max-restarts says, so run %s does not "
+            "show them any more: give `paceline run` as many as the driver may make",
+            given["PACELINE_RUN"],
+        )
+        return alone
+    [own] = json.loads(given[_PLACEMENT])
+    nodes = [own if rank.beside_driver else rank.node for rank in ranks]
+    bus = urlsplit(given["PACELINE_BUS"]).hostname or ""
+    far = sorted({rank.node for rank in ranks if not rank.beside_driver})
+    if far and is_loopback(bus):
+        logger.warning(
+            "workers on %s do not reach the control plane, which has the address %s here: let the "
+            "server listen on an address that all nodes reach, and give it to `paceline run "
+            "--server`",
+            ", ".join(far),
+            bus,
+        )
+    attempt = str(int(given[_ATTEMPT]) + starts)
+    variables = _picked(given, *_EVERYWHERE) | {_ATTEMPT: attempt, _PLACEMENT: json.dumps(nodes)}
+    beside = variables | _picked(given, *_BESIDE)
+    return [beside if rank.beside_driver else variables for rank in ranks]
+
+
+def _picked(variables: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: variables[name] for name in names if name in variables}
