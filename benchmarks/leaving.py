@@ -28,7 +28,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ WIDTHS = {10**5: 182, 10**6: 577, 10**7: 1825}  # parameters, about → width of
 LOCAL, ROWS = 8, 8  # samples of an equal share, rows that a sample has
 BLOCK_S, PERIODS = 0.6, 6  # a block takes so long at least, and so many periods of the quota
 LEAST, MOST = 2, 200  # steps of a block
-PASSES_S = 0.3  # passes are timed for so long at least
+WORK_S = 0.3  # what a rank does alone is timed for so long at least
 TIMEOUT_S = 600.0
 _QUOTA_US = 1000  # the least that Linux takes
 
@@ -185,15 +185,19 @@ class Rank:
     def computes(self, samples: int) -> tuple[float, float]:
         """Seconds of a forward and a backward pass alone: of the others, and of the idle rank."""
         inputs = torch.randn(samples * ROWS, self.inputs.size(1))
+        return self.timed(lambda: self.network(inputs).backward())
+
+    def timed(self, work: Callable[[], object]) -> tuple[float, float]:
+        """Seconds of something that each rank does alone: of the others, and of the idle rank."""
         for _ in range(2):
-            self.network(inputs).backward()
+            work()
         dist.barrier()
-        began, passes = time.perf_counter(), 0
-        while passes < LEAST or time.perf_counter() < began + PASSES_S:
-            self.network(inputs).backward()
-            passes += 1
-        pass_s = (time.perf_counter() - began) / passes
-        return self.most(0.0 if self.idle else pass_s), self.most(pass_s if self.idle else 0.0)
+        began, times = time.perf_counter(), 0
+        while times < LEAST or time.perf_counter() < began + WORK_S:
+            work()
+            times += 1
+        once_s = (time.perf_counter() - began) / times
+        return self.most(0.0 if self.idle else once_s), self.most(once_s if self.idle else 0.0)
 
     @staticmethod
     def most(value: float) -> float:
@@ -250,14 +254,16 @@ def measure(
             if arm == "left":
                 took["return"] = rank.returns()
         times.append(took)
+    difference = rank.differs()
     return {
         "one_sample_s": one_s,
         "share_s": share_s,
         "idle_one_sample_s": idle_one_s,
+        "idle_update_s": rank.timed(rank.optimizer.step)[1],
         "group_s": group_s,
         "steps": steps,
         "rounds": times,
-        "difference": rank.differs(),
+        "difference": difference,
     }
 
 
