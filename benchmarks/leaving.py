@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from harness import Check, finish, parser
@@ -54,6 +55,7 @@ BLOCK_S, PERIODS = 0.6, 6  # a block takes so long at least, and so many periods
 LEAST, MOST = 2, 200  # steps of a block
 WORK_S = 0.3  # what a rank does alone is timed for so long at least
 TIMEOUT_S = 600.0
+LOOK_S = 0.5  # which cores are free
 _QUOTA_US = 1000  # the least that Linux takes
 
 
@@ -331,9 +333,18 @@ def limited(share: float) -> Iterator[tuple[str | None, float]]:
         group.rmdir()
 
 
-def row_of(setting: Setting, cores: list[int], rounds: int, block_s: float) -> dict[str, Any]:
+def free_cores() -> list[int]:
+    """This process's cores, the one that other programs use most at the end.
+
+    The idle rank needs only its quota of that.
+    """
+    busy = psutil.cpu_percent(LOOK_S, percpu=True)
+    return sorted(os.sched_getaffinity(0), key=lambda core: busy[core])
+
+
+def row_of(setting: Setting, rounds: int, block_s: float) -> dict[str, Any]:
     """Measures a setting; only the setting, where cgroups cannot be written."""
-    ranks = Ranks(setting.ranks)
+    ranks, cores = Ranks(setting.ranks), free_cores()
     try:
         with limited(setting.quota(len(cores))) as (procs, period_s):
             least_s = max(block_s, PERIODS * period_s)
@@ -380,7 +391,6 @@ def main() -> None:
         "--parameters", type=int, nargs="+", choices=WIDTHS, default=[*WIDTHS], help="about"
     )
     options = made.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
     rounds, block_s = (3, 0.1) if options.quick else (5, BLOCK_S)
     settings = [
         Setting(parameters, ranks, slower)
@@ -388,7 +398,7 @@ def main() -> None:
         for parameters in (options.parameters[:1] if options.quick else options.parameters)
         for slower in options.slower
     ]
-    rows = [row_of(setting, cores, rounds, block_s) for setting in settings]
+    rows = [row_of(setting, rounds, block_s) for setting in settings]
     measured = [row for row in rows if "rounds" in row]
     checks = [
         Check(
