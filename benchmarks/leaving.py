@@ -14,10 +14,11 @@ of rounds, and ratios are of blocks in the same round. A step's time is that bet
 the steps of a block, on the slowest of the other ranks, so what a rank does while others compute
 costs only what it costs in training.
 
-Nothing is emulated by sleeping. The idle rank has the last core for itself, and the others share
-the rest. A cgroup's CPU quota gives the idle rank the share of its core that each of the others
-has, or a fifth or a twentieth of that. So no rank computes faster because another computes less.
-Without cgroups that can be written, or without such cores, settings that need a quota are left out.
+Nothing is emulated by sleeping: a cgroup's CPU quota makes the idle rank 5 or 20 times as slow as
+each of the others. The idle rank has the last core for itself, and the others share the rest, so no
+rank computes faster because another computes less. Where other programs use a core, ranks are not
+pinned. A slow rank's quota is so small that this makes no difference to it; settings with an idle
+rank as fast as the others are left out. Settings with a quota need cgroups that can be written.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
@@ -55,7 +56,7 @@ BLOCK_S, PERIODS = 0.6, 6  # a block takes so long at least, and so many periods
 LEAST, MOST = 2, 200  # steps of a block
 WORK_S = 0.3  # what a rank does alone is timed for so long at least
 TIMEOUT_S = 600.0
-LOOK_S = 0.5  # which cores are free
+LOOK_S, BUSY = 0.5, 20.0  # how long cores are looked at; in use above so many percent
 _QUOTA_US = 1000  # the least that Linux takes
 
 
@@ -67,9 +68,13 @@ class Setting:
     ranks: int
     slower: int  # the idle rank, so many times than each other
 
-    def quota(self, cores: int) -> float:
-        """The share of a core that the idle rank gets; 1: no quota is needed."""
-        return min(1.0, (cores - 1) / (self.ranks - 1)) / self.slower
+    def quota(self, cores: list[int]) -> float:
+        """The share of a core that the idle rank gets; 1: no quota is needed.
+
+        Args:
+            cores: on which ranks are pinned; empty: they have about one core.
+        """
+        return min(1.0, max(1, len(cores) - 1) / (self.ranks - 1)) / self.slower
 
 
 class Skipped(torch.autograd.Function):
@@ -220,9 +225,10 @@ class Rank:
 def settle(setting: Setting, cores: list[int], procs: str | None) -> None:
     """Puts this rank on its core, and the idle one under its quota."""
     idle = dist.get_rank() == setting.ranks - 1
-    own = cores[-1] if idle else cores[dist.get_rank() % max(len(cores) - 1, 1)]
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {own})
+    if cores:
+        own = cores[-1] if idle else cores[dist.get_rank() % (len(cores) - 1)]
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {own})
     if idle and procs is not None:
         Path(procs).write_text(str(os.getpid()))
 
@@ -234,7 +240,7 @@ def measure(
 
     Args:
         setting: what is measured.
-        cores: that the ranks may use.
+        cores: on which ranks are pinned; empty: they are not.
         procs: the file of a cgroup that takes processes; None: the idle rank needs none.
         rounds: how many.
         block_s: how long a block takes at least.
@@ -334,19 +340,20 @@ def limited(share: float) -> Iterator[tuple[str | None, float]]:
 
 
 def free_cores() -> list[int]:
-    """This process's cores, the one that other programs use most at the end.
-
-    The idle rank needs only its quota of that.
-    """
+    """The cores of this process; empty: there is only one, or other programs use one."""
     busy = psutil.cpu_percent(LOOK_S, percpu=True)
-    return sorted(os.sched_getaffinity(0), key=lambda core: busy[core])
+    cores = sorted(os.sched_getaffinity(0))
+    return cores if len(cores) > 1 and max(busy[core] for core in cores) < BUSY else []
 
 
 def row_of(setting: Setting, rounds: int, block_s: float) -> dict[str, Any]:
-    """Measures a setting; only the setting, where cgroups cannot be written."""
+    """Measures a setting; gives the setting alone if that is not possible here."""
     ranks, cores = Ranks(setting.ranks), free_cores()
+    if setting.slower == 1 and not cores:
+        print(f"{setting} is left out: other programs use its cores", file=sys.stderr)
+        return asdict(setting)
     try:
-        with limited(setting.quota(len(cores))) as (procs, period_s):
+        with limited(setting.quota(cores)) as (procs, period_s):
             least_s = max(block_s, PERIODS * period_s)
             try:
                 found = ranks.run(
@@ -357,7 +364,7 @@ def row_of(setting: Setting, rounds: int, block_s: float) -> dict[str, Any]:
     except OSError as error:
         print(f"{setting} is left out, as it needs a cgroup: {error}", file=sys.stderr)
         return asdict(setting)
-    return figures(setting, found[0])
+    return figures(setting, found[0]) | {"pinned": bool(cores)}
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
