@@ -179,15 +179,16 @@ class Rank:
         return self.most(time.perf_counter() - began)
 
     def makes_group(self) -> float:
-        """Seconds that it takes the others to make a group and to reduce in it once."""
+        """Seconds that it takes to make a group of the others, and to reduce in it once."""
         dist.barrier()
         began = time.perf_counter()
+        group = dist.new_group(list(range(self.world - 1)))
         if not self.idle:
-            members = list(range(self.world - 1))
-            group = dist.new_group(members, use_local_synchronization=True)
             dist.all_reduce(torch.zeros(1), group=group)
+        took_s = self.most(time.perf_counter() - began)
+        if not self.idle:
             dist.destroy_process_group(group)
-        return self.most(0.0 if self.idle else time.perf_counter() - began)
+        return took_s
 
     def computes(self, samples: int) -> tuple[float, float]:
         """Seconds of a forward and a backward pass alone: of the others, and of the idle rank."""
