@@ -190,22 +190,25 @@ class Rank:
             dist.destroy_process_group(group)
         return took_s
 
-    def computes(self, samples: int) -> tuple[float, float]:
-        """Seconds of a forward and a backward pass alone: of the others, and of the idle rank."""
+    def computes(self, samples: int) -> float:
+        """Seconds of a forward and a backward pass of the others."""
         inputs = torch.randn(samples * ROWS, self.inputs.size(1))
-        return self.timed(lambda: self.network(inputs).backward())
+        once_s = 0.0 if self.idle else self.takes(lambda: self.network(inputs).backward())
+        return self.most(once_s)
 
-    def timed(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Seconds of something that each rank does alone: of the others, and of the idle rank."""
-        for _ in range(2):
-            work()
-        dist.barrier()
+    def idles(self, work: Callable[[], object]) -> float:
+        """Seconds of something that the idle rank does alone."""
+        return self.most(self.takes(work) if self.idle else 0.0)
+
+    @staticmethod
+    def takes(work: Callable[[], object]) -> float:
+        """Seconds that something takes on this rank."""
+        work()
         began, times = time.perf_counter(), 0
         while times < LEAST or time.perf_counter() < began + WORK_S:
             work()
             times += 1
-        once_s = (time.perf_counter() - began) / times
-        return self.most(0.0 if self.idle else once_s), self.most(once_s if self.idle else 0.0)
+        return (time.perf_counter() - began) / times
 
     @staticmethod
     def most(value: float) -> float:
@@ -246,9 +249,10 @@ def measure(
         rounds: how many.
         block_s: how long a block takes at least.
     """
-    settle(setting, cores, procs)
     rank = Rank(setting)
-    (one_s, idle_one_s), (share_s, _) = rank.computes(1), rank.computes(LOCAL)
+    settle(setting, cores, procs)
+    one_s, share_s = rank.computes(1), rank.computes(LOCAL)
+    idle_one_s = rank.idles(lambda: rank.network(rank.inputs).backward())
     group_s = statistics.median(rank.makes_group() for _ in range(3))
     # Also warms up: DDP arranges its buckets, and AdamW makes its state.
     first = {arm: rank.block(arm, LEAST) for arm in ARMS}
@@ -268,7 +272,7 @@ def measure(
         "one_sample_s": one_s,
         "share_s": share_s,
         "idle_one_sample_s": idle_one_s,
-        "idle_update_s": rank.timed(rank.optimizer.step)[1],
+        "idle_update_s": rank.idles(rank.optimizer.step),
         "group_s": group_s,
         "steps": steps,
         "rounds": times,
