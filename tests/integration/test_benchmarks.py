@@ -283,6 +283,39 @@ def test_synchronisers_counts_each_gradient(
     assert rows["bsp"]["loss"] == pytest.approx(rows["torch DDP"]["loss"], rel=1e-3)
 
 
+@pytest.mark.ranks
+def test_leaving_counts_what_a_return_costs_and_keeps_ranks_equal(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving = program("leaving")
+    few = ("--quick", "--json", "--ranks", "3", "--slower", "1", "4")
+    whole = keeps_conventions(*run(leaving, monkeypatch, capsys, *few))
+    assert whole["checks"][0]["value"] == 0  # a returned rank has what the others have
+    rows = whole["results"]["settings"]
+    assert [row["slower"] for row in rows] == [1, 4]
+    for row in rows:
+        assert row["ranks"] == 3
+        if "rounds" not in row:  # cgroups cannot be written here
+            continue
+        for took in row["rounds"]:
+            assert took.keys() == {"filler", "zeros", "left", "return"}
+            assert min(took.values()) > 0
+        gains = [took["filler"] - took["left"] for took in row["rounds"]]
+        pays = row["steps_to_pay_beside_filler"]
+        assert (pays is None) == (np.median(gains) <= 0)
+        if pays is not None:
+            assert pays * np.median(gains) == pytest.approx(row["return_s"])
+    assert len(leaving.table_of(rows).splitlines()) == 2 + len(rows)
+
+
+def test_leaving_knows_when_lbb_leaves_a_rank_out(program: Any) -> None:
+    """One sample of the slowest rank takes longer than the others take for all samples."""
+    leaving = program("leaving")
+    assert leaving.planned(4, 0.003, 0.010, 0.003) == leaving.LOCAL
+    assert leaving.planned(4, 0.003, 0.010, 4 * 0.003) < leaving.LOCAL // 4
+    assert leaving.planned(4, 0.003, 0.010, 5 * 0.003) == 0
+
+
 def test_a_training_ends_though_a_rank_leaves_all_its_batches_where_counting_begins(
     program: Any,
 ) -> None:
