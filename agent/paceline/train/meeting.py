@@ -6,11 +6,12 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -22,9 +23,6 @@ from paceline.core.amounts.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
-if TYPE_CHECKING:
-    from paceline.train.mesh.lanes import Lanes
-
 TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
 REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
 _KEY_BYTES = 32
@@ -34,6 +32,48 @@ _NETWORK = Path("/proc/self/ns/net")
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a mesh, for one rank; see `paceline.train.mesh`."""
+
+    ranks: list[list[int]]  # of the process group, [S, W]: by place in a group, and by group
+    place: int  # of this rank in its group; 0: it speaks for the group
+    number: int  # of this rank's group: 0 … W − 1
+    group: dist.ProcessGroup  # of this rank's lane, as the script's own
+
+    @property
+    def lane(self) -> list[int]:
+        """The ranks with this rank's place, one of each group, [W]."""
+        return self.ranks[self.place]
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of this rank's group, [S]."""
+        return [lane[self.number] for lane in self.ranks]
+
+    def of_lane(self) -> dist.ProcessGroup:
+        """Another process group of this rank's lane, over gloo; all ranks call it at once."""
+        return one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
+
+    def of_members(self) -> dist.ProcessGroup:
+        """A process group of this rank's group, over gloo; all ranks call it at once."""
+        groups = [list(group) for group in zip(*self.ranks, strict=True)]
+        return one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
+
+    def close(self) -> None:
+        """Ends the lane's process group."""
+        with suppress(ValueError):  # the script has ended all groups
+            dist.destroy_process_group(self.group)
+
+
+def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.ProcessGroup:
+    """Makes a process group for each of these; returns this rank's."""
+    made = [dist.new_group(ranks, **options) for ranks in groups]
+    group = made[groups.index(mine)]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.train.fsdp.kinds import is_unit
-from paceline.train.mesh.lanes import Lanes
+from paceline.train.meeting import Lanes
 
 _OUTSIDE = (
     "parameter {name} is in no unit of fully_shard, so FSDP reduces no gradient of it: call "

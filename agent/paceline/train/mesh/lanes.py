@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from paceline.core.errors import PacelineError
 from paceline.data import Sharded, Stream
-from paceline.train.meeting import TIMEOUT, Meeting, gathered, rank_and_world
+from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of, rank_and_world
 
 _BESIDE = {
     "uneven_steps": "ranks of a group make each step together: leave uneven_steps out",
     "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
 }
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """The lanes of a mesh, for one rank."""
-
-    ranks: list[list[int]]  # of the process group, [S, W]: by place in a group, and by group
-    place: int  # of this rank in its group; 0: it speaks for the group
-    number: int  # of this rank's group: 0 … W − 1
-    group: dist.ProcessGroup  # of this rank's lane, as the script's own
-
-    @property
-    def lane(self) -> list[int]:
-        """The ranks with this rank's place, one of each group, [W]."""
-        return self.ranks[self.place]
-
-    @property
-    def members(self) -> list[int]:
-        """The ranks of this rank's group, [S]."""
-        return [lane[self.number] for lane in self.ranks]
-
-    def of_lane(self) -> dist.ProcessGroup:
-        """Another process group of this rank's lane, over gloo; all ranks call it at once."""
-        return _one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
-
-    def of_members(self) -> dist.ProcessGroup:
-        """A process group of this rank's group, over gloo; all ranks call it at once."""
-        groups = [list(group) for group in zip(*self.ranks, strict=True)]
-        return _one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
-
-    def close(self) -> None:
-        """Ends the lane's process group."""
-        with suppress(ValueError):  # the script has ended all groups
-            dist.destroy_process_group(self.group)
-
-
-def _one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.ProcessGroup:
-    """Makes a process group for each of these; returns this rank's."""
-    made = [dist.new_group(ranks, **options) for ranks in groups]
-    group = made[groups.index(mine)]
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def described(mesh: Any) -> list[Any] | None:
@@ -132,7 +88,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
     # The default backend: models reduce their statistics in it, on the device that they are on.
-    lanes = Lanes(ranks, place, number, _one_of(ranks, mine, timeout=TIMEOUT))
+    lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
         for other in range(len(ranks))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.train.mesh.lanes import Lanes
+from paceline.train.meeting import Lanes
 from paceline.train.timing import RunningStep
 from paceline.wire import Evaluation, StepRecord
 

@@ -18,8 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
-from paceline.train.meeting import TIMEOUT
-from paceline.train.mesh.lanes import Lanes
+from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
