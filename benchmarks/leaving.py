@@ -290,9 +290,9 @@ def planned(ranks: int, one_s: float, share_s: float, idle_one_s: float) -> int:
     return int(minmax(line, LOCAL * ranks, np.full(ranks, LOCAL * ranks))[-1])
 
 
-def figures(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
+def figures(setting: Setting, raw: dict[str, Any]) -> dict[str, Any]:
     """A row of the results."""
-    rounds = found["rounds"]
+    rounds = raw["rounds"]
 
     def median(over: str, under: str | None = None) -> float:
         return statistics.median(
@@ -302,11 +302,11 @@ def figures(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     def gain(arm: str) -> float:
         return statistics.median(took[arm] - took["left"] for took in rounds)
 
-    one_s, idle_s = found["one_sample_s"], found["idle_one_sample_s"]
+    one_s, idle_s = raw["one_sample_s"], raw["idle_one_sample_s"]
     return {
         **asdict(setting),
         "measured_slower": idle_s / one_s,
-        "lbb_samples": planned(setting.ranks, one_s, found["share_s"], idle_s),
+        "lbb_samples": planned(setting.ranks, one_s, raw["share_s"], idle_s),
         **{f"{arm}_s": median(arm) for arm in ARMS},
         "filler_over_left": median("filler", "left"),
         "zeros_over_left": median("zeros", "left"),
@@ -316,7 +316,7 @@ def figures(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
             f"steps_to_pay_beside_{arm}": median("return") / gain(arm) if gain(arm) > 0 else None
             for arm in ARMS[:2]
         },
-        **found,
+        **raw,
     }
 
 
@@ -362,7 +362,7 @@ def row_of(setting: Setting, rounds: int, block_s: float) -> dict[str, Any]:
         with limited(setting.quota(cores)) as (procs, period_s):
             least_s = max(block_s, PERIODS * period_s)
             try:
-                found = ranks.run(
+                raw = ranks.run(
                     measure, setting, cores, procs, rounds, least_s, timeout_s=TIMEOUT_S
                 )
             finally:
@@ -370,7 +370,7 @@ def row_of(setting: Setting, rounds: int, block_s: float) -> dict[str, Any]:
     except OSError as error:
         print(f"{setting} is left out, as it needs a cgroup: {error}", file=sys.stderr)
         return asdict(setting)
-    return figures(setting, found[0]) | {"pinned": bool(cores)}
+    return figures(setting, raw[0]) | {"pinned": bool(cores)}
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:

@@ -147,7 +147,7 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "found", "says"),
+    ("changes", "wanted", "says"),
     [
         (
             [*PACKED, ("torch.tanh(self.read(series))", "self.read(series).cumsum(0)")],
@@ -168,8 +168,8 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
     ids=["packed-mixed", "noise", "sizes-of-others"],
 )
 def test_a_fault_is_named(
-    tmp_path: Path, changes: list[Change], found: list[tuple[str, str]], says: str
+    tmp_path: Path, changes: list[Change], wanted: list[tuple[str, str]], says: str
 ) -> None:
     findings = examined(tmp_path, changes)
-    assert [each[:2] for each in findings] == found, findings
+    assert [each[:2] for each in findings] == wanted, findings
     assert says in findings[0][2]

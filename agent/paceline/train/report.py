@@ -188,7 +188,7 @@ class Reporter:
         times: GroupTimes | None = None,
     ) -> None:
         self._times = times
-        self._told: deque[tuple[RunningStep, StepRecord, Told]] = deque()  # of the newest steps
+        self._sent: deque[tuple[RunningStep, StepRecord, Told]] = deque()  # of the newest steps
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
@@ -221,8 +221,8 @@ class Reporter:
         if self._times is None:
             self._report(running, record)
             return
-        told = self._times.tell(record.data_s, record.compute_s)
-        self._told.append((running, record, told))
+        sent = self._times.tell(record.data_s, record.compute_s)
+        self._sent.append((running, record, sent))
         self._join_told(1)
 
     def _join_told(self, most: int) -> None:
@@ -230,9 +230,9 @@ class Reporter:
 
         The others tell theirs when they end the step, which is about when this rank does.
         """
-        while self._times is not None and len(self._told) > most:
-            running, record, told = self._told.popleft()
-            self._report(running, self._times.slowest(record, told))
+        while self._times is not None and len(self._sent) > most:
+            running, record, sent = self._sent.popleft()
+            self._report(running, self._times.slowest(record, sent))
 
     def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()

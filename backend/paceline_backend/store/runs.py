@@ -240,7 +240,7 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
         if row is None:
             raise UnknownRunError(f"no run {run}")
-        asked = {**_plain(row), **_told(store, row.key, row.attempt), "target": wanted}
+        asked = {**_plain(row), **_hello_facts(store, row.key, row.attempt), "target": wanted}
         counting = attempts.spans(connection, row.key, row.attempt)
         reached = target.reached(store, connection, asked, counting)
     assert reached is not None, "it has a target"
@@ -381,7 +381,7 @@ def _select(
     for run in rows:
         key, attempt = run["key"], run["attempt"]
         run["tags"], run["figures"] = tags[key], figures.get(key)
-        run |= _told(store, key, attempt)
+        run |= _hello_facts(store, key, attempt)
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
@@ -396,7 +396,7 @@ def _select(
     return rows
 
 
-def _told(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
+def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
     """What a run's Hello says; None of each, if it has not said hello."""
     facts = None if attempt is None else _facts(store, key, attempt)
     return dict.fromkeys(HelloFacts.__dataclass_fields__) if facts is None else {**vars(facts)}

@@ -52,11 +52,11 @@ def test_an_answer_is_given_again_for_five_times_as_long_as_it_took(clock: Clock
     assert reused.get("verdict", find) == 2
 
 
-@pytest.mark.parametrize(("took_s", "found"), [(0.09, 2), (0.11, 1)])
-def test_what_takes_little_is_found_each_time(clock: Clock, took_s: float, found: int) -> None:
+@pytest.mark.parametrize(("took_s", "times"), [(0.09, 2), (0.11, 1)])
+def test_what_takes_little_is_found_each_time(clock: Clock, took_s: float, times: int) -> None:
     reused, find = Reused(), Finding(clock, took_s)
     reused.get("verdict", find)
-    assert reused.get("verdict", find) == found
+    assert reused.get("verdict", find) == times
 
 
 def test_other_questions_have_other_answers(clock: Clock) -> None:
@@ -83,14 +83,14 @@ def test_the_answers_not_asked_for_longest_go(clock: Clock) -> None:
 
 def test_who_asks_meanwhile_waits_for_the_same_answer(clock: Clock) -> None:
     reused, begun, go_on = Reused(), threading.Event(), threading.Event()
-    found = []
+    answers: list[int] = []
 
     def find() -> int:
         begun.set()
         assert go_on.wait(60)
         clock.now += 1.0
-        found.append(1)
-        return len(found)
+        answers.append(1)
+        return len(answers)
 
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(reused.get, "verdict", find)

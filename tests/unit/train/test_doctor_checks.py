@@ -299,15 +299,15 @@ def test_a_copy_of_the_model_is_not_the_model(copied: Callable[[nn.Module], nn.M
 
 
 @pytest.mark.parametrize(
-    ("sizes", "found"), [(lambda n: n, 0), (lambda n: n.max() + 1 - n, 1), (np.ones_like, 0)]
+    ("sizes", "count"), [(lambda n: n, 0), (lambda n: n.max() + 1 - n, 1), (np.ones_like, 0)]
 )
-def test_sizes_that_do_not_go_with_samples(sizes: Callable[[Any], Any], found: int) -> None:
+def test_sizes_that_do_not_go_with_samples(sizes: Callable[[Any], Any], count: int) -> None:
     what = seen(lambda index: torch.ones(3 + index))
     (known,) = what.sessions
     known.sizes = np.asarray(sizes(np.arange(3.0, 8.0)))
     findings = list(checks.fitting(what))
-    assert [finding.level for finding in findings] == [Level.NOTE] * found
-    assert not found or findings[0].figures["correlation"] == pytest.approx(-1)
+    assert [finding.level for finding in findings] == [Level.NOTE] * count
+    assert not count or findings[0].figures["correlation"] == pytest.approx(-1)
 
 
 class Lengthless:

@@ -59,9 +59,9 @@ class GroupTimes:
         times = [torch.zeros_like(own) for _ in self._lanes.members]
         return Told(times, dist.all_gather(times, own, self._group, async_op=True), own)
 
-    def slowest(self, record: StepRecord, told: Told) -> StepRecord:
+    def slowest(self, record: StepRecord, sent: Told) -> StepRecord:
         """A step's record with the times of the slowest rank of the group."""
-        times = told.read()
+        times = sent.read()
         if not times:
             return record
         busy = [sum(each) for each in times]
@@ -108,26 +108,26 @@ class Member:
     def __init__(self, times: GroupTimes) -> None:
         self._times = times
         self._over: list[RunningStep] = []
-        self._told: list[Told] = []
+        self._sent: list[Told] = []
 
     def over(self, running: RunningStep) -> None:
         """Takes a finished step; reads it once the device is through with it, or a step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._tell(self._over.pop(0))
-        del self._told[:-2]
+        del self._sent[:-2]
 
     def _tell(self, running: RunningStep) -> None:
         compute_s, _, _ = running.read()
-        self._told.append(self._times.tell(running.data_s, compute_s))
+        self._sent.append(self._times.tell(running.data_s, compute_s))
 
     def flush(self) -> None:
         """Tells the times of all finished steps now."""
         while self._over:
             self._tell(self._over.pop(0))
-        for told in self._told:
-            told.read()
-        self._told.clear()
+        for sent in self._sent:
+            sent.read()
+        self._sent.clear()
 
     def reported(self) -> None:
         """Tells the times of all finished steps. The rank that speaks reports them."""
