@@ -88,9 +88,9 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         """As Ray Train's."""
         given = backend_config.variables
         if given is not None:
-            ranks = worker_group.execute(driving.found, backend_config.machine)
-            told = driving.told(given, ranks, self.starts)
+            ranks = worker_group.execute(driving.whereabouts, backend_config.machine)
+            variables = driving.variables_of(given, ranks, self.starts)
             tell = worker_group.execute_single_async
-            ray.get([tell(rank, driving.tell, of_rank) for rank, of_rank in enumerate(told)])
+            ray.get([tell(rank, driving.tell, of_rank) for rank, of_rank in enumerate(variables)])
             self.starts += 1
         super().on_start(worker_group, backend_config)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.means import part_due
-from paceline.core.pairs import Partners
+from paceline.core.partners.pairs import Partners
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import sync
 from paceline_backend.simulator.sync.base import Timeline

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import PacelineError
 from paceline.train.adapting import driving
-from paceline.train.adapting.driving import Found, of_driver, told
+from paceline.train.adapting.driving import Whereabouts, of_driver, variables_of
 from paceline.train.environment import Environment
 
 RUN = {
@@ -28,7 +28,7 @@ RUN = {
     "PACELINE_EMULATE": '{"a_s": [1, 1], "b_s": [0, 0]}',
     "PACELINE_MAX_RESTARTS": "2",
 }
-HERE, AWAY = Found("host", True), Found("other", False)
+HERE, AWAY = Whereabouts("host", True), Whereabouts("other", False)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_one_of_several_ranks_is_no_driver() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 2))
 def test_each_rank_learns_its_attempt_and_all_places(beside: list[bool], starts: int) -> None:
     ranks = [HERE if each else AWAY for each in beside]
-    variables = told(RUN, ranks, starts)
+    variables = variables_of(RUN, ranks, starts)
     assert len(variables) == len(ranks)
     for of_rank, here in zip(variables, beside, strict=True):
         read = Environment.read(of_rank)
@@ -94,7 +94,7 @@ def test_each_rank_learns_its_attempt_and_all_places(beside: list[bool], starts:
 def test_attempts_that_the_control_plane_would_refuse_are_not_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for of_rank in told(RUN, [HERE, AWAY], 3):
+    for of_rank in variables_of(RUN, [HERE, AWAY], 3):
         assert of_rank == {"PACELINE_EMULATE": RUN["PACELINE_EMULATE"]}
     assert "give `paceline run` as many as the driver may make" in caplog.text
 
@@ -103,11 +103,11 @@ def test_attempts_that_the_control_plane_would_refuse_are_not_told(
     ("ranks", "warns"), [([HERE, AWAY], True), ([HERE, HERE], False), ([AWAY, AWAY], True)]
 )
 def test_a_bus_that_other_nodes_cannot_reach_is_told_of(
-    ranks: list[Found], warns: bool, caplog: pytest.LogCaptureFixture
+    ranks: list[Whereabouts], warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = RUN | {"PACELINE_BUS": "redis://127.0.0.1:6379"}
     with caplog.at_level(logging.WARNING):
-        told(local, ranks, 0)
+        variables_of(local, ranks, 0)
     assert ("workers on other do not reach the control plane" in caplog.text) == warns
 
 

@@ -34,20 +34,20 @@ _taken: set[str] = set()  # runs whose variables this process has handed on
 
 
 @dataclass(frozen=True)
-class Found:
+class Whereabouts:
     """Where a rank is: the node as an agent there would call it."""
 
     node: str
     beside_driver: bool  # on the driver's machine
 
 
-def found(driver_place: str) -> Found:
+def whereabouts(driver_place: str) -> Whereabouts:
     """Where this rank is.
 
     Args:
         driver_place: `meeting.place` of the driver.
     """
-    return Found(default_name(), place() == driver_place)
+    return Whereabouts(default_name(), place() == driver_place)
 
 
 def tell(variables: Mapping[str, str]) -> None:
@@ -100,7 +100,9 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
     return _picked(environ, *_EVERYWHERE, *_BESIDE, _PLACEMENT, driver.RESTARTS)
 
 
-def told(given: Mapping[str, str], ranks: Sequence[Found], starts: int) -> list[dict[str, str]]:
+def variables_of(
+    given: Mapping[str, str], ranks: Sequence[Whereabouts], starts: int
+) -> list[dict[str, str]]:
     """Each rank's variables, [W].
 
     Args:

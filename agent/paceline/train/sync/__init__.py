@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.core import groups
+from paceline.core.partners import groups
 from paceline.core.rounds import Call, Drift
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import OnRound, Ranks, Synchroniser

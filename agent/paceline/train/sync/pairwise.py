@@ -11,7 +11,7 @@ import threading
 import torch
 from torch import nn
 
-from paceline.core import pairs
+from paceline.core.partners import pairs
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import OnRound, Ranks, Round

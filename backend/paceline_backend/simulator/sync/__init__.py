@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core import groups
+from paceline.core.partners import groups
 from paceline.core.rounds import Call, Drift
 from paceline.core.stealing import Piece
 from paceline.wire import ALLREDUCE, synchronisation

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 
-from paceline.core import pairs
+from paceline.core.partners import pairs
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
