@@ -57,7 +57,7 @@ def test_a_group_takes_as_long_as_its_slowest_rank(
     assert of.data_s == max(data for data, _ in times)
     assert of.data_s + of.compute_s == pytest.approx(max(map(sum, times)))
     assert of.compute_s >= 0
-    assert 0 <= of.sync_s <= sync_s
+    assert 0 <= of.sync_s <= sync_s + 1e-9
 
 
 def test_a_rank_that_waits_for_another_s_data_does_not_compute() -> None:
