@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import sys
 import weakref
 from collections import UserDict
 from collections.abc import Callable
@@ -26,6 +27,12 @@ from paceline.train.doctor import checks, drawing, examination, padding
 from paceline.train.doctor.calls import Calls, tensors
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.seeding.samples import Epoch
+
+
+@pytest.fixture(autouse=True)
+def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have imported a framework's adapter."""
+    monkeypatch.delitem(sys.modules, "paceline.train.adapting.loader", raising=False)
 
 
 class Loading(Dataset[Any]):
