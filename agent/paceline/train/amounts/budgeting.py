@@ -209,8 +209,8 @@ def with_learned(
     return replace(limits, tokens=tokens)
 
 
-def _same(one: RankDevice, other: RankDevice) -> bool:
-    named = (one.kind, one.name, one.memory_bytes)
+def _same(device: RankDevice, other: RankDevice) -> bool:
+    named = (device.kind, device.name, device.memory_bytes)
     return named == (other.kind, other.name, other.memory_bytes)
 
 
