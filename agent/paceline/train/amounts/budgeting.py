@@ -209,9 +209,9 @@ def with_learned(
     return replace(limits, tokens=tokens)
 
 
-def _same(first: RankDevice, second: RankDevice) -> bool:
-    named = (first.kind, first.name, first.memory_bytes)
-    return named == (second.kind, second.name, second.memory_bytes)
+def _same(device: RankDevice, other: RankDevice) -> bool:
+    named = (device.kind, device.name, device.memory_bytes)
+    return named == (other.kind, other.name, other.memory_bytes)
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
