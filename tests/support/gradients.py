@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from itertools import chain
 from typing import Any
@@ -308,18 +307,6 @@ def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, floa
         for model, reference in zip(models, references, strict=True)
     ]
     return errors, (compute_s, sync_s, whole_s)
-
-
-def noted_here() -> bool:
-    """Whether the thread that trains notes the end of a single model's reduction itself."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    current = ddp.CurrentStep(world)
-    noted: list[int] = []
-    model, parts = ddp.WeightedDDP(make("mlp", 1), current), split([1] * world, 1)
-    current.running = running(parts, rank)
-    current.running.reduced = lambda: noted.append(threading.get_ident())  # type: ignore[method-assign]
-    loss_of(model, parts[rank], "samples").backward()
-    return noted == [threading.get_ident()]
 
 
 def buckets() -> tuple[int, bool]:

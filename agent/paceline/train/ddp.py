@@ -54,7 +54,6 @@ class CurrentStep:
         self.filler = False  # this rank's batch is one; compiled models read it
         self.weighs = True  # False: gradients stay the means of each rank's own batch
         self.reduces = False  # in the call of a collective that is not the script's
-        self.models = 0  # whose gradients `WeightedDDP` reduces
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
@@ -194,8 +193,6 @@ def _mean(
     with current.own_collective():
         work = dist.all_reduce(share, async_op=True)
     assert work is not None
-    if last and current.models == 1 and share.device.type == "cpu":
-        return _waited_for(work, share, running)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:
@@ -203,21 +200,6 @@ def _mean(
         return future.value()[0]
 
     result: Future[torch.Tensor] = work.get_future().then(reduced)
-    return result
-
-
-def _waited_for(
-    work: dist.Work, share: torch.Tensor, running: RunningStep | None
-) -> Future[torch.Tensor]:
-    """The reduced share, once it is there. Nothing else is left to compute in the backward pass.
-
-    With `Future.then`, one of gloo's threads would first wake up and take the interpreter's lock.
-    """
-    work.wait()
-    if running is not None:
-        running.reduced()
-    result: Future[torch.Tensor] = Future()
-    result.set_result(share)
     return result
 
 
@@ -237,7 +219,6 @@ class WeightedDDP(DistributedDataParallel):
             # Buffers are equal at the start. Sending them in every step would blur compute times.
             self.broadcast_buffers = False
         self._current = current
-        current.models += 1
         self._local = False  # gradients of the newest forward pass stay on this rank
         parameters = [p for p in module.parameters() if p.requires_grad]
         self._weighing = _Weighing(current, parameters)

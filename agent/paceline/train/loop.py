@@ -16,14 +16,14 @@ from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.train.amounts.budgeting import with_learned
-from paceline.train.amounts.memory import Memory
+from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
-from paceline.train.meeting import Meeting, gathered, introduce
+from paceline.train.meeting import Meeting, introduce
 from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
@@ -570,7 +570,7 @@ class Loop:
         if (budget := self.epoch_steps.budget) is None:
             return
         self.memory = Memory(environment.memory, self.rank)
-        learned = gathered(self.current.world, self.memory.known)
+        learned = learned_by(self.meeting, self.memory.known)
         before, self.limits = self.limits, with_learned(self.limits, learned, budget, self.devices)
         if self.rank == 0 and self.limits != before:
             logger.warning(

@@ -102,10 +102,6 @@ def test_two_models_in_one_step(ranks: Ranks) -> None:
         assert compute_s + sync_s <= whole_s
 
 
-def test_the_end_of_a_single_model_s_reduction_needs_no_other_thread(ranks: Ranks) -> None:
-    assert all(ranks.run(gradients.noted_here))
-
-
 def test_small_models_have_one_bucket_and_send_no_buffers(ranks: Ranks) -> None:
     for buckets, sends in ranks.run(gradients.buckets):
         assert buckets == 1

@@ -7,6 +7,8 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from hypothesis import strategies as st
 from paceline.core.amounts.budget import Budget
 from paceline.core.errors import PacelineError
 from paceline.train.amounts.budgeting import with_learned
-from paceline.train.amounts.memory import Learned, Memory
+from paceline.train.amounts import memory
+from paceline.train.amounts.memory import Learned, Memory, learned_by
 from paceline.train.environment import Environment
 from paceline.train.profile import Limits
 from paceline.wire import RankDevice
@@ -162,3 +165,13 @@ def test_a_micro_batch_holds_the_largest_sample() -> None:
     assert with_learned(Limits([], True), [several, None], BUDGET).tokens == [4.0, 20.0]
     with pytest.raises(PacelineError, match=r"3 on rank 0, and the largest sample has size 4"):
         with_learned(Limits([], True), [alone, None], BUDGET)
+
+
+def test_of_ranks_that_share_a_batch_the_least_memory_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks 0 and 1 are a group, and 2 and 3."""
+    words = {0: Learned(9.0, 10.0, 9.0), 1: Learned(6.0, 8.0, 6.0)}
+    monkeypatch.setattr(memory, "gathered", lambda world, _: [words.get(r) for r in range(world)])
+    meeting = SimpleNamespace(world=2, lanes=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
+    assert learned_by(cast(Any, meeting), None) == [words[1], None]

@@ -15,6 +15,7 @@ import msgspec
 
 from paceline.core.amounts.budget import shown
 from paceline.node import rundir
+from paceline.train.meeting import Meeting, gathered
 from paceline.train.profile import out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,23 @@ class Learned(msgspec.Struct, frozen=True):
         tried, so that the first steps of a run do not bind all others.
         """
         return Learned(min(max(held, ran_out / 2), _MARGIN * ran_out), ran_out, held)
+
+
+def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
+    """What each worker of the plan learned, [W]; each rank calls it.
+
+    Of ranks that share each batch, the one whose memory holds the least decides.
+
+    Args:
+        meeting: of the ranks.
+        known: what this rank learned; None: nothing.
+    """
+    if meeting.lanes is None:
+        return gathered(meeting.world, known)
+    lanes = meeting.lanes.ranks
+    words = gathered(meeting.world * len(lanes), known)
+    groups = ([words[rank] for rank in group] for group in zip(*lanes, strict=True))
+    return [min(filter(None, group), key=lambda each: each.limit, default=None) for group in groups]
 
 
 class Memory:
