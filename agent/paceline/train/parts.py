@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from paceline.data.keeper import NodePart
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-class Step(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Step:
     """What one rank does in one step."""
 
     epoch: int
