@@ -92,12 +92,13 @@ def test_memory_runs_out_once_on_a_rank(
     last = max(line[0] for line in lines[0])
     assert 1 <= last <= len(bounded)
     memory = directory / "runs" / "r0" / "memory"
-    assert sorted(path.name for path in memory.iterdir()) == [f"{rank}.json" for rank in bounded]
+    learned = {int(path.stem): json.loads(path.read_text()) for path in memory.iterdir()}
+    assert set(learned) <= set(bounded)  # with micro-batches a rank learns from its like
+    for rank, word in learned.items():
+        assert word["limit"] <= rooms[rank] < word["ran_out"]
     for rank in bounded:
-        room, limit = rooms[rank], json.loads((memory / f"{rank}.json").read_text())
-        assert limit["limit"] <= room < limit["ran_out"]
         after = [SIZES[used].sum() for attempt, *_, used in lines[rank] if attempt == last]
-        assert max(after) <= limit["limit"]
+        assert max(after) <= max(word["limit"] for word in learned.values())
     trained: dict[int, list[int]] = {}
     for _, epoch, _, samples in chain.from_iterable(map(surviving, lines)):
         trained.setdefault(epoch, []).extend(samples)
