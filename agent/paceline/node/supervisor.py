@@ -297,7 +297,7 @@ class Supervisor:
             for name, value in os.environ.items()
             if name in _PASSED_ON or not name.startswith("PACELINE_")
         }
-        if self._launch.nproc > 1:
+        if self._launch.nproc > 1 and driver.VARIABLE not in self._launch.env:
             env.setdefault("OMP_NUM_THREADS", "1")  # like torchrun: ranks share the cores
         env.update(self._launch.env)
         if (umask := private.given_umask()) >= 0:

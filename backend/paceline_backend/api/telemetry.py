@@ -72,7 +72,9 @@ def list_workers(
         with store.read() as connection:
             return workers.summary(connection, key, last, predictor)
 
-    return reused_of(request).get(("workers", key, last), summary)
+    return reused_of(request).get(
+        ("workers", key, last, asked[-1]["version"] if asked else None), summary
+    )
 
 
 def _predictor(switch: Mapping[str, Any]) -> Predictor | None:

@@ -6,37 +6,22 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-_MOST = 256  # answers that are kept
-_LEAST_S = 0.1  # of a processor's time: answers that take less are found anew
-_TIMES = 5.0  # an answer is given again for so many times as long as finding it took
+_MOST = 32  # answers that are kept: each may hold some megabytes
+_LEAST_S = 0.1  # of a processor's time: answers that take less are not kept
+_TIMES = 5.0  # an answer is kept for so many times as long as finding it took
 
 Answer = TypeVar("Answer")
 
 
-@dataclass
-class _Kept:
-    """One answer.
-
-    Args:
-        lock: held while it is looked for.
-        until: when it becomes too old, by `time.monotonic`.
-        answer: the answer itself.
-    """
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    until: float = 0.0
-    answer: Any = None
-
-
 class Reused:
-    """Answers by what was asked. Who asks what is being looked for waits, and looks not again.
+    """Answers by what was asked. Who asks what is being looked for gets what that search finds.
 
     So all browsers that follow a run together take at most a sixth of a core for each answer. One
-    that takes a second of a processor's time is never older than 6 s of that processor. Those of
-    small runs take milliseconds, and are always new.
+    that takes a second of a processor's time is given again for 5 s. Those of small runs take
+    milliseconds, and are found anew.
 
     Args:
         most: answers that are kept; the ones not asked for longest go.
@@ -45,7 +30,8 @@ class Reused:
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._sought: dict[Hashable, Future[Any]] = {}
+        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until when, and it
 
     def get(self, asked: Hashable, find: Callable[[], Answer]) -> Answer:
         """An answer that another request found lately, or what `find` gives.
@@ -56,15 +42,37 @@ class Reused:
                 nobody may change it.
         """
         with self._lock:
-            kept = self._kept.setdefault(asked, _Kept())
-            self._kept.move_to_end(asked)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        with kept.lock:
-            if time.monotonic() >= kept.until:
-                began_s = time.thread_time()
-                kept.answer = find()
-                took_s = time.thread_time() - began_s
-                kept.until = time.monotonic() + (_TIMES * took_s if took_s >= _LEAST_S else 0.0)
-            answer: Answer = kept.answer
-            return answer
+            self._drop(time.monotonic())
+            if asked in self._kept:
+                self._kept.move_to_end(asked)
+                kept: Answer = self._kept[asked][1]
+                return kept
+            sought = self._sought.get(asked)
+            if sought is None:
+                mine: Future[Answer] = Future()
+                self._sought[asked] = mine
+        if sought is not None:
+            shared: Answer = sought.result()
+            return shared
+        began_s = time.thread_time()  # not by the clock: a busy machine makes no answer costly
+        try:
+            answer = find()
+        except BaseException as error:
+            with self._lock:
+                del self._sought[asked]
+            mine.set_exception(error)
+            raise
+        took_s = time.thread_time() - began_s
+        with self._lock:
+            del self._sought[asked]
+            if took_s >= _LEAST_S:
+                self._kept[asked] = (time.monotonic() + _TIMES * took_s, answer)
+                if len(self._kept) > self._most:
+                    self._kept.popitem(last=False)
+        mine.set_result(answer)
+        return answer
+
+    def _drop(self, now: float) -> None:
+        """Forgets what is too old."""
+        for asked in [asked for asked, (until, _) in self._kept.items() if until <= now]:
+            del self._kept[asked]

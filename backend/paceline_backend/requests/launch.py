@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import redis
 
-from paceline.core import logs
+from paceline.core import driver, logs
 from paceline.wire import Kill, State
 from paceline_backend import backends
 from paceline_backend.requests import sessions, spares, streams
@@ -53,6 +53,11 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
     if backend.plans_itself and new.restart_hung_s is not None:
         raise InvalidRequestError(
             "restart_hung_s", "no rank of a simulated run hangs: leave it out"
+        )
+    if driver.VARIABLE in new.env and new.restart_hung_s is not None:
+        raise InvalidRequestError(
+            "restart_hung_s",
+            f"{driver.VARIABLE} says that the script starts its ranks: leave it out",
         )
     try:
         backend.check(new, launch=start)

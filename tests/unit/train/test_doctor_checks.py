@@ -123,14 +123,22 @@ def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
     return pad_sequence(samples, batch_first=True), torch.tensor([len(s) for s in samples])
 
 
-def trained(model: nn.Module, collate: Callable[[list[Any]], Any] = padded) -> Seen:
+def passed(model: nn.Module, batch: Any) -> None:
+    model(batch) if isinstance(batch, paceline.Packed) else model(*batch)
+
+
+def trained(
+    model: nn.Module,
+    collate: Callable[[list[Any]], Any] = padded,
+    call: Callable[[nn.Module, Any], object] = passed,
+) -> Seen:
     """A script whose model was called once with a batch of series of 2 to 6 points."""
     what = seen(lambda index: torch.arange(2.0 + index), collate)
     (known,) = what.sessions
     batch: Any = collate([torch.ones(3), torch.ones(5)])
     known.steps, known.batch = 1, list(tensors(batch))
     known.calls = [Calls(model, lambda: True, lambda: known.batch)]
-    model(batch) if isinstance(batch, paceline.Packed) else model(*batch)
+    call(model, batch)
     known.calls[0].close()
     return what
 
@@ -236,6 +244,29 @@ def test_packed_sequences_are_kept_apart(apart: bool, level: Level, words: str) 
     assert finding.level is level, finding
     assert words in finding.says
     assert apart or "by cu_seqlens or position_ids" in finding.do
+
+
+class OfLongest(nn.Module):
+    """Takes what FlashAttention takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, series: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        out: Tensor = self.head(series[:longest, None])
+        return out
+
+
+def test_a_number_of_another_batch_is_not_taken_for_this_ones() -> None:
+    with_number = trained(
+        OfLongest(),
+        paceline.packed,
+        lambda model, b: model(b.values[0], b.cu_seqlens, b.max_seqlen),
+    )
+    (finding,) = padding.padding(with_number)
+    assert finding.level is Level.NOTE
+    assert "a whole number, which may be max_seqlen" in finding.says
 
 
 class Noisy(Pooled):

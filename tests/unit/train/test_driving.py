@@ -21,6 +21,8 @@ RUN = {
     "PACELINE_BUS": "redis://user:word@bus.cluster:6379",
     "PACELINE_KEY": "ab" * 16,
     "PACELINE_SPOOL": "/data/runs/run-1/spool",
+    "PACELINE_MEMORY": "/data/runs/run-1/memory",
+    "PACELINE_CHECKPOINTS": "/data/runs/run-1/checkpoints",
     "PACELINE_CA_FILE": "/data/ca.pem",
     "PACELINE_FIRST_ATTEMPT": "3",
     "PACELINE_ATTEMPT": "3",
@@ -115,7 +117,10 @@ def test_a_rank_forgets_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in RUN.items():
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("PACELINE_BUS", "redis://other")
+    for name in ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS"):
+        monkeypatch.setenv(name, "/other")
     driving.tell({"PACELINE_EMULATE": "{}"})
     assert Environment.read(os.environ).run is None
     assert Environment.read(os.environ).emulate == "{}"
     assert json.loads(os.environ["PACELINE_EMULATE"]) == {}
+    assert "/other" not in os.environ.values()

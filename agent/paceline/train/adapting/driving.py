@@ -26,9 +26,10 @@ _EVERYWHERE = (
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
-# For ranks on the driver's machine: only there somebody reads the spool, and is that file.
-_BESIDE = ("PACELINE_SPOOL", "PACELINE_CA_FILE")
-_OF_RUN = (*_EVERYWHERE, _PLACEMENT, "PACELINE_SPOOL")
+_DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")  # of the run
+# For ranks on the driver's machine: only there somebody reads the spool, and are these files.
+_BESIDE = (*_DIRECTORIES, "PACELINE_CA_FILE")
+_OF_RUN = (*_EVERYWHERE, _PLACEMENT, *_DIRECTORIES)
 
 _taken: set[str] = set()  # runs whose variables this process has handed on
 

@@ -50,7 +50,16 @@ class CannotTellError(Exception):
 
 
 def _output(call: Call, batch: Any) -> list[tuple[Place, Tensor]]:
-    """The floating-point tensors that a part of the model returns for another batch."""
+    """The floating-point tensors that a part of the model returns for another batch.
+
+    Raises:
+        CannotTellError: the call has a number that may be the other batch's longest sequence.
+    """
+    if isinstance(batch, Packed) and any(_whole_numbers([call.args, call.kwargs])):
+        raise CannotTellError(
+            "the model is called with a whole number, which may be max_seqlen of the batch that it "
+            "was called with: give it the Packed, or compute it from cu_seqlens in the model"
+        )
     arguments = {
         place: at(batch, source).to(tensor.device, tensor.dtype)
         for (place, tensor) in tensors([call.args, call.kwargs])
@@ -102,7 +111,7 @@ def _compared(known: SeenSession, tolerance: float) -> Finding:
     try:
         return _by_outputs(known, batches, padded, (extent(small), extent(large)), tolerance)
     except CannotTellError:
-        if padded:
+        if padded or isinstance(alone, Packed):
             raise
         return Finding("padding", Level.OK, "Batches are not padded.")
 
@@ -249,6 +258,19 @@ def _replayed(known: SeenSession) -> Call:
     if not calls:
         raise CannotTellError("no part of the model is called with the batch's tensors as they are")
     return next((call for call in calls if not call.numbers), calls[0])
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """Those above 1 in nested arguments, but for what a `Packed` has: that is made anew."""
+    if isinstance(value, Packed):
+        return
+    if isinstance(value, int) and value > 1:
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _whole_numbers(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _whole_numbers(item)
 
 
 def _parameters(module: nn.Module) -> int:

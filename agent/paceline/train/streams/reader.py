@@ -119,6 +119,8 @@ class Reader:
             telling = _Telling(store, epoch, self._rank)
             try:
                 self._read(epoch, over, store, telling)
+            except DistError:
+                raise
             except BaseException as error:
                 if not over.is_set():  # with the lines of the script's own code
                     logger.exception("rank %s cannot read the stream", self._rank)

@@ -124,7 +124,9 @@ def get_attribution(
 
 
 def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:
-    _, verdict, placement = judged(request, run, span)
+    seen, verdict, placement = judged(request, run, span)
+    if len(seen.step):  # the verdict may be some seconds old: what came since is not its
+        span = (span[0], int(seen.step[-1]))
     with store_of(request).read() as connection:
         rows = read_rows(connection, run, span, placement)
     result = attribute(rows)  # takes a while: without a connection
