@@ -256,7 +256,12 @@ def refused(kind: str) -> str:
             run.wrap(split(network(), tp))
         elif kind == "apart":
             torch.manual_seed(dist.get_rank())
-            run.wrap(fully_shard(nn.Linear(WIDTH, 1), mesh=dp))
+            first = nn.Linear(WIDTH, 2)
+            torch.manual_seed(0)
+            run.wrap(fully_shard(nn.Sequential(first, nn.Linear(2, 1)), mesh=dp))
+        elif kind == "stages":
+            part = nn.Linear(WIDTH, 1, bias=dist.get_rank() % 2 == 0)
+            run.wrap(fully_shard(part, mesh=dp))
         elif kind == "other part":
             run.wrap(made(dp, tp))
         for _ in run.loader():

@@ -23,6 +23,10 @@ from paceline.train.streams.view import buffered
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
+class _NoSamplerError(PacelineError, AttributeError):
+    """There is no sampler; for `hasattr`, which asks before `sampler.set_epoch`, too."""
+
+
 class _Batches(Sampler[list[int]]):
     """The sample indices of each turn of the epoch, in the order in which they are loaded."""
 
@@ -114,9 +118,9 @@ class Loader:
         """Refused: frameworks ask a DataLoader for it to replace it.
 
         Raises:
-            PacelineError: always.
+            PacelineError: always; it is an AttributeError, too, for who asks whether there is one.
         """
-        raise PacelineError(
+        raise _NoSamplerError(
             "session.loader has no sampler that a framework could replace: the plan decides "
             "which samples a batch has. Leave out what prepares a DataLoader, such as Ray Train's "
             "prepare_data_loader, and put batches onto the device in the loop"

@@ -568,10 +568,10 @@ class Loop:
         """Takes what ranks know of their memory from earlier attempts; each rank calls it."""
         if (budget := self.epoch_steps.budget) is None:
             return
-        self.memory = Memory(environment.memory, self.rank)
+        self.memory = Memory(environment.memory, self.meeting.process)
         learned = learned_by(self.meeting, self.memory.known)
         before, self.limits = self.limits, with_learned(self.limits, learned, budget, self.devices)
-        if self.rank == 0 and self.limits != before:
+        if self.meeting.leads and self.limits != before:
             logger.warning(
                 "memory ran out in earlier attempts: token_limits is %s now", self.limits.tokens
             )
@@ -582,12 +582,14 @@ class Loop:
         agree_on_lookahead(meeting, lookahead)
         self._shapes.begin(on_cuda=self.device.on_cuda)
         saves, streams = self.saver is not None, self.reader is not None
-        warn_of_restarts(self._environment, self._start, self.rank, saves=saves, streams=streams)
+        warn_of_restarts(
+            self._environment, self._start, self.meeting.process, saves=saves, streams=streams
+        )
         self._environment = environment = self._environment.claim()
         self._learn(environment)
         terms, start, device, limits = self.terms, self._start, self.device, self.limits
         by_samples = terms.token_budget is None
-        if by_samples and limits.micro_batches and not limits.samples and self.rank == 0:
+        if by_samples and limits.micro_batches and not limits.samples and meeting.leads:
             logger.warning("micro_batches=True does nothing without limits: %s", _GIVE_LIMITS)
         hello = describe(
             terms,
@@ -624,7 +626,7 @@ class Loop:
         most = limits.of_parts
         limit = most[self.rank] if most else None
         by_size = terms.loss_mean == "size"
-        if not limits.of_micro_batches and meeting.lanes is None:
+        if not limits.cuts and meeting.lanes is None:
             store = meeting.store
             self.gate.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:

@@ -227,6 +227,11 @@ class Limits:
     tokens: list[float] = field(default_factory=list)  # size units at once, [W]; empty: not known
 
     @property
+    def cuts(self) -> bool:
+        """Whether ranks' parts are cut into micro-batches."""
+        return bool(self.of_micro_batches or self.tokens_of_micro_batches)
+
+    @property
     def of_parts(self) -> list[int]:
         """The most samples of each rank's part of a step, [W]; empty: there are no limits."""
         return [] if self.micro_batches else self.samples

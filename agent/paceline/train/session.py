@@ -38,7 +38,7 @@ from paceline.train.environment import Environment
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
-from paceline.train.meeting import meet
+from paceline.train.meeting import meet, rank_and_world
 from paceline.train.mesh import lanes
 from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt
@@ -170,7 +170,10 @@ class Session:
             lambda: (
                 np.empty(0)
                 if stream is not None
-                else checked_sizes(resolve(sizes, dataset), token_budget, room, micro_batches)
+                else checked_sizes(
+                    *(resolve(sizes, dataset), token_budget, room),
+                    *(rank_and_world()[1] if mesh is None else mesh.mesh.numel(), micro_batches),
+                )
             ),
         )
         terms, epoch_steps = planned(terms, meeting)

@@ -20,7 +20,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.data import Sharded, Stream
 from paceline.train.amounts.memory import Learned
-from paceline.train.meeting import Meeting, rank_and_world, shared_sizes
+from paceline.train.meeting import Meeting, shared_sizes
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
 from paceline.wire import RankDevice
@@ -139,14 +139,19 @@ def refuse_profile(token_budget: float | None) -> None:
 
 
 def checked_sizes(
-    sizes: Floats, token_budget: float | None, token_limits: list[float], micro_batches: bool
+    sizes: Floats,
+    token_budget: float | None,
+    token_limits: list[float],
+    workers: int,
+    micro_batches: bool,
 ) -> Floats:
     """The sizes, none of which is more than the budget, if any step fits into the limits.
 
     Args:
         sizes: λ of each sample, [N].
         token_budget: of a step.
-        token_limits: of each rank, or one for all; empty: none.
+        token_limits: of each worker, or one for all; empty: none.
+        workers: of the plan: ranks, or groups of them.
         micro_batches: see `Session`.
 
     Raises:
@@ -155,7 +160,7 @@ def checked_sizes(
     if token_budget is not None:
         refuse_larger(sizes, token_budget)
         if token_limits:
-            limits = of_ranks(token_limits, rank_and_world()[1])
+            limits = of_ranks(token_limits, workers)
             _refuse(limits, float(sizes.max()), token_budget, micro_batches)
     return sizes
 

@@ -7,6 +7,7 @@ release has others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,24 +139,41 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
     Raises:
         ValueError: the message names the parameter, and the ranks.
     """
+    names = {id(module): name for name, module in model.named_modules()}
     mine: dict[str, tuple[float, float]] = {}
     for unit in units(model):
         size = len(unit.ranks)
         for each in unit.group.fsdp_params:
-            name, own = each._module_info.param_name, each.sharded_param
+            info, own = each._module_info, each.sharded_param
             if own.device_mesh.size() == size and not own.is_meta:
                 values = own.to_local().detach().double()
-                mine[f"{unit.name}.{name}".lstrip(".")] = float(values.sum()), float(values.norm())
+                name = f"{names[id(info.module)]}.{info.param_name}".lstrip(".")
+                mine[name] = float(values.sum()), float(values.norm())
     words: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(words, mine)
     for members in zip(*lanes.ranks, strict=True):
+        if any(words[rank].keys() != words[members[0]].keys() for rank in members):
+            raise ValueError(
+                f"ranks {list(members)}, which share each batch, hold parameters of different "
+                "names, as stages of a pipeline do: give Session a mesh whose groups hold the "
+                "whole model"
+            )
         for name, of_first in words[members[0]].items():
-            if any(words[rank].get(name) != of_first for rank in members):
+            if not all(_alike(words[rank][name], of_first) for rank in members):
                 raise ValueError(
                     f"parameter {name} differs between ranks {list(members)}, which share each "
                     "batch: seed these ranks alike before the model is made, or split the "
                     "parameter with parallelize_module"
                 )
+
+
+def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
+    """Equal but for rounding: devices add up in orders of their own."""
+    return all(
+        math.isclose(value, other, rel_tol=1e-6, abs_tol=1e-9)
+        or (math.isnan(value) and math.isnan(other))
+        for value, other in zip(values, others, strict=True)
+    )
 
 
 def _groups(module: Any) -> list[Any]:

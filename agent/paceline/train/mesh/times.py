@@ -135,7 +135,3 @@ class Member:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Does nothing: the rank that speaks reports its own."""
-
-    def close(self) -> None:
-        """Ends the process group."""
-        self._times.close()

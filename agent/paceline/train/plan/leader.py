@@ -351,7 +351,8 @@ class Leader:
                 cut_part(part, most, self._sizes, self._terms)
                 for part, most in zip(parts, self._micro, strict=True)
             ]
-        if segment.synchroniser.steals and not self._micro:  # else ranks do not steal
+        several = len(self._stores) > 1  # ranks that share a batch
+        if segment.synchroniser.steals and not self._micro and not several:  # else nobody steals
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
         if segment.pooled:
