@@ -243,8 +243,10 @@ def test_models_that_something_else_has_wrapped_are_refused(
 
 def test_a_framework_that_replaces_samplers_is_refused() -> None:
     session = paceline.Session(Numbered(4), global_batch=2)
+    loader = session.loader()
     with pytest.raises(paceline.PacelineError, match="Leave out what prepares a DataLoader"):
-        hasattr(session.loader(), "sampler")
+        _ = loader.sampler
+    assert getattr(loader, "sampler", None) is None, "scripts ask before sampler.set_epoch"
     session.close()
 
 
