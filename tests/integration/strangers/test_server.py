@@ -88,7 +88,8 @@ def test_a_slow_node_is_named_and_replaced_only_if_that_is_allowed(nodes: Nodes)
         [row] = until(
             lambda node=node: slow_rows(nodes, node), f"a verdict of {node}", TRAINING_S, 0.2
         )
-        assert (row["run"], row["ended_at"]) == (training.run, None)
+        assert row["run"] == training.run
+        assert row["ended_at"] is None or training is allowed, "only that one is replaced"
         assert 2.7 < row["factor"] < 3.3
         until(
             lambda t=training: t.get("/attribution")["saving"],
