@@ -159,6 +159,7 @@ class Session:
             refuse_arguments(stream, batch, sizes, grid, yes_or_no)
         layout = lanes.described(mesh)
         lanes.refuse_beside(mesh, dataset, yes_or_no)
+        workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
@@ -171,8 +172,7 @@ class Session:
                 np.empty(0)
                 if stream is not None
                 else checked_sizes(
-                    *(resolve(sizes, dataset), token_budget, room),
-                    *(rank_and_world()[1] if mesh is None else mesh.mesh.numel(), micro_batches),
+                    resolve(sizes, dataset), token_budget, room, workers, micro_batches
                 )
             ),
         )
