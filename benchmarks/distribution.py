@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.core.terms import Terms
 from paceline.node.processes import die_with_parent
+from paceline.train.parts import put_part
 from paceline.train.plan.leader import Leader
 
 PROCESSES = 4
@@ -172,7 +173,8 @@ def measure(ranks: int, segments: int, patience_s: float) -> dict[str, Any]:
         connected_s = readers.connect()
         for _ in range(segments + 1):
             store.began, began_at = 0.0, time.time()
-            leader.advance(0)
+            own = leader.advance(0)
+            put_part(store, own.segment, 0, own)  # type: ignore[arg-type]
             read_at = np.concatenate(readers.hear("reading a segment"))
             rows.append(
                 {

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from paceline.core.errors import PacelineError
 from paceline.train import ddp
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
@@ -329,3 +330,80 @@ def no_sync_of_static_graph() -> str:
             return ""
     except ValueError as error:
         return str(error)
+
+
+class Hidden:
+    """Holds a tensor where nobody finds it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Hiding(nn.Module):
+    """A model whose output is `Hidden`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, mask: Tensor) -> Hidden:
+        return Hidden(self.model(x, mask))
+
+
+class Showing(nn.Module):
+    """A model around one whose output is `Hidden`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden: Hidden = self.model(x, mask)
+        return hidden.tensor
+
+
+def hidden_outputs(before: bool) -> float | str:
+    """Error of three steps whose gradients add up, where nobody sees the model's outputs.
+
+    Args:
+        before: there are gradients before the first step. Then the result is what is said of it.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    current = ddp.CurrentStep(world)
+    model, reference = ddp.WeightedDDP(Hiding(make("mlp", 1)), current), make("mlp", 1)
+    if before:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    for seed in range(3):
+        parts = split([3, 0, 2, 4][:world], seed)
+        current.running = running(parts, rank)
+        try:
+            loss_of(Showing(model), parts[rank] or parts[0], "samples").backward()
+        except PacelineError as error:
+            return str(error)
+        loss_of(reference, list(chain(*parts)), "samples").backward()
+    return difference(gradient(model.module), gradient(reference))
+
+
+def hooks(how: str) -> tuple[int, float]:
+    """How many of a model's parameters have hooks after two steps, and the gradient's error.
+
+    Args:
+        how: gradients become None "before" the forward pass, or "after" it, or "not".
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    current = ddp.CurrentStep(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
+    for seed in range(2):
+        parts = split([3, 0, 2, 4][:world], seed)
+        current.running = running(parts, rank)
+        for each in (model, reference):
+            of = parts[rank] or parts[0] if each is model else list(chain(*parts))
+            if how == "before":
+                each.zero_grad()
+            loss = loss_of(each, of, "samples")
+            if how == "after":
+                each.zero_grad()
+            loss.backward()
+    hooked = sum(bool(parameter._backward_hooks) for parameter in model.parameters())
+    return hooked, difference(gradient(model.module), gradient(reference))

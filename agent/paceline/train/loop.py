@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from paceline.data.keeper import NodePart
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What one rank does in one step."""
 
     epoch: int

@@ -106,3 +106,23 @@ def test_small_models_have_one_bucket_and_send_no_buffers(ranks: Ranks) -> None:
     for buckets, sends in ranks.run(gradients.buckets):
         assert buckets == 1
         assert not sends
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_parameters_have_no_hooks_where_no_gradients_add_up(ranks: Ranks, how: str) -> None:
+    """A hook takes some µs of each step, and a large model has hundreds of parameters."""
+    for hooked, error in ranks.run(gradients.hooks, how):
+        assert hooked == 0
+        assert error <= BOUND
+
+
+def test_parameters_get_hooks_in_the_pass_that_needs_them(ranks: Ranks) -> None:
+    for hooked, error in ranks.run(gradients.hooks, "not"):
+        assert hooked > 0
+        assert error <= BOUND
+
+
+def test_gradients_add_up_where_nobody_sees_the_outputs(ranks: Ranks) -> None:
+    assert max(ranks.run(gradients.hidden_outputs, False)) <= BOUND
+    for text in ranks.run(gradients.hidden_outputs, True):
+        assert "zero_grad() before the forward pass" in text

@@ -168,12 +168,12 @@ def test_queues_that_ranks_share_have_nothing_that_is_for_one_node() -> None:
         parameters=PartialRules(staleness=None, mean=False, quorum=1, steals=True)
     )
     counts, indices = pack_indices(np.arange(8).reshape(2, 2, 2))
-    leader._adopt(
+    own = leader._adopt(
         Segment(0, 0, 0, counts, indices, "x", 0, "controller", True, synchroniser=synchroniser)
     )
     queues = msgspec.msgpack.decode(store.get(queues_key(0)), type=Queues)
     assert [part.node for part in queues.parts] == [None, None]
-    nodes = [get_part(store, 0, rank).node for rank in range(2)]
+    nodes = [own.node, get_part(store, 0, 1).node]
     assert [node and np.frombuffer(node.holds or b"", "<u4").tolist() for node in nodes] == [
         [0, 1, 4, 5],
         [2, 3, 6, 7],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
 from paceline.data.keeper import NodePart
-from paceline.train.parts import Part, Step, get_part, part_key
+from paceline.train.parts import Part, Step
 from paceline.train.plan.fetcher import Fetcher
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ class Follower:
         leader: Leader | None,
         on_node: Callable[[NodePart], None] = lambda part: None,
     ) -> None:
-        self._store = store
         self._rank = rank
         self._leader = leader
-        self._segment = 0
         self._on_node = on_node
         self._fetcher = Fetcher(store, rank, on_node) if leader is None else None
         self.stopped = False
@@ -97,10 +95,7 @@ class Follower:
         if self._leader is None:
             assert self._fetcher is not None
             return self._fetcher.next()
-        self._leader.advance(epoch)
-        part = get_part(self._store, self._segment, self._rank)
-        self._store.delete_key(part_key(self._segment, self._rank))
-        self._segment += 1
+        part = self._leader.advance(epoch)
         if part.node is not None:
             self._on_node(part.node)
         return part

@@ -156,8 +156,12 @@ class Leader:
         """Number of the next segment."""
         return 0 if self._last is None else self._last.seq + 1
 
-    def advance(self, epoch: int) -> None:
-        """Gives the ranks the next segment of that epoch, or the order to stop or to re-form."""
+    def advance(self, epoch: int) -> Part:
+        """Gives the ranks the next segment of that epoch, or the order to stop or to re-form.
+
+        Returns:
+            Rank 0's part. It is not in the store, as rank 0 has it here.
+        """
         if epoch != self._ledger.epoch:
             self._ledger = self._ledger_of(epoch)
             self._ahead.clear()
@@ -165,18 +169,15 @@ class Leader:
             self._homes.enter(epoch)
         if self._reforms():
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
-            self._end(epoch, reform=True)
-            return
+            return self._end(epoch, reform=True)
         if self._stream is not None and (why := self._stream.gather(self._stops)):
-            self._end(epoch, reform=False, failed=why)
-            return
+            return self._end(epoch, reform=False, failed=why)
         segment = self._proposed()
         if self._stops():
             assert self._proposals is not None
             logger.warning("stopping: %s", self._proposals.stop_reason)
-            self._end(epoch, reform=False)
-            return
-        self._adopt(segment or self._coasted())
+            return self._end(epoch, reform=False)
+        return self._adopt(segment or self._coasted())
 
     def _stops(self) -> bool:
         """Whether an operator has ended the run."""
@@ -227,8 +228,8 @@ class Leader:
         others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
-    def _end(self, epoch: int, *, reform: bool, failed: str = "") -> None:
-        """Ends the plan of all ranks."""
+    def _end(self, epoch: int, *, reform: bool, failed: str = "") -> Part:
+        """Ends the plan of all ranks; returns rank 0's part."""
         end = Part(
             *(epoch, self.seq, self._step, [], [], [], [], b"", False),
             stop=True,
@@ -236,12 +237,15 @@ class Leader:
             failed=failed,
         )
         self._put(self.seq, [end] * self._world)
+        return end
 
     def _put(self, seq: int, parts: list[Part]) -> None:
+        """Stores the parts of all ranks but this one."""
         self._newest = seq
         for store in self._stores:
             for rank, part in enumerate(parts):
-                put_part(store, seq, rank, part)
+                if rank > 0 or store is not self._store:
+                    put_part(store, seq, rank, part)
 
     def _proposed(self) -> Segment | None:
         """The controller's newest valid proposal for the next segment."""
@@ -343,7 +347,7 @@ class Leader:
             paces=paces,
         )
 
-    def _adopt(self, segment: Segment) -> None:
+    def _adopt(self, segment: Segment) -> Part:
         segment = msgspec.structs.replace(segment, pooled=self._pools(segment))
         parts = self._parts(segment)
         if self._micro:
@@ -373,6 +377,7 @@ class Leader:
         self._last = segment
         if self._announce is not None:
             self._announce(Adopted(self._attempt, segment, time.time()))
+        return parts[0]
 
     def _pools(self, segment: Segment) -> bool:
         """Whether ranks share a segment's batches."""

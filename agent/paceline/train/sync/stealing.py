@@ -9,12 +9,12 @@ that takes from it: so no sample is lost or used twice.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from paceline.core.stealing import Piece, Standing
 from paceline.train.parts import Part, Step
