@@ -340,14 +340,20 @@ class Hidden:
 
 
 class Hiding(nn.Module):
-    """A model whose output is `Hidden`."""
+    """A model whose output is `Hidden`.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: what it consists of.
+        decoy: it also gives a tensor that no loss is made of.
+    """
+
+    def __init__(self, model: nn.Module, decoy: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.decoy = model, decoy
 
-    def forward(self, x: Tensor, mask: Tensor) -> Hidden:
-        return Hidden(self.model(x, mask))
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Hidden, Tensor | None]:
+        output = self.model(x, mask)
+        return Hidden(output), output.sum() if self.decoy else None
 
 
 class Showing(nn.Module):
@@ -358,22 +364,19 @@ class Showing(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden: Hidden = self.model(x, mask)
+        hidden: Hidden = self.model(x, mask)[0]
         return hidden.tensor
 
 
-def hidden_outputs(before: bool) -> float | str:
-    """Error of three steps whose gradients add up, where nobody sees the model's outputs.
+def hidden_outputs(decoy: bool) -> float | str:
+    """Error of three steps whose gradients add up, where nobody sees what the loss is made of.
 
     Args:
-        before: there are gradients before the first step. Then the result is what is said of it.
+        decoy: another output is seen. Then the result is what is said of the second step.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     current = ddp.CurrentStep(world)
-    model, reference = ddp.WeightedDDP(Hiding(make("mlp", 1)), current), make("mlp", 1)
-    if before:
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+    model, reference = ddp.WeightedDDP(Hiding(make("mlp", 1), decoy), current), make("mlp", 1)
     for seed in range(3):
         parts = split([3, 0, 2, 4][:world], seed)
         current.running = running(parts, rank)

@@ -122,7 +122,7 @@ def test_parameters_get_hooks_in_the_pass_that_needs_them(ranks: Ranks) -> None:
         assert error <= BOUND
 
 
-def test_gradients_add_up_where_nobody_sees_the_outputs(ranks: Ranks) -> None:
+def test_gradients_add_up_where_nobody_sees_what_the_loss_is_made_of(ranks: Ranks) -> None:
     assert max(ranks.run(gradients.hidden_outputs, False)) <= BOUND
     for text in ranks.run(gradients.hidden_outputs, True):
         assert "zero_grad() before the forward pass" in text

@@ -417,7 +417,7 @@ def test_the_leader_keeps_the_samples_of_steps_ahead_only(lookahead: int) -> Non
         kept.append(len(wiring.leader._ahead))
     session.close()
     assert len(kept) == 100
-    assert max(kept) <= lookahead + MOST_COASTED
+    assert max(kept) <= lookahead + MOST_ALONE + 1
 
 
 # Real ranks under a controller

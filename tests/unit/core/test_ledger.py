@@ -84,8 +84,8 @@ def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
     assert all(row in ([8, 52], [8, 12]) for row in counts[4:])
 
 
-@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 16), (0.01, 5), (0.1, 2)])
-def test_a_leader_without_a_controller_plans_fifty_milliseconds_at_once(
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 64), (0.01, 25), (0.1, 2)])
+def test_a_leader_without_a_controller_plans_a_quarter_of_a_second_at_once(
     monkeypatch: pytest.MonkeyPatch, step_s: float, steps: int
 ) -> None:
     adopted: list[Adopted] = []

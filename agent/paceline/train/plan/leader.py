@@ -36,8 +36,9 @@ MOST_COASTED = 16
 # While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
 # takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
-# Where no control plane can plan, a segment lasts at least so long: planning takes 0.2 ms of it.
-ALONE_S = 0.05
+# Where no control plane can plan, a segment lasts at least so long, in at most so many steps:
+# planning takes 0.5 ms of it, and nothing waits for its end.
+ALONE_S, MOST_ALONE = 0.25, 64
 _PACE = 8  # segments by whose times a step's time is known
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class Leader:
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
         steps = min(self._coast_steps, self._most_coasted())
         if self._proposals is None:
-            steps = max(steps, min(MOST_COASTED, self._steps_in(ALONE_S)))
+            steps = max(steps, min(MOST_ALONE, self._steps_in(ALONE_S)))
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)
         homes = None
