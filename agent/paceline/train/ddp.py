@@ -204,7 +204,11 @@ class _Weighing:
         """
         options = dist.AllreduceOptions()
         options.asyncOp = True
-        return self._group.allreduce([share], options)
+        before, self.current.reduces = self.current.reduces, True
+        try:
+            return self._group.allreduce([share], options)
+        finally:
+            self.current.reduces = before
 
     def divided(self, bucket: torch.Tensor) -> torch.Tensor:
         """A bucket's share in the mean over ranks, in its own memory.
@@ -286,8 +290,7 @@ def _mean(
     share = weighing.divided(bucket.buffer())
     if last:
         weighing.end()
-    with current.own_collective():
-        work = weighing.all_reduce(share)
+    work = weighing.all_reduce(share)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:

@@ -149,7 +149,7 @@ class Loader:
                     loop.data.loading()  # the script's body may have read, too
                 asked = time.perf_counter()
                 try:
-                    with self._epoch.loading():
+                    with self._epoch:
                         batch = next(batches)
                 except StopIteration:
                     ran_out = True
@@ -193,7 +193,7 @@ class Loader:
         loader, dataset = self._loader, self._loader.dataset
         if self._loop.data is not None:
             self._loop.data.loading()
-        with self._epoch.loading():
+        with self._epoch:
             if hasattr(dataset, "__getitems__"):
                 samples = dataset.__getitems__(indices)
             else:

@@ -461,11 +461,15 @@ class Loop:
             closing: the script left the loop, by a break, a return or an exception.
         """
         running = self.running()
-        with self._failing_later(closing):
+        try:
             if running.step.more:
                 self.gate.turn_done(closing)
             else:
                 self.gate.body_done(closing)
+        except PacelineError as error:
+            if not closing:
+                raise
+            self._fail_later(error)
         running.body_done()
         self.statistics.trained(running.step)
         if self.memory is not None and not closing:
@@ -485,11 +489,15 @@ class Loop:
         raised = not ran_out and exception_ends_loop()
         if self.memory is not None and raised and self.current.running is not None:
             self.memory.left(self.current.running.step.load)
-        with self._failing_later(not ran_out):
+        try:
             self.gate.end(ran_out)
             # Else all ranks left after the same step.
             if self._failure is None and not raised:
                 self.statistics.agree()
+        except PacelineError as error:
+            if ran_out:
+                raise
+            self._fail_later(error)
         if ran_out:
             if self._ended is not None:
                 self._save(self._ended)
@@ -522,19 +530,13 @@ class Loop:
         assert self._environment.reform is not None
         end_process(self._environment.reform)
 
-    @contextlib.contextmanager
-    def _failing_later(self, closing: bool) -> Iterator[None]:
+    def _fail_later(self, error: PacelineError) -> None:
         """Keeps an error for the next use of the session while the loader's iterator is closed.
 
         Python swallows what a generator raises while it is closed.
         """
-        try:
-            yield
-        except PacelineError as error:
-            if not closing:
-                raise
-            self._failure = error
-            logger.warning("%s", error)
+        self._failure = error
+        logger.warning("%s", error)
 
     def _save(self, step: Step) -> None:
         """Saves a checkpoint if it is due. All ranks have met after this step."""

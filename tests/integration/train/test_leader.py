@@ -27,7 +27,7 @@ from paceline.train.parts import Step
 from paceline.train.plan import leader, waits
 from paceline.train.plan.epochs import epoch_order
 from paceline.train.plan.follower import Follower
-from paceline.train.plan.leader import MOST_COASTED, Leader
+from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
 from paceline.wire.synchronisation import convert

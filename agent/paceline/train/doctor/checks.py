@@ -250,7 +250,7 @@ def load(known: SeenSession, index: int) -> Any:
     """
     if known.loader is None:
         return known.dataset[index]
-    with known.loader._epoch.loading():
+    with known.loader._epoch:
         return known.dataset[index]
 
 
@@ -261,7 +261,7 @@ def collated(known: SeenSession, samples: list[Any]) -> Any:
         whatever the script's collate function raises.
     """
     assert known.loader is not None
-    with known.loader._epoch.loading():
+    with known.loader._epoch:
         made = known.loader._loader.collate_fn(samples)
     return made.batch if isinstance(made, Loaded) else made
 

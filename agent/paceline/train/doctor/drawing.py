@@ -120,7 +120,7 @@ def _twice(make: Callable[[], Any]) -> tuple[_Made, _Made]:
 
 
 def _made(make: Callable[[], Any], seed: int) -> _Made:
-    with Epoch(seed, shared=False).loading(), seeded(0):
+    with Epoch(seed, shared=False), seeded(0):
         before = _states()
         value = make()
         return _Made(value, before, _states())

@@ -23,6 +23,8 @@ _loaded: Epoch | None = None
 class Epoch:
     """The epoch that a session's loader is in, and the session's seed.
 
+    A context around what loads samples in this process, which does not hold another of itself.
+
     Args:
         seed: of the session.
         shared: the DataLoader's workers see it change, too, as they may live for several epochs.
@@ -30,6 +32,7 @@ class Epoch:
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self.seed = seed
+        self._outer: Epoch | None = None  # whose samples are loaded around these
         self._number = torch.zeros((), dtype=torch.int64)
         if shared:
             self._number.share_memory_()  # type: ignore[no-untyped-call]
@@ -43,15 +46,13 @@ class Epoch:
     def number(self, number: int) -> None:
         self._number.fill_(number)
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Around what loads samples in this process."""
+    def __enter__(self) -> None:
         global _loaded
-        before, _loaded = _loaded, self
-        try:
-            yield
-        finally:
-            _loaded = before
+        self._outer, _loaded = _loaded, self
+
+    def __exit__(self, *_: object) -> None:
+        global _loaded
+        _loaded = self._outer
 
 
 class WorkerInit:
