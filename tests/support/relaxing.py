@@ -64,6 +64,7 @@ def planned(
 
     with (
         mock.patch("paceline.train.plan.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.plan.leader.ALONE_S", 0.0),  # no segment is longer
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield

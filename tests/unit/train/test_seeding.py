@@ -41,7 +41,7 @@ def test_the_streams_of_a_sample_begin_anew_with_each_call(
 ) -> None:
     loaded = Epoch(seed, shared=False)
     loaded.number = epoch
-    with loaded.loading():
+    with loaded:
         first, second = (torch.rand(3, generator=paceline.generator(index)) for _ in range(2))
         of_numpy = [paceline.numpy_generator(index).random() for _ in range(2)]
         with paceline.seeded(index):
@@ -61,7 +61,7 @@ def test_the_streams_of_a_sample_begin_anew_with_each_call(
 
 def test_seeded_leaves_the_processs_own_random_numbers_as_they_are() -> None:
     before = state()
-    with pytest.raises(KeyError), Epoch(1, shared=False).loading(), paceline.seeded(3):
+    with pytest.raises(KeyError), Epoch(1, shared=False), paceline.seeded(3):
         torch.rand(2), np.random.random(), random.random()
         raise KeyError
     assert state() == before
@@ -84,16 +84,16 @@ def test_what_is_no_index_is_refused(index: Any, error: type[Exception]) -> None
     for call in (paceline.generator, paceline.numpy_generator):
         with pytest.raises(error, match="index is"):
             call(index)
-        with pytest.raises(error, match="index is"), Epoch(1, shared=False).loading():
+        with pytest.raises(error, match="index is"), Epoch(1, shared=False):
             call(index)
         with pytest.raises(error, match="stream is"):
             call(0, stream=index)
-        with pytest.raises(error, match="stream is"), Epoch(1, shared=False).loading():
+        with pytest.raises(error, match="stream is"), Epoch(1, shared=False):
             call(0, stream=index)
 
 
 def test_an_index_of_numpy_or_torch_is_one() -> None:
-    with Epoch(1, shared=False).loading():
+    with Epoch(1, shared=False):
         drawn = {
             paceline.numpy_generator(index).random() for index in (3, np.int64(3), torch.tensor(3))
         }
