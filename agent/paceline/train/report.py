@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 0.05
 QUEUE_LIMIT = 20_000  # some MB: minutes of steps while a dead connection blocks the thread
 BATCH_LIMIT = 1_000
+_BEHIND = 1_000  # finished steps that wait for the thread to make their records, at most
 
 Record = StepRecord | MetricRecord | RoundRecord
 
@@ -71,6 +72,7 @@ class Emitter:
         self._full = threading.Lock()  # held only to count lost records
         self._wake = threading.Event()
         self._closing = False
+        self.feed: Callable[[], None] = lambda: None  # the thread calls it before each flush
         self.memory_bytes = 0  # at the last flush that was due by time
         self._measure_at = 0.0  # PyTorch takes 150 µs for it on a GPU
         self.overflowed = 0  # records lost before the thread took them
@@ -121,6 +123,7 @@ class Emitter:
             if (now := time.monotonic()) >= self._measure_at:
                 self.memory_bytes, self._measure_at = self._memory(), now + FLUSH_S
             self._outlet.retry()
+            self.feed()
             for message in self._collect():
                 if isinstance(message, threading.Event):
                     message.set()
@@ -169,7 +172,11 @@ class Emitter:
 
 
 class Reporter:
-    """Makes records of a rank's finished steps. For one thread.
+    """Makes records of a rank's finished steps. For the thread that trains.
+
+    The records are made in the emitter's thread, which takes a few dozen µs a step from the thread
+    that trains. Where ranks share batches their times are exchanged in the order of the steps, by
+    the thread that trains.
 
     Args:
         emitter: takes the records.
@@ -195,14 +202,19 @@ class Reporter:
         self._by_size = by_size
         self._seq = 0
         self._over: deque[RunningStep] = deque()
+        self._reading = threading.Lock()  # of what follows
         self._open: StepRecord | None = None  # of a step under whose number more may follow,
         self._sums: dict[str, tuple[float, float]] = {}  # and its metrics: weights, weighted values
+        emitter.feed = self._read_finished
 
     def over(self, running: RunningStep) -> None:
-        """Takes a finished step; reads it once the device is through with it, or a step later."""
+        """Takes a finished step, which is read once the device is through with it."""
         self._over.append(running)
-        while self._over and (len(self._over) > 1 or self._over[0].readable):
-            self._read(self._over.popleft())
+        if self._times is not None:
+            while len(self._over) > 1 or (self._over and self._over[0].readable):
+                self._read(self._over.popleft())
+        elif len(self._over) > _BEHIND:  # a dead connection blocks the emitter's thread
+            self.flush()
 
     def reported(self) -> threading.Event:
         """Reports all finished steps; set once bus or spool has them, or they are lost."""
@@ -211,10 +223,22 @@ class Reporter:
 
     def flush(self) -> None:
         """Reports all finished steps now."""
+        with self._reading:
+            self._read_all()
+            self._join_told(0)
+            self._send_open()
+
+    def _read_all(self) -> None:
         while self._over:
             self._read(self._over.popleft())
-        self._join_told(0)
-        self._send_open()
+
+    def _read_finished(self) -> None:
+        """Reads the steps that the device is through with. For the emitter's thread."""
+        if self._times is not None:
+            return
+        with self._reading:
+            while self._over and self._over[0].readable:
+                self._read(self._over.popleft())
 
     def _read(self, running: RunningStep) -> None:
         record = self._record(running)
@@ -266,7 +290,9 @@ class Reporter:
         self._emitter.record(MetricRecord(self._attempt, self._rank, record.step, weight, values))
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Sends what the script measured on held-out data."""
+        """Sends what the script measured on held-out data, after the steps before it."""
+        with self._reading:
+            self._read_all()
         self._emitter.send(msgspec.structs.replace(evaluation, attempt=self._attempt))
 
     def _record(self, running: RunningStep) -> StepRecord:

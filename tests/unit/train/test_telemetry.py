@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from paceline.node import spool as spool_module
 from paceline.node.spool import Spool, dropped
 from paceline.train import report as telemetry
-from paceline.train.report import Emitter
-from paceline.wire import RunState, State
+from paceline.train.parts import Step
+from paceline.train.report import Emitter, Reporter
+from paceline.train.timing import CpuClock, RunningStep
+from paceline.wire import Evaluation, RunState, State, StepBatch
 from support.reports import RUN, hello, in_spool, step_record, steps_of
 from support.waiting import until
 
@@ -117,3 +122,49 @@ def test_a_message_larger_than_the_spool_keeps_no_other_back(tmp_path: Path) -> 
     emitter.close()
     assert steps_of(in_spool(tmp_path)) == list(range(10))
     assert emitter.dropped == dropped(tmp_path) == 1
+
+
+def finished(number: int) -> RunningStep:
+    """A step of one sample that is over."""
+    running = RunningStep(Step(0, number, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0), CpuClock(), 0, None)
+    running.body_done()
+    running.over()
+    return running
+
+
+def test_records_are_made_in_the_emitters_thread(tmp_path: Path, spool: Spool) -> None:
+    emitter = Emitter(RUN, None, spool, lambda: 0)
+    reporter, read_in = Reporter(emitter, 0, 0), set()
+    real = RunningStep.read
+    with mock.patch.object(
+        RunningStep, "read", lambda step: read_in.add(threading.current_thread()) or real(step)
+    ):
+        for number in range(20):
+            reporter.over(finished(number))
+        until(lambda: emitter.mark().wait(1) and not reporter._over)
+    assert threading.current_thread() not in read_in
+    reporter.evaluated(Evaluation(0, 0, 20, 0, 20, 1.0, None, {"accuracy": 0.5}))
+    reporter.over(finished(20))
+    reporter.flush()
+    emitter.close()
+    sent = in_spool(tmp_path / "spool")
+    assert steps_of(sent) == list(range(21))
+    kinds = [type(message) for message in sent]
+    last = len(kinds) - 1 - kinds[::-1].index(StepBatch)
+    assert kinds.index(Evaluation) < last and kinds.index(StepBatch) < kinds.index(Evaluation)
+
+
+def test_steps_do_not_pile_up_behind_a_thread_that_is_held_up() -> None:
+    class Blocked:
+        memory_bytes = 0
+        taken = 0
+
+        def record(self, record: object) -> None:
+            self.taken += 1
+
+    emitter: Any = Blocked()
+    reporter = Reporter(emitter, 0, 0)
+    for number in range(2_500):
+        reporter.over(finished(number))
+        assert len(reporter._over) <= 1_000
+    assert emitter.taken >= 1_500
