@@ -154,6 +154,7 @@ def main() -> None:
     asking.add_argument("--steps", type=int, default=5_000)
     asking.add_argument("--most", type=int, default=32, help="largest number of ranks")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
+    asking.add_argument("--skip", type=int, default=0, help="first scenarios to leave out")
     options = asking.parse_args()
     scenarios, steps = (4, 1_000) if options.quick else (options.scenarios, options.steps)
     module = module_at(options.cases)
@@ -165,6 +166,7 @@ def main() -> None:
         if made["workers"] <= options.most:
             asked.append((str(options.cases), name, seed, steps))
         turn += 1
+    asked = asked[options.skip :]
     rows = []
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for row in pool.imap(case, asked):

@@ -279,7 +279,7 @@ ROWS = (
             "training, 32 workers, %": 98.38,
         },
         "of the time",
-        "Planning takes milliseconds a segment here, in Python on a busy machine, and steps "
+        "Planning takes milliseconds a segment here, in Python, and steps "
         "are short. It runs while ranks train, so "
         "training does not wait for it: there is no lock (1.25 to 2.4 % in the paper), and "
         "feedback travels beside the steps.",
