@@ -11,6 +11,7 @@ from trainings import RATE, WARM
 from paceline.core.emulation import Emulation
 
 WORLD, EVEN_WORLD = 8, 4
+AUTO_WARM = 1_200  # steps: a forecast takes a few hundred of them on two busy cores
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,15 @@ class Contender:
         parameters: the preset's parameters.
         how: see `trainings.Work`.
         rate: learning rate.
+        auto: `auto` switches from the preset to others, relaxed ones too, in `AUTO_WARM` steps that
+            do not count, and afterwards.
     """
 
     preset: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     how: str = "paceline"
     rate: float = RATE
+    auto: bool = False
 
 
 CONTENDERS = {
@@ -65,6 +69,12 @@ PLANNED = {
     **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
     "ad-psgd": Contender("ad-psgd"),
     OWN: Contender(OWN),
+}
+AUTO = "auto, relaxed presets allowed"
+# Beside it all presets that `auto` may choose and that had the target first in some setting.
+CHOSEN = {
+    **{name: PLANNED[name] for name in ("bsp", "paceline", "local-sgd", "ad-psgd", OWN)},
+    AUTO: Contender("bsp", auto=True),
 }
 
 
@@ -218,6 +228,13 @@ SCENARIOS = {
     "planned-speech": _planned(
         SPEECH, lambda seed: Emulation([5e-5, 5e-5, 7.5e-5, 15e-5], [0.005] * 4, seed=seed), "plaid"
     ),
+}
+SCENARIOS |= {
+    name.replace("planned", "auto"): replace(
+        scenario, name=scenario.name.replace("planned", "chosen"), contenders=CHOSEN
+    )
+    for name, scenario in SCENARIOS.items()
+    if name in ("planned-delays", "planned-5x", "planned-groups", "planned-lengths")
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {

@@ -27,6 +27,8 @@ from harness import Check, finish, parser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from contenders import (
+    AUTO,
+    AUTO_WARM,
     COMPOSED,
     DELAYS,
     EVEN,
@@ -215,12 +217,17 @@ def planned(pool: Ranks, stack: Stack, scenario: Scenario, contender: Contender,
         "launch": False,
     }
     run = stack.api("POST", "/runs", body)["id"]
+    if contender.auto:
+        stack.api("PUT", f"/runs/{run}/auto", {"mode": "switch", "relaxed": True})
     bus = stack.api("GET", "/version")["bus"]
     environment = {"PACELINE_RUN": run, "PACELINE_BUS": bus}
     ranks = _on(pool, scenario, contender, seed, ALLREDUCE, environment)
     with connect(bus) as client:  # as a launcher would end the run
         ended = RunState(State.FINISHED, time.time(), "", exit_code=0)
         publish(client, TELEMETRY, ended, run)
+    if contender.auto:
+        switches = stack.api("GET", f"/runs/{run}/switches")
+        print(*[(s["policy"], s["effective_step"]) for s in switches], file=sys.stderr)
     rows = stack.api("GET", f"/runs/{run}/rounds?limit=100000")
     rounds = [RoundRecord(**row) for row in rows]
     return run_of(ranks, rounds, task_of(scenario.task), means=contender.preset == "rna")
@@ -234,11 +241,11 @@ def _on(
     what: Synchronisation,
     environment: dict[str, str],
 ) -> list[Trained]:
-    steps, warm = scenario.steps, scenario.warm
+    steps, warm = scenario.steps, AUTO_WARM if contender.auto else scenario.warm
     segment = _segment(scenario, seed, what)
     work = Work(scenario.task, contender.how, seed, steps, warm, what, segment, contender.rate)
     devices = json.dumps(scenario.devices(seed).as_dict())
-    return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=180.0)
+    return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=300.0)
 
 
 Runs = dict[str, list[Run]]  # contender → its run with each seed
@@ -325,6 +332,14 @@ def _own_checks(results: Mapping[str, Runs]) -> list[Check]:
             checks.append(Check(f"{OWN}'s target_s over {name}'s, {scenario}", over, 1.1, "<="))
             lost = mean(runs["bsp"], "accuracy") - mean(runs[OWN], "accuracy")
             checks.append(Check(f"accuracy that {OWN} loses to bsp, {scenario}", lost, 0.01, "<="))
+    chosen = [
+        mean(runs[AUTO], "target_s") / mean(runs[soonest(runs)], "target_s")
+        for runs in results.values()
+        if AUTO in runs
+    ]
+    if chosen:
+        value = statistics.fmean(chosen)
+        checks.append(Check(f"target_s of {AUTO}, over the soonest's, mean", value, 1.15, "<="))
     return checks
 
 
