@@ -388,20 +388,22 @@ def hidden_outputs(decoy: bool) -> float | str:
     return difference(gradient(model.module), gradient(reference))
 
 
-def hooks(how: str) -> tuple[int, float]:
-    """How many of a model's parameters have hooks after two steps, and the gradient's error.
+def hooks(how: str, compiled: bool = False) -> tuple[int, float]:
+    """How many of a model's parameters have hooks after three steps, and the gradient's error.
 
     Args:
         how: gradients become None "before" the forward pass, or "after" it, or "not".
+        compiled: torch.compile gets the wrapped model.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     current = ddp.CurrentStep(world)
     model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
-    for seed in range(2):
+    trained: Any = torch.compile(model, backend="eager") if compiled else model
+    for seed in range(3):
         parts = split([3, 0, 2, 4][:world], seed)
         current.running = running(parts, rank)
-        for each in (model, reference):
-            of = parts[rank] or parts[0] if each is model else list(chain(*parts))
+        for each in (trained, reference):
+            of = list(chain(*parts)) if each is reference else parts[rank] or parts[0]
             if how == "before":
                 each.zero_grad()
             loss = loss_of(each, of, "samples")

@@ -216,7 +216,7 @@ class _Weighing:
         Raises:
             PacelineError: there were gradients before, and the pass did not begin at an output.
         """
-        if self._by_bucket is None:
+        if self._by_bucket is None and not self._hooked:
             self._by_bucket = self._reduces and self._fresh
             if not self._by_bucket:
                 raise PacelineError(_NO_OUTPUT)
@@ -241,7 +241,8 @@ class _Weighing:
             return
         self._hooked = True
         for parameter in self._parameters:
-            hook = partial(self._arrives, id(parameter))  # not itself: a cycle would stay
+            # Not the parameter itself: a cycle would stay.
+            hook = partial(self._arrives, id(parameter))
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:

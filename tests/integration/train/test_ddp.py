@@ -122,6 +122,12 @@ def test_parameters_get_hooks_in_the_pass_that_needs_them(ranks: Ranks) -> None:
         assert error <= BOUND
 
 
+@pytest.mark.parametrize("how", ["before", "after", "not"])
+def test_a_compiled_wrapped_model_has_the_gradient(ranks: Ranks, how: str) -> None:
+    for _, error in ranks.run(gradients.hooks, how, True):
+        assert error <= BOUND
+
+
 def test_gradients_add_up_where_nobody_sees_what_the_loss_is_made_of(ranks: Ranks) -> None:
     assert max(ranks.run(gradients.hidden_outputs, False)) <= BOUND
     for text in ranks.run(gradients.hidden_outputs, True):
