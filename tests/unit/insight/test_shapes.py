@@ -24,13 +24,14 @@ def steps(
     scaled: float = 0.0,
     fixed_s: float | np.ndarray = 0.0,
     counts: tuple[int, int] = (2, 12),
+    sizes: tuple[float, float] = (50.0, 150.0),
     noise: float = 0.01,
     seed: int = 0,
 ) -> Measured:
     """Steps of four ranks that take a · (Λ + sample · n + scaled) + fixed_s, a = 1e-4 s a unit."""
     rng = np.random.default_rng(seed)
     samples = rng.integers(*counts, (STEPS, WORLD), endpoint=True)
-    load = samples * rng.uniform(50.0, 150.0, (STEPS, WORLD))
+    load = samples * rng.uniform(*sizes, (STEPS, WORLD))
     compute_s = 1e-4 * SPEEDS * (load + sample * samples + scaled) + fixed_s
     compute_s = compute_s * (1 + noise * rng.standard_normal(compute_s.shape))
     zero = np.zeros_like(compute_s)
@@ -94,6 +95,16 @@ def test_other_models_say_the_same_of_the_measured_steps(
         assert (models.a > 0).all() and (models.c >= 0).all() and (models.b >= 0).all()
         off = np.log(measured.compute_s / models.ett(measured.features))
         assert np.abs(np.median(off, axis=0)).max() < 0.04
+
+
+def test_what_is_known_of_costs_together_stays_where_one_of_them_is_nothing() -> None:
+    """With equal counts one cost is at its bound, and no other model may make up for that."""
+    measured = steps(fixed_s=0.002, counts=(14, 14), sizes=(80.0, 120.0), noise=0.04)
+    fitted = shape(own(measured), measured)
+    for replicate in range(5):
+        models = fitted.models(replicate)
+        beside = (models.b + 14 * models.c) / np.median(measured.compute_s, axis=0)
+        assert beside.max() < 0.06, replicate
 
 
 def test_ranks_with_costs_of_their_own_keep_them() -> None:

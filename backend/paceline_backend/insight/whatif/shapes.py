@@ -60,7 +60,7 @@ class Shape:
             if replicate:
                 axis = self.axes[(replicate - 1) // 2 % len(self.axes)]
                 up = 1.0 if replicate % 2 else -1.0
-                at = np.maximum(at + up * np.sqrt(len(self.axes)) * axis, 0.0)
+                at = _within(at, up * np.sqrt(len(self.axes)) * axis)
             models = _models(self.own, self.measured, at)
         by = self.faster
         return replace(models, a=models.a / by, c=models.c / by, b=models.b / by)
@@ -112,6 +112,24 @@ def shape(models: Models, measured: Measured) -> Shape:
         for value, vector in sorted(zip(values, vectors.T, strict=True), key=lambda pair: -pair[0])
     ]
     return Shape(models, measured, at, tuple(axes))
+
+
+def _within(at: Floats, step: Floats) -> Floats:
+    """The point that a step leads to; if a cost would be below 0 there, a part of the step.
+
+    Where samples are equally many in all batches, more for a sample is less for a step, and only
+    their sum is known. With one of them cut off at 0, the sum would be another. Where the step
+    backwards can be longer, it is taken instead: it tells as much of what is not known.
+    """
+    forwards, backwards = _room(at, step), _room(at, -step)
+    by = -backwards if backwards > forwards else forwards
+    return np.asarray(np.maximum(at + by * step, 0.0))
+
+
+def _room(at: Floats, step: Floats) -> float:
+    """The part of a step, up to 1, that leaves all costs at 0 or above."""
+    falls = step < 0
+    return float(np.min(at[falls] / -step[falls], initial=1.0))
 
 
 def _at(share: Floats, per: Floats, second: float, same: bool) -> Floats:
