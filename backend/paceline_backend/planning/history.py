@@ -59,10 +59,12 @@ class History:
         self._epoch_known = True  # `_remaining` is right
         self._holder_known = np.ones(len(self.sizes), bool)  # for which samples `_holder` is right
         # Of the shuffler's last run: its result, the scheduler's order without samples used since,
-        # epoch and version, the cost of a batch, and the shares of the load (empty: unknown).
+        # epoch and version (None: the result is not known here), the segment that it ran for, the
+        # cost of a batch, and the shares of the load (empty: unknown).
         self._placement: Ints | None = None
         self._order: Ints | None = None
         self._shuffled_for: tuple[int, int] | None = None
+        self._shuffled_seq = -1
         self._moves_for = (-1, -1)  # epoch and version of `_moves`
         self._cost = SUM
         self._shares: Floats = np.empty(0)
@@ -188,7 +190,7 @@ class History:
         """
         self._placement, self._order = plan.placement, plan.order
         self._shares, self._cost = np.array(plan.shares), plan.cost
-        self._shuffled_for = (self.epoch, version)
+        self._shuffled_for, self._shuffled_seq = (self.epoch, version), self.seq
 
     def outdated(self, plan: Plan) -> bool:
         """Whether the shuffler ran, and steps were composed, for other speeds or another cost."""
@@ -201,18 +203,20 @@ class History:
         change = np.abs(np.array(shares) - self._shares)
         return bool((change > CHANGED * self._shares).any())
 
-    def forget_placement(self) -> None:
-        """The shuffler must run again: what another controller shuffled is not known here."""
-        self._shuffled_for = None
-
     def adopt(self, segment: Segment) -> None:
-        """Takes in the next segment that ran."""
+        """Takes in the next segment that ran.
+
+        If the shuffler ran for it and `shuffled` was not called, another controller planned it.
+        What the shuffler made is in no segment, so the shuffler must run again.
+        """
         if segment.seq != self.seq:
             self.lost = True
             self._epoch_known = False
             self._holder_known[:] = False
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
+        if segment.shuffled and segment.seq != self._shuffled_seq:
+            self._shuffled_for = None
         self.newest.append(segment)
         if self.hello.stream:  # nothing is planned on which samples are left
             self._epoch_known = True
