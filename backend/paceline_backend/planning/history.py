@@ -69,6 +69,7 @@ class History:
         self._cost = SUM
         self._shares: Floats = np.empty(0)
         self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
+        self.anew = False  # for `Segment.anew`: the memory was forgotten
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
     @property
@@ -180,8 +181,13 @@ class History:
             self._memory = (self._before.version, self._before.memory) if reaches else (-1, {})
 
     def forget_memory(self) -> None:
-        """The policy plans next as if for the first time."""
+        """The policy plans next as if for the first time.
+
+        That is not so of every controller, and so the segment says it (`Segment.anew`): a replay,
+        or who takes over, knows the memory.
+        """
         self._memory, self._before = (-1, {}), None
+        self.anew = True
 
     def shuffled(self, version: int, plan: Plan) -> None:
         """Notes that a segment is in force for which the shuffler ran, with what came of it.
@@ -225,6 +231,7 @@ class History:
         if segment.source == "controller":
             self.feedback = segment.feedback
             self._memory, self._before = (segment.version, segment.memory), None
+            self.anew = False
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
