@@ -118,9 +118,7 @@ class _Replayer:
     def _placement_known(self, segment: Segment) -> bool:
         """Whether a segment begins with a placement that was made again, or makes one."""
         history = self._history
-        return (
-            segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
-        )
+        return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
 
     def _policy(self, version: int) -> Policy | str:
         """The policy of a version, or why it cannot be made: a third party's may be missing."""

@@ -26,8 +26,10 @@ class History:
     """The state of an attempt: what is left of its epoch, and who holds which sample.
 
     Segments are adopted in the order of their seq. After a gap (`lost`) it is unknown what remains
-    of the epoch, until one ends, and who used a sample last, until each was used again: nothing may
-    be planned on less, since the gap may be filled later, and replay then knows more.
+    of the epoch, until one ends, and who used a sample last, until each was used again; where ranks
+    share batches, also which were shared, until `newest` is full again. Nothing may be planned on
+    less, since the gap may be filled later, and replay then knows more. The policy's memory may
+    have gone on in the gap, so it is forgotten.
 
     Args:
         hello: of the attempt.
@@ -216,9 +218,7 @@ class History:
         What the shuffler made is in no segment, so the shuffler must run again.
         """
         if segment.seq != self.seq:
-            self.lost = True
-            self._epoch_known = False
-            self._holder_known[:] = False
+            self._missed()
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
         if segment.shuffled and segment.seq != self._shuffled_seq:
@@ -238,7 +238,16 @@ class History:
             self._begin_epoch(segment.epoch + 1)
             self._epoch_known = True
         if self.lost:
-            self.lost = not (self._epoch_known and self._holder_known.all())
+            batches_known = not self.hello.uneven_steps or len(self.newest) == self.newest.maxlen
+            self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
+
+    def _missed(self) -> None:
+        """There is a gap before the next segment."""
+        self.lost = True
+        self._epoch_known = False
+        self._holder_known[:] = False
+        self.newest.clear()
+        self.forget_memory()
 
     def _trained(self, segment: Segment) -> None:
         """Takes in who trained which samples."""
@@ -276,6 +285,8 @@ class History:
             self._placement, self._order = self._holder.copy(), None
             self._shuffled_for = self._moves_for
             self._moves = None
+        elif self._storage is not None and not self._epoch_known:
+            self._holder_known[:] = False  # what moves now may have been decided in the gap
         self.epoch = epoch
         self._remaining[:] = True
 

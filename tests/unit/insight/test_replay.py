@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[list[Kind], list[tuple[str, dict[str, Any]]]]] = {
         [
             Kind("paceline", token_budget=80.0),
             Kind("sata", token_budget=60.0, token_limits=(50.0, 40.0, 30.0)),
-            Kind("paceline", token_budget=80.0, micro=(20.0, 30.0, 40.0)),
+            Kind("paceline", token_budget=80.0, micro=(25.0, 30.0, 40.0)),
         ],
         plainly(*EXACT),
     ),
