@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
+import sqlalchemy as sa
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.amounts.shapes import Shapes
 from paceline_backend import policies
-from paceline_backend.store import Store
+from paceline_backend.insight.replay import replay
+from paceline_backend.store import Store, blobs, schema
 from support.drawn_parts import Kind
 from support.drawn_runs import Chances, DrawnRun
 
@@ -91,6 +94,7 @@ def chances(names: list[tuple[str, dict[str, Any]]]) -> st.SearchStrategy[Chance
 
 
 @pytest.mark.parametrize("what", KINDS)
+@settings(max_examples=max(5, settings.default.max_examples // 4))
 @given(data=st.data())
 def test_replay_makes_each_plan_again(what: str, store: Store, data: st.DataObject) -> None:
     """Invariant 6, across switches, takeovers, coasting, late reports, restarts and lost ranks."""
@@ -100,3 +104,57 @@ def test_replay_makes_each_plan_again(what: str, store: Store, data: st.DataObje
     run.train()
     for report in run.reports:
         assert report.exact, report
+
+
+def trained(store: Store, policy: str = "chronica") -> DrawnRun:
+    run = DrawnRun(store, Kind(policy, epochs=2), Chances(hurry=0.0), seed=3)
+    run.train()
+    assert run.reports[0].exact
+    return run
+
+
+def change(run: DrawnRun, seq: int, **fields: Any) -> None:
+    """Changes what is stored of a segment."""
+    changed = msgspec.structs.replace(run.segments[0][seq], **fields)
+    c = schema.segments.c
+    with run.store.write() as connection:
+        query = sa.update(schema.segments).where(c.run == run.key, c.seq == seq)
+        connection.execute(query.values(body=blobs.pack(changed)))
+
+
+def test_what_rests_on_an_unknown_placement_is_unknown_and_not_different(store: Store) -> None:
+    """The first segment's policy cannot be made, so nor can the placement that it began with."""
+    run = trained(store)
+    segments = run.segments[0]
+    shuffled = [segment.seq for segment in segments if segment.shuffled]
+    assert (len(shuffled), shuffled[0]) == (2, 0), "at each epoch's start"
+    change(run, 0, version=7)
+    report = replay(store, run.id)
+    assert report.first_difference is not None
+    assert "no switch to version 7 is in the database" in report.first_difference
+    assert (report.unknown, report.identical) == (shuffled[1], len(segments) - shuffled[1])
+
+
+def test_a_difference_is_told_with_what_the_plan_rested_on(store: Store) -> None:
+    run = trained(store)
+    last = run.segments[0][-1]
+    change(run, last.seq, ett_s=[[*last.ett_s[0][:-1], 0.5], *last.ett_s[1:]])
+    told = replay(store, run.id).first_difference
+    steps = f"steps {last.first_step} to {last.first_step + last.steps - 1}; epoch 1"
+    feedback = [list(span) for span in last.feedback]
+    assert told == (
+        f"segment {last.seq} ({steps}; chronica, version 0; feedback {feedback}): ett_s differ. "
+        f"ett_s: [0][2] {last.ett_s[0][2]!r} planned again, 0.5 recorded"
+    )
+
+
+def test_a_policy_that_fails_is_a_difference(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(store)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bad policy")
+
+    monkeypatch.setattr(policies, "plan", fails)
+    report = replay(store, run.id)
+    assert report.identical == 0
+    assert "planning failed: ZeroDivisionError: a bad policy" in str(report.first_difference)

@@ -122,6 +122,24 @@ def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> No
     assert msgspec.structs.replace(first, plan_s=second.plan_s) == second
 
 
+def test_what_moves_does_not_depend_on_who_decides_it() -> None:
+    """A controller that takes over does not know what the shuffler made before. A replay does."""
+    for seed in range(10):
+        run = a_run(seed, nodes=(0, 1, 2), slowness=(1e-4, 2e-4, 3e-4), epochs=2)
+        while offer(run.history, run.window, run.made, 0).segment.moves is None:
+            run.advance()
+        taken_over = History(run.hello)
+        for segment in run.segments:
+            taken_over.adopt(segment)
+        made = offer(taken_over, run.window, run.made, 0).segment
+        assert made.shuffled
+        problem = run.history.problem(made.steps, 0, shuffle=True)
+        again = policies.plan(
+            run.made, problem, run.window.feedback(), shuffle=True, ahead=run.history.next_epoch(0)
+        )
+        assert again.moves == made.moves
+
+
 def test_a_controller_that_takes_over_after_the_shuffler_ran_runs_it_again() -> None:
     """In an epoch that began with moves. What the shuffler made meanwhile is in no segment."""
     run = a_run(nodes=(0, 0, 1, 1), epochs=3)
