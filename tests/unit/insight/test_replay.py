@@ -94,7 +94,7 @@ def chances(names: list[tuple[str, dict[str, Any]]]) -> st.SearchStrategy[Chance
 
 
 @pytest.mark.parametrize("what", KINDS)
-@settings(max_examples=max(5, settings.default.max_examples // 4))
+@settings(max_examples=max(3, settings.default.max_examples // 4))
 @given(data=st.data())
 def test_replay_makes_each_plan_again(what: str, store: Store, data: st.DataObject) -> None:
     """Invariant 6, across switches, takeovers, coasting, late reports, restarts and lost ranks."""
