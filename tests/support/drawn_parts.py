@@ -183,7 +183,8 @@ def leading(
         for epoch in range(kind.epochs):
             for rank in range(said.world):
                 read = news.News(_sizes(rng, kind.samples // said.world).tolist(), ended=True)
-                store.set(news.news_key(epoch, rank, 0), news.encode(read))
+                word: Any = news.encode(read)
+                store.set(news.news_key(epoch, rank, 0), word)
     proposals: Any = bus
     return Leader(
         terms,
