@@ -43,7 +43,11 @@ KINDS: dict[str, tuple[list[Kind], list[tuple[str, dict[str, Any]]]]] = {
         plainly("chronica", "rna-hierarchical", "adaptive", "bsp"),
     ),
     "data on nodes": (
-        [Kind("chronica", world=len(n), nodes=n, spare=s) for n in NODES for s in (1.0, 2.0)],
+        [
+            Kind("chronica", world=len(nodes), nodes=nodes, batch=4, spare=spare)
+            for nodes in NODES
+            for spare in (1.0, 2.0)
+        ],
         CHRONICA,
     ),
     "a token budget": (
