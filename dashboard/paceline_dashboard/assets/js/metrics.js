@@ -146,7 +146,7 @@ export class Metrics {
     const { course, names } = this;
     show("metrics", names.length > 0 || Object.keys(this.training).length > 0);
     const newest = course.at(-1);
-    text("metrics-words", newest ? `${newestWords(newest)} ${bestWords(course, run.target)}` : "");
+    text("metrics-words", newest ? `${newestWords(newest)} ${bestWords(course, run.target)}`.trimEnd() : "");
     for (const name of names) this.#plot(name, courseOf(course, name), data, run, colours);
   }
 
