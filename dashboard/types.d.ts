@@ -216,6 +216,7 @@ interface Target {
   source: "evaluations" | "training";
   met: { step: number; epoch: number; trained: number; at: number; after_s: number | null; value: number } | null;
   best: number | null;
+  best_step: number | null;
 }
 
 interface Run {

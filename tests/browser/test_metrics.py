@@ -85,7 +85,8 @@ def test_an_operator_sets_a_target_and_sees_when_it_was_met(
     expect(page.locator("#target-metric")).to_have_value("accuracy")
     page.fill("#target-value", "0.7")
     page.click("#target-set")
-    expect(words).to_have_text("accuracy ≥ 0.7 is not met yet; the best so far is 0.5.")
+    unmet = "accuracy ≥ 0.7 is not met yet; the best so far is 0.5, after step 19."
+    expect(words).to_have_text(unmet)
     expect(page.locator("#changes")).to_contain_text("changed the run's target")
     training.report(evaluated(39, began, accuracy=0.75))
     expect(words).to_contain_text("accuracy ≥ 0.7 was met after 2.0 min: in step 39, epoch 0")

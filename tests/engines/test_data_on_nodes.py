@@ -91,7 +91,8 @@ def test_no_step_waits_for_data_after_the_first_epoch(cluster: Cluster, source: 
         text=True,
         check=False,
     )
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    kept = f"The run is in {cluster.folder / 'server' / 'paceline.db'}"
+    assert replayed.returncode == 0, f"{replayed.stdout}{replayed.stderr}{kept}"
 
 
 @pytest.mark.long

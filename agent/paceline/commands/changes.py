@@ -156,8 +156,10 @@ def _target_words(present: dict[str, Any] | None) -> str:
     words = f"{present['metric']} {present['direction']} {present['value']:g}"
     met, best = present["met"], present["best"]
     if met is None:
+        at = present.get("best_step")  # a server of an older release does not tell it
+        step = "" if at is None else f", after step {at:,}"
         return f"{words} is not met yet" + (
-            "" if best is None else f"; the best so far is {best:g}"
+            "" if best is None else f"; the best so far is {best:g}{step}"
         )
     after = "" if met["after_s"] is None else f" after {met['after_s']:.1f} s"
     return (

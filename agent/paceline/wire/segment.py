@@ -65,6 +65,7 @@ class Segment(msgspec.Struct, frozen=True):
     homes: bool = False  # and samples are trained on nodes that hold them, also while coasting
     # Of a stream: how fast ranks are. A proposal has no samples then; the leader picks them.
     paces: Paces | None = None
+    anew: bool = False  # planned without the memory of the segment before, which was forgotten
 
     @property
     def steps(self) -> int:

@@ -12,10 +12,17 @@ from paceline_backend import requests
 from paceline_backend.api import models
 from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
-from paceline_backend.api.quality_models import Direction, Evaluation, MetricName, Metrics
+from paceline_backend.api.quality_models import (
+    BestValue,
+    Direction,
+    Evaluation,
+    MetricName,
+    Metrics,
+)
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.insight import quality
 from paceline_backend.store import attempts, runs
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality import metrics as stored
@@ -49,6 +56,12 @@ def list_evaluations(
         spans = attempts.spans(connection, key, row["attempt"])
         made = evaluations.read(connection, key, spans, limit=limit)
     return [evaluations.shown(each, row["started_at"]) for each in made]
+
+
+@router.get("/best", response_model=list[BestValue], dependencies=[Depends(VIEWER)])
+def list_best(request: Request, run: str) -> Any:
+    """The best value of each metric of the evaluations, with when it was first measured."""
+    return quality.best_of_run(store_of(request), run)
 
 
 @router.get(

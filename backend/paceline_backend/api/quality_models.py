@@ -90,6 +90,24 @@ class Target(BaseModel):
     )
     met: Met | None = Field(description="null: not yet")
     best: float | None = Field(description="so far; null: there is no value", examples=[0.91])
+    best_step: int | None = Field(description="the last one before it", examples=[279])
+
+
+class BestValue(BaseModel):
+    """The best, least or greatest value of a metric of evaluations, and when it was first."""
+
+    metric: str = Field(examples=["accuracy"])
+    figure: Literal["best", "least", "greatest"] = Field(
+        description="the best where the run's target says which values are better, and of `loss`"
+    )
+    value: float = Field(examples=[0.91])
+    step: int = Field(description="the last one before it; -1: none", examples=[279])
+    epoch: int = Field(description="of that step", examples=[19])
+    trained: int = Field(description="samples by then", examples=[17_180])
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="since the run began; null: that is not known", examples=[100.5]
+    )
 
 
 class Quality(BaseModel):
@@ -99,6 +117,7 @@ class Quality(BaseModel):
     jct_s: float | None = Field(description="as of the run", examples=[100.5])
     eta_at: float | None = Field(description="as of the run", examples=[None])
     target: Target | None = Field(description="null: nobody has set one")
+    best: list[BestValue] = Field(description="of each metric of the evaluations")
     evaluations: list[Evaluation] = Field(description="oldest first; the newest 1,000")
 
 

@@ -213,8 +213,6 @@ class Controller:
         taken = next((o for o in self._offers if o.segment == segment), None)
         if taken is not None and segment.shuffled:
             state.shuffled(segment.version, taken.plan)
-        elif taken is None and segment.source == "controller":
-            state.forget_placement()
         state.adopt(segment)
         self._offers = []
         if state.epoch != epoch and state.finished:

@@ -17,7 +17,6 @@ from paceline_backend.store.fleet.costs import Spent
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
-_BEST = {">=": max, "<=": min}
 _WANTED = ("metric", "value", "direction")
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))  # fields of when a target was met
 _MOST_ROWS = 1_000_000  # ranks' steps of a part of a run, whose cost is added up when it is asked
@@ -54,23 +53,14 @@ def _evaluations(connection: Connection, side: Side, run: Mapping[str, Any]) -> 
 def _metrics(
     measured: Sequence[Sequence[Evaluated]], targets: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The last value of each metric, and its best one, or its least and greatest one.
-
-    Which is the best follows from the runs' targets, and of a loss from what it is.
-    """
+    """The last value of each metric, and its best one, or its least and greatest one."""
     table = []
     for name in sorted({name for seen in measured for each in seen for name in each.metrics}):
         values = [
             [each.metrics[name] for each in seen if name in each.metrics] for seen in measured
         ]
         table.append(_row("last", "", [of[-1] if of else None for of in values], metric=name))
-        wanted = {each["direction"] for each in targets if each["metric"] == name}
-        if not wanted and name == "loss":
-            wanted = {"<="}
-        kinds = {"least": min, "greatest": max}
-        if len(wanted) == 1:
-            kinds = {"best": _BEST[wanted.pop()]}
-        for kind, choose in kinds.items():
+        for kind, choose in quality.choosers(name, targets).items():
             known = [[value for value in of if value is not None] for of in values]
             table.append(_row(kind, "", [choose(of) if of else None for of in known], metric=name))
     return table

@@ -6,7 +6,7 @@ goes on meanwhile, and a metric changes with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from paceline_backend.store.switches import Switch
 
 MOST = 3  # evaluations on either side, the nearest to the switch before it and the newest after it
 _LISTED = 1_000  # evaluations, the newest
+_BEST = {">=": max, "<=": min}
+
+Choosers = Mapping[str, Callable[[Iterable[float]], float]]
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,62 @@ def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
     return (sum(known) / len(known), len(known)) if known else (None, 0)
 
 
+def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
+    """What of a metric's values is worth knowing: `best`, or `least` and `greatest`.
+
+    Which is the best follows from targets for it, and of a loss from what it is.
+
+    Args:
+        metric: its name.
+        targets: of the runs that are looked at.
+    """
+    wanted = {target["direction"] for target in targets if target["metric"] == metric}
+    if not wanted and metric == "loss":
+        wanted = {"<="}
+    if len(wanted) == 1:
+        return {"best": _BEST[wanted.pop()]}
+    return {"least": min, "greatest": max}
+
+
+def best_values(
+    seen: Sequence[Evaluated], target: Mapping[str, Any] | None, began: float | None
+) -> list[dict[str, Any]]:
+    """The best value of each metric, or its least and greatest one, and when it was first measured.
+
+    Args:
+        seen: evaluations, oldest first.
+        target: of the run; None: it has none.
+        began: when the run did, Unix time; None: not known.
+    """
+    shown = [evaluations.shown(each, began) for each in seen]
+    rows = []
+    for name in sorted({name for each in seen for name in each.metrics}):
+        known = [each for each in shown if each["metrics"].get(name) is not None]
+        for figure, choose in choosers(name, () if target is None else (target,)).items():
+            if known:
+                value = choose(each["metrics"][name] for each in known)
+                first = next(each for each in known if each["metrics"][name] == value)
+                moment = {key: first[key] for key in ("step", "epoch", "trained", "at", "after_s")}
+                rows.append({"metric": name, "figure": figure, "value": value, **moment})
+    return rows
+
+
+def best_of_run(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """`best_values` of all evaluations of a run.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database does not answer.
+    """
+    row = runs.get(store, run_id)
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        seen = evaluations.read(connection, key, attempts.spans(connection, key, row["attempt"]))
+    return best_values(seen, row["target"], row["started_at"])
+
+
 def of_run(store: Store, run_id: str) -> dict[str, Any]:
-    """A run's times, its target and its evaluations, as in the report.
+    """A run's times, its target, its metrics' best values and its evaluations, as in the report.
 
     Raises:
         UnknownRunError: no such run.
@@ -134,8 +191,9 @@ def of_run(store: Store, run_id: str) -> dict[str, Any]:
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         spans = attempts.spans(connection, key, row["attempt"])
-        seen = evaluations.read(connection, key, spans, limit=_LISTED)
+        seen = evaluations.read(connection, key, spans)
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
-        "evaluations": [evaluations.shown(each, row["started_at"]) for each in seen],
+        "best": best_values(seen, row["target"], row["started_at"]),
+        "evaluations": [evaluations.shown(each, row["started_at"]) for each in seen[-_LISTED:]],
     }

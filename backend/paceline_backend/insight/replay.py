@@ -23,6 +23,7 @@ from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
 _CHUNK = 256  # steps read at once
+_SHOWN = 120  # characters of a value that differs
 
 
 @dataclass(frozen=True)
@@ -99,28 +100,47 @@ class _Replayer:
             feedback = self._rows.feedback(segment.feedback)
             policy = self._policy(segment.version)
             if feedback is None or self._history.lost or segment.seq != self._history.seq:
-                self.unknown += 1
-                self._note(f"segment {segment.seq}: what it rested on is not in the database")
+                self._unknown(segment, "what it rested on is not in the database")
             elif isinstance(policy, str):
-                self.unknown += 1
-                self._note(f"segment {segment.seq}: its policy cannot be made here: {policy}")
+                self._unknown(segment, f"its policy cannot be made here: {policy}")
+            elif not self._placement_known(segment):
+                self._unknown(segment, "what the shuffler made before could not be made again")
             else:
                 self._compare(segment, policy, feedback)
         else:
             self.coasted += 1
         self._history.adopt(segment)
 
+    def _unknown(self, segment: Segment, reason: str) -> None:
+        self.unknown += 1
+        self._note(f"segment {segment.seq}: {reason}")
+
+    def _placement_known(self, segment: Segment) -> bool:
+        """Whether a segment begins with a placement that was made again, or makes one."""
+        history = self._history
+        return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
+
     def _policy(self, version: int) -> Policy | str:
         """The policy of a version, or why it cannot be made: a third party's may be missing."""
         if version not in self._policies:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
+            except KeyError:
+                self._policies[version] = f"no switch to version {version} is in the database"
             except ValueError as error:
                 self._policies[version] = str(error)
         return self._policies[version]
 
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+        try:
+            self._plan_again(segment, policy, feedback)
+        except Exception as error:  # the policy's own; a controller would not have planned with it
+            self._note(f"{_named(segment)}: planning failed: {type(error).__name__}: {error}")
+
+    def _plan_again(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
         feedback = single_batches(feedback, self._history.newest)
+        if segment.anew:
+            self._history.forget_memory()
         self._history.recall(segment.feedback)
         if self._history.hello.stream:
             self._compare_stream(segment, policy, feedback)
@@ -155,17 +175,58 @@ class _Replayer:
 
     def _look(self, segment: Segment, again: Mapping[str, Any]) -> None:
         """Compares a segment with what came out when it was planned again."""
-        different = [name for name in again if not _same(again[name], getattr(segment, name))]
+        pairs = {name: (value, getattr(segment, name)) for name, value in again.items()}
+        different = {name: both for name, both in pairs.items() if not _same(*both)}
         if different:
-            self._note(
-                f"segment {segment.seq} (steps from {segment.first_step}, {segment.policy}): "
-                f"{', '.join(different)} differ"
-            )
+            told = "; ".join(f"{name}: {_difference(*both)}" for name, both in different.items())
+            self._note(f"{_named(segment)}: {', '.join(different)} differ. {told}")
         else:
             self.identical += 1
 
     def _note(self, difference: str) -> None:
         self.first_difference = self.first_difference or difference
+
+
+def _named(segment: Segment) -> str:
+    """Which segment it is, and what its plan rested on."""
+    words = [
+        f"steps {segment.first_step} to {segment.first_step + segment.steps - 1}",
+        f"epoch {segment.epoch}",
+        f"{segment.policy}, version {segment.version}",
+        f"feedback {[list(steps) for steps in segment.feedback]}",
+    ]
+    words += ["shuffled"] * segment.shuffled + ["memory forgotten"] * segment.anew
+    words += ["moves decided"] * (segment.moves is not None)
+    return f"segment {segment.seq} ({'; '.join(words)})"
+
+
+def _difference(again: Any, recorded: Any) -> str:
+    """What a plan has at the first place where it differs, and what the segment has there."""
+    place = ""
+    while (key := _first_difference(again, recorded)) is not None:
+        place += f"[{key!r}]" if isinstance(key, int) else f".{key}"
+        again, recorded = _items(again)[key], _items(recorded)[key]
+    now, then = (repr(value)[:_SHOWN] for value in (again, recorded))
+    return f"{place} {now} planned again, {then} recorded".lstrip()
+
+
+def _first_difference(again: Any, recorded: Any) -> Any:
+    """The first key under which two values differ; None: they do not have the same keys."""
+    ours, theirs = _items(again), _items(recorded)
+    if type(again) is not type(recorded) or ours.keys() != theirs.keys():
+        return None
+    return next((key for key, value in ours.items() if not _same(value, theirs[key])), None)
+
+
+def _items(value: Any) -> Mapping[Any, Any]:
+    """The parts of a value by name or place; none: it has no parts. Bytes are samples or ranks."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if isinstance(value, bytes):
+        value = np.frombuffer(value, "<u4").tolist()
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, Mapping) else {}
 
 
 def _same(value: Any, recorded: Any) -> bool:

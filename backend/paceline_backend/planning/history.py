@@ -26,8 +26,10 @@ class History:
     """The state of an attempt: what is left of its epoch, and who holds which sample.
 
     Segments are adopted in the order of their seq. After a gap (`lost`) it is unknown what remains
-    of the epoch, until one ends, and who used a sample last, until each was used again: nothing may
-    be planned on less, since the gap may be filled later, and replay then knows more.
+    of the epoch, until one ends, and who used a sample last, until each was used again; where ranks
+    share batches, also which were shared, until `newest` is full again. Nothing may be planned on
+    less, since the gap may be filled later, and replay then knows more. The policy's memory may
+    have gone on in the gap, so it is forgotten.
 
     Args:
         hello: of the attempt.
@@ -59,14 +61,17 @@ class History:
         self._epoch_known = True  # `_remaining` is right
         self._holder_known = np.ones(len(self.sizes), bool)  # for which samples `_holder` is right
         # Of the shuffler's last run: its result, the scheduler's order without samples used since,
-        # epoch and version, the cost of a batch, and the shares of the load (empty: unknown).
+        # epoch and version (None: the result is not known here), the segment that it ran for, the
+        # cost of a batch, and the shares of the load (empty: unknown).
         self._placement: Ints | None = None
         self._order: Ints | None = None
         self._shuffled_for: tuple[int, int] | None = None
+        self._shuffled_seq = -1
         self._moves_for = (-1, -1)  # epoch and version of `_moves`
         self._cost = SUM
         self._shares: Floats = np.empty(0)
         self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
+        self.anew = False  # for `Segment.anew`: the memory was forgotten
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
     @property
@@ -178,8 +183,13 @@ class History:
             self._memory = (self._before.version, self._before.memory) if reaches else (-1, {})
 
     def forget_memory(self) -> None:
-        """The policy plans next as if for the first time."""
+        """The policy plans next as if for the first time.
+
+        That is not so of every controller, and so the segment says it (`Segment.anew`): a replay,
+        or who takes over, knows the memory.
+        """
         self._memory, self._before = (-1, {}), None
+        self.anew = True
 
     def shuffled(self, version: int, plan: Plan) -> None:
         """Notes that a segment is in force for which the shuffler ran, with what came of it.
@@ -188,7 +198,7 @@ class History:
         """
         self._placement, self._order = plan.placement, plan.order
         self._shares, self._cost = np.array(plan.shares), plan.cost
-        self._shuffled_for = (self.epoch, version)
+        self._shuffled_for, self._shuffled_seq = (self.epoch, version), self.seq
 
     def outdated(self, plan: Plan) -> bool:
         """Whether the shuffler ran, and steps were composed, for other speeds or another cost."""
@@ -201,18 +211,18 @@ class History:
         change = np.abs(np.array(shares) - self._shares)
         return bool((change > CHANGED * self._shares).any())
 
-    def forget_placement(self) -> None:
-        """The shuffler must run again: what another controller shuffled is not known here."""
-        self._shuffled_for = None
-
     def adopt(self, segment: Segment) -> None:
-        """Takes in the next segment that ran."""
+        """Takes in the next segment that ran.
+
+        If the shuffler ran for it and `shuffled` was not called, another controller planned it.
+        What the shuffler made is in no segment, so the shuffler must run again.
+        """
         if segment.seq != self.seq:
-            self.lost = True
-            self._epoch_known = False
-            self._holder_known[:] = False
+            self._missed()
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
+        if segment.shuffled and segment.seq != self._shuffled_seq:
+            self._shuffled_for = None
         self.newest.append(segment)
         if self.hello.stream:  # nothing is planned on which samples are left
             self._epoch_known = True
@@ -221,13 +231,23 @@ class History:
         if segment.source == "controller":
             self.feedback = segment.feedback
             self._memory, self._before = (segment.version, segment.memory), None
+            self.anew = False
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
             self._begin_epoch(segment.epoch + 1)
             self._epoch_known = True
         if self.lost:
-            self.lost = not (self._epoch_known and self._holder_known.all())
+            batches_known = not self.hello.uneven_steps or len(self.newest) == self.newest.maxlen
+            self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
+
+    def _missed(self) -> None:
+        """There is a gap before the next segment."""
+        self.lost = True
+        self._epoch_known = False
+        self._holder_known[:] = False
+        self.newest.clear()
+        self.forget_memory()
 
     def _trained(self, segment: Segment) -> None:
         """Takes in who trained which samples."""
@@ -265,6 +285,8 @@ class History:
             self._placement, self._order = self._holder.copy(), None
             self._shuffled_for = self._moves_for
             self._moves = None
+        elif self._storage is not None and not self._epoch_known:
+            self._holder_known[:] = False  # what moves now may have been decided in the gap
         self.epoch = epoch
         self._remaining[:] = True
 

@@ -115,6 +115,7 @@ def offer(
         moves=plan.moves,
         homes=history.shares_data(policy),
         paces=plan.paces,
+        anew=history.anew,
     )
     return Offer(segment, plan)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from paceline_backend.insight.document.page import seconds
 from paceline_backend.insight.quality import MetricChange
 from paceline_backend.store import Store, runs
 from paceline_backend.store.quality import evaluations, target
+from paceline_backend.store.quality.evaluations import Evaluated
 from support.records import add_first_policy
 from support.training import Training
 from support.web import serving
@@ -105,6 +107,33 @@ def test_a_run_without_evaluations_tells_of_none(store: Store, bus_url: str) -> 
     assert quality.words(()) == ""
 
 
+def test_the_best_value_of_each_metric_is_told_with_when_it_was_first() -> None:
+    """Without a target for a metric nobody knows which values are better, unless it is a loss."""
+
+    def evaluated(step: int, **metrics: float | None) -> Evaluated:
+        return Evaluated(step, 1, 0, 8 * step, 100.0 + step, 1, metrics)
+
+    seen = [
+        evaluated(3, accuracy=0.5, loss=2.0),
+        evaluated(7, accuracy=0.7, loss=None),
+        evaluated(11, accuracy=0.7, loss=1.0),
+        evaluated(15, accuracy=0.6, perplexity=None),
+    ]
+
+    def best(target: dict[str, Any] | None) -> list[tuple[Any, ...]]:
+        rows = quality.best_values(seen, target, 90.0)
+        return [tuple(row[name] for name in ("metric", "figure", "value", "step")) for row in rows]
+
+    loss = ("loss", "best", 1.0, 11)
+    assert best(None) == [("accuracy", "least", 0.5, 3), ("accuracy", "greatest", 0.7, 7), loss]
+    wanted = {"metric": "accuracy", "direction": ">="}
+    assert best(wanted) == [("accuracy", "best", 0.7, 7), loss]
+    assert best({"metric": "loss", "direction": ">="})[-1] == ("loss", "best", 2.0, 3)
+    first = quality.best_values(seen, wanted, 90.0)[0]
+    assert (first["epoch"], first["trained"], first["at"], first["after_s"]) == (1, 56, 107.0, 17.0)
+    assert quality.best_values(seen, wanted, None)[0]["after_s"] is None
+
+
 def test_rest_and_report_tell_the_same(store: Store, training: Training, bus_url: str) -> None:
     with store.write() as connection:
         wanted = {"metric": "accuracy", "value": 0.5, "direction": ">="}
@@ -114,16 +143,22 @@ def test_rest_and_report_tell_the_same(store: Store, training: Training, bus_url
         effects = client.get("/api/v1/runs/r/effects").json()
         report = client.get("/api/v1/runs/r/report").json()["quality"]
         run = client.get("/api/v1/runs/r").json()
+        best = client.get("/api/v1/runs/r/best").json()
     assert [len(each["metrics"]) for each in effects] == [1, 1, 0]
     assert effects[0]["metrics"][0]["after_evaluations"] == 2
     assert effects[0]["metrics_words"].startswith("Accuracy was 0.3 (mean of 3 evaluations)")
     assert report["target"] == run["target"]
     assert run["target"]["met"]["after_s"] == pytest.approx(119)
     assert (report["jct_s"], len(report["evaluations"])) == (run["jct_s"], 7)
+    assert report["best"] == best
+    (accuracy,) = best
+    assert (accuracy["figure"], accuracy["value"]) == ("best", 0.8)
+    assert accuracy["step"] == run["target"]["best_step"] == run["evaluation"]["step"]
+    assert accuracy["after_s"] == pytest.approx(100 + accuracy["step"])
     page = re.sub(r"<[^>]+>", " ", document.render(document.read(store, "r")))
+    assert f"Evaluations: accuracy (best 0.8 after step {accuracy['step']})" in page
     assert "Time to accuracy ≥ 0.5" in page
     assert "119 s" in page
     assert "0.5 after step 19, epoch 0, with 1,280 samples." in page
     assert f"Job completion time: {seconds(run['jct_s'])}" in page
-    assert "Evaluations: accuracy" in page
     assert "Accuracy was 0.3 (mean of 3 evaluations) before" in page

@@ -97,7 +97,7 @@ def test_every_plan_comes_out_the_same(
     assert changed.identical == report.identical - 1
     assert changed.first_difference is not None
     assert changed.first_difference.startswith(f"segment {seq} ")
-    assert "indices differ" in changed.first_difference
+    assert "indices differ. indices: [0] " in changed.first_difference
     assert replay_command(url, run, json_output=False) == 1
     assert f"first difference: segment {seq} " in capsys.readouterr().out
 
@@ -149,7 +149,8 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
     replayed = replay(store, run)
     assert replayed.identical == report.identical - 1
     assert replayed.first_difference is not None
-    assert replayed.first_difference.endswith("synchroniser, why differ")
+    assert "synchroniser, why differ. synchroniser: Partial(" in replayed.first_difference
+    assert replayed.first_difference.endswith("planned again, 'because' recorded")
 
 
 def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(

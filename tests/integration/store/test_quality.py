@@ -196,7 +196,10 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
         target.set_target(connection, key, wanted)
     write(store, evaluated(3, accuracy=0.4))
     row = runs.get(store, "r")
-    assert row["target"] == wanted | {"source": "evaluations", "met": None, "best": 0.4}
+    assert row["target"] == {
+        **wanted,
+        **{"source": "evaluations", "met": None, "best": 0.4, "best_step": 3},
+    }
     write(
         store,
         *(evaluated(3 + 4 * k, accuracy=value) for k, value in enumerate((0.4, 0.5, 0.3, 0.6))),
@@ -206,7 +209,8 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
         **{"step": 7, "epoch": 1, "trained": 64, "at": 1_007.0, "value": 0.5},
         "after_s": pytest.approx(1_007.0 - row["started_at"]),
     }
-    assert (row["target"]["best"], row["evaluation"]["metrics"]) == (0.6, {"accuracy": 0.6})
+    assert (row["target"]["best"], row["target"]["best_step"]) == (0.6, 15)
+    assert row["evaluation"]["metrics"] == {"accuracy": 0.6}
 
 
 def test_evaluations_of_a_run_that_ended_long_ago_are_read_once_for_its_target(

@@ -12,12 +12,13 @@ from paceline.core.terms import Terms
 from paceline.train.parts import get_part
 from paceline.train.plan.leader import Leader
 from paceline.train.sync.stealing import Queues, queues_key
-from paceline.wire import Segment, pack_indices
+from paceline.wire import Moves, Segment, pack_indices
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
 from paceline_backend.planning.offer import offer
+from support.records import adopted
 from support.sharded import VirtualRun, sharded_hello, shards
 
 
@@ -119,6 +120,65 @@ def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> No
     assert again.must_shuffle(1), "another policy version places anew"
     first, second = (offer(h, run.window, run.made, 0).segment for h in (run.history, again))
     assert msgspec.structs.replace(first, plan_s=second.plan_s) == second
+
+
+def test_what_moves_does_not_depend_on_who_decides_it() -> None:
+    """A controller that takes over does not know what the shuffler made before. A replay does."""
+    for seed in range(10):
+        run = a_run(seed, nodes=(0, 1, 2), slowness=(1e-4, 2e-4, 3e-4), epochs=2)
+        while offer(run.history, run.window, run.made, 0).segment.moves is None:
+            run.advance()
+        taken_over = History(run.hello)
+        for segment in run.segments:
+            taken_over.adopt(segment)
+        made = offer(taken_over, run.window, run.made, 0).segment
+        assert made.shuffled
+        problem = run.history.problem(made.steps, 0, shuffle=True)
+        again = policies.plan(
+            run.made, problem, run.window.feedback(), shuffle=True, ahead=run.history.next_epoch(0)
+        )
+        assert again.moves == made.moves
+
+
+def test_a_controller_that_takes_over_after_the_shuffler_ran_runs_it_again() -> None:
+    """In an epoch that began with moves. What the shuffler made meanwhile is in no segment."""
+    run = a_run(nodes=(0, 0, 1, 1), epochs=3)
+    while run.history.epoch < 1:
+        run.advance()
+    again = History(run.hello)
+    for segment in run.segments:
+        again.adopt(segment)
+    assert not again.must_shuffle(0)
+    shuffled = msgspec.structs.replace(offer(again, run.window, run.made, 0).segment, shuffled=True)
+    again.adopt(shuffled)
+    assert again.must_shuffle(0), "another controller ran it"
+    planned = offer(again, run.window, run.made, 0)
+    again.shuffled(0, planned.plan)
+    again.adopt(planned.segment)
+    assert not again.must_shuffle(0), "this one ran it"
+
+
+def test_who_missed_what_moves_does_not_know_who_holds_what() -> None:
+    """Though each sample has been used since: some may have moved afterwards."""
+    of = shards((0, 1), [10_000, 10_000], np.full(4, 10))
+    whole = sharded_hello(np.ones(4), of, 4, 9)
+    history = History(msgspec.structs.replace(whole, uneven_steps=False))
+
+    def trained(seq: int, epoch: int, *, moves: Moves | None = None) -> None:
+        counts, indices = pack_indices([[np.array([0, 1]), np.array([2, 3])]])
+        fields = {"counts": counts, "indices": indices, "moves": moves}
+        made = adopted(seq, seq, epoch=epoch, epoch_end=True, **fields).segment
+        history.adopt(made)
+
+    trained(0, 0)
+    assert not history.lost
+    trained(2, 2)  # the segment before may have said who holds what in this epoch
+    assert history.lost
+    trained(3, 3)
+    assert not history.lost, "an epoch was seen whole"
+    trained(5, 5, moves=Moves.of(np.array([0]), np.array([1])))
+    assert not history.lost, "what moves now was seen"
+    assert history.problem(1, 0, shuffle=True).placement.tolist() == [1, 0, 1, 1]
 
 
 def test_a_switch_in_mid_epoch_leaves_samples_on_their_nodes() -> None:

@@ -84,7 +84,7 @@ def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
 
 def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
     """Who used a sample in the gap is not known before each has been used again."""
-    history = History(hello())
+    history = History(hello(uneven_steps=False))
     history.adopt(segment(0).segment)
     lost = []
     for later in (segment(2), segment(3, end=True), segment(4, epoch=1)):
@@ -97,6 +97,31 @@ def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
     assert [*lost, history.lost] == [True, True, True, False]
     assert (history.epoch, history.seq, history.step) == (2, 6, 11)
     assert len(history.problem(1, 0, shuffle=True).remaining) == 32
+
+
+def test_after_a_gap_it_is_unknown_which_batches_were_shared() -> None:
+    """Records of the gap's steps may be of several batches: they go out of the newest segments."""
+    history, parts = History(hello(uneven_steps=True)), [[np.arange(16), np.arange(16, 32)]]
+    counts, indices = pack_indices(parts)
+    lost = []
+    for seq in (0, *range(2, 11)):
+        made = adopted(seq, seq, epoch=seq, epoch_end=True, counts=counts, indices=indices)
+        history.adopt(made.segment)
+        lost.append(history.lost)
+    assert lost == [False, *[True] * 7, False, False]
+
+
+def test_after_a_gap_the_memory_is_forgotten() -> None:
+    """The policy's memory may have gone on in the gap. The plan says that it began anew."""
+    history = History(hello(uneven_steps=False))
+    remembers = msgspec.structs.replace(segment(0).segment, memory={"known": 1})
+    history.adopt(remembers)
+    assert (history.memory(0), history.anew) == ({"known": 1}, False)
+    coasted = adopted(2, 4, source="coast").segment
+    history.adopt(coasted)
+    assert (history.memory(0), history.anew) == ({}, True)
+    history.adopt(msgspec.structs.replace(remembers, seq=3, first_step=6))
+    assert (history.memory(0), history.anew) == ({"known": 1}, False)
 
 
 def test_an_epoch_that_the_script_left_early() -> None:

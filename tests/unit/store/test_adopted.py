@@ -88,6 +88,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     | st.builds(Moves, st.binary(max_size=9), st.binary(max_size=9)),
     "homes": st.booleans(),
     "paces": st.none() | st.builds(Paces, *[st.lists(real, max_size=3)] * 3),
+    "anew": st.booleans(),
 }
 
 

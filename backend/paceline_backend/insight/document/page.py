@@ -132,7 +132,9 @@ def _target_tile(target: Mapping[str, Any]) -> dict[str, str]:
     met = target["met"]
     if met is None:
         best = (
-            "nothing was measured" if target["best"] is None else f"best: {count(target['best'])}"
+            "nothing was measured"
+            if target["best"] is None
+            else f"best: {count(target['best'])}, after step {target['best_step']}"
         )
         return {"label": label, "value": "not met", "note": best, "level": ""}
     by = " Training loss, mean of 100 steps." if target["source"] == "training" else ""
@@ -245,7 +247,11 @@ def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
         y = _floats([each["metrics"][name] for each in of_metric])
         wanted = target is not None and target["metric"] == name
         level = (target["value"], "target") if wanted else None
-        title = f"Evaluations: {name}"
+        best = [each for each in content.quality["best"] if each["metric"] == name]
+        said = (
+            f"{each['figure']} {count(each['value'])} after step {each['step']}" for each in best
+        )
+        title = f"Evaluations: {name} ({', '.join(said)})" if best else f"Evaluations: {name}"
         drawn.append(svg(Chart(title, "", x, [Line(y, "main")], (), switched, level, zero=False)))
     return drawn
 

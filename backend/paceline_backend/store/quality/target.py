@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -68,7 +69,8 @@ def reached(
     if met is not None:
         began = run["started_at"]
         met = {**met, "after_s": None if began is None else max(0.0, met["at"] - began)}
-    return {**target, "source": source, "met": met, "best": seen.best}
+    best = {"best": seen.best, "best_step": seen.best_step}
+    return {**target, "source": source, "met": met, **best}
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,13 @@ class _Found:
         measured: whether the metric was measured at all.
         met: the first moment that meets the target.
         best: value.
+        best_step: the step after which it was first measured.
     """
 
     measured: bool
     met: Mapping[str, Any] | None
     best: float | None
+    best_step: int | None
 
 
 def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
@@ -125,9 +129,10 @@ def _of_evaluations(
 def _decided(moments: Sequence[Mapping[str, Any]], value: float, direction: str) -> _Found:
     meets = MEETS[direction]
     met = next((each for each in moments if meets(each["value"], value)), None)
-    values: list[float] = [each["value"] for each in moments]
-    best = (max if direction == ">=" else min)(values) if values else None
-    return _Found(bool(moments), met, best)
+    if not moments:
+        return _Found(False, met, None, None)
+    best = (max if direction == ">=" else min)(moments, key=itemgetter("value"))
+    return _Found(True, met, best["value"], best["step"])
 
 
 def _losses(

@@ -21,6 +21,33 @@ export function newestWords({ step, epoch, trained, after_s: afterS, metrics }) 
 }
 
 /**
+ * The best value of each metric so far; where nobody said which are better, its least and its greatest.
+ * @param {EvaluationAnswer[]} evaluations ascending
+ * @param {Target | null} target
+ */
+export function bestWords(evaluations, target) {
+  const names = [...new Set(evaluations.flatMap(({ metrics }) => Object.keys(metrics)))].sort();
+  const said = names.flatMap((name) => {
+    const points = evaluations.flatMap(({ step, metrics }) => {
+      const value = metrics[name] ?? null;
+      return value === null ? [] : [{ step, value }];
+    });
+    if (!points.length) return [];
+    const least = points.reduce((best, each) => (each.value < best.value ? each : best));
+    const greatest = points.reduce((best, each) => (each.value > best.value ? each : best));
+    const direction = target?.metric === name ? target.direction : name === "loss" ? "<=" : null;
+    if (direction === null) return [`${name} between ${valueWords(least)} and ${valueWords(greatest)}`];
+    return [`${name} at best ${valueWords(direction === "<=" ? least : greatest)}`];
+  });
+  return said.length ? `So far: ${said.join("; ")}.` : "";
+}
+
+/** @param {{step: number, value: number}} point */
+function valueWords({ step, value }) {
+  return `${number(value)} ${step < 0 ? "before the first step" : `after step ${integer(step)}`}`;
+}
+
+/**
  * The values of a metric by step; of steps that were trained again the newest.
  * @param {Iterable<EvaluationAnswer>} evaluations ascending
  * @param {string} name
@@ -119,7 +146,7 @@ export class Metrics {
     const { course, names } = this;
     show("metrics", names.length > 0 || Object.keys(this.training).length > 0);
     const newest = course.at(-1);
-    text("metrics-words", newest ? newestWords(newest) : "");
+    text("metrics-words", newest ? `${newestWords(newest)} ${bestWords(course, run.target)}`.trimEnd() : "");
     for (const name of names) this.#plot(name, courseOf(course, name), data, run, colours);
   }
 

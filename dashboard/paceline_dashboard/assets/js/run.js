@@ -292,7 +292,7 @@ class RunPage {
 
   /** Requests all evaluations; further ones come by the stream. */
   async #evaluations() {
-    const answer = await get(`${this.path}/evaluations`);
+    const answer = await get(`${this.path}/evaluations?limit=10000`);
     if (this.closed) return;
     this.metrics.start(answer);
     this.painter.request();

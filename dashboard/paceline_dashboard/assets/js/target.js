@@ -14,10 +14,10 @@ export const SIGNS = { ">=": "≥", "<=": "≤" };
  */
 export function targetWords(target) {
   if (target === null) return "None is set.";
-  const { metric, value, direction, source, met, best } = target;
+  const { metric, value, direction, source, met, best, best_step: at } = target;
   const wanted = `${metric} ${SIGNS[direction]} ${number(value)}`;
   const by = source === "training" ? " The training loss counts, as its mean over 100 steps." : "";
-  if (met === null) return `${wanted} is not met yet${best === null ? "" : `; the best so far is ${number(best)}`}.${by}`;
+  if (met === null) return `${wanted} is not met yet${best === null ? "" : `; the best so far is ${number(best)}${at === null ? "" : `, after step ${integer(at)}`}`}.${by}`;
   const after = met.after_s === null ? "" : ` after ${seconds(met.after_s)}`;
   return `${wanted} was met${after}: in step ${integer(met.step)}, epoch ${met.epoch}, with ${integer(met.trained)} samples (${number(met.value)}).${by}`;
 }
