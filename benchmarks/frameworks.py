@@ -1,0 +1,330 @@
+"""Hugging Face's Trainer with Paceline, beside Trainer with its own samplers.
+
+Four real ranks train a tiny language model on texts of very uneven length. `transformers.Trainer`
+trains under torchrun with its default sampler and with `group_by_length`, and
+`paceline.transformers.Trainer` under a real control plane in exact and in free mode; nobody tells
+it speeds or costs, only the texts' lengths. All have the same model, texts, seed and samples a
+step. Devices are emulated: a batch takes ``a_j · Λ' + b`` seconds, where Λ' is the sum of its
+lengths (a collator without padding) or, if padded, samples times the longest length. The model's
+own work is hidden in that time; the optimiser, the all-reduce and Trainer's loop come on top.
+
+The first epoch, in which speeds are learned, does not count. Of the others the figure is the
+median of samples a second, from one epoch's last step to the next one's, so all that happens
+between epochs is in it. Bounds are of the emulated times alone:
+
+- exact mode: the sum over steps of a bound for the step's own global batch. Summed lengths:
+  `bounds.indivisible_s`, or the longest text on a fast rank. Padded: the least time of all divisions.
+- free mode: of the epoch's samples in as many steps, whichever meet, `bounds.indivisible_s`;
+  padded: the larger of that and `bounds.padded_s`.
+
+`group_by_length` composes batches, too, so exact mode, which does not, cannot always be ahead of
+it: where even the bound for the global batches is behind, there is no check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bounds import Floats, indivisible_s, padded_s, padded_step_s
+from harness import Check, finish, parser
+from switch import wait
+
+from paceline.core.cost import Cost
+from paceline.core.emulation import Emulation
+from paceline_backend.server.stack import Stack
+from paceline_backend.simulator.sizes import Sizes
+
+SCRIPT = Path(__file__).with_name("frameworks_script.py")
+START = 1  # first epochs, which do not count
+BATCH = 8  # samples of a rank in a step
+FIXED_S = 0.01  # b
+MEAN, DIF, LONGEST = 64.0, 48.0, 512  # tokens of texts
+MOST_S = 1_200.0  # longest time of the trainings of one start
+EXACT_GOAL, FREE_GOAL = 0.97, 0.95
+
+SAMPLER, GROUPED = "sampler", "group_by_length"
+EXACT, FREE = "paceline exact", "paceline free"
+PLAIN, OURS = (SAMPLER, GROUPED), {EXACT: {"mode": "exact"}, FREE: {"mode": "free"}}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Devices.
+
+    Args:
+        slow: how much longer each rank takes.
+        padded: whether a batch costs as much as its padded form.
+    """
+
+    slow: tuple[float, ...]
+    padded: bool
+
+    def devices(self, mean_load: float, step_s: float) -> Emulation:
+        """Devices on which a perfectly divided step takes a time.
+
+        Args:
+            mean_load: tokens of a global batch.
+            step_s: that time.
+        """
+        a = (step_s - FIXED_S) * sum(1 / factor for factor in self.slow) / mean_load
+        return Emulation(
+            [a * factor for factor in self.slow],
+            [FIXED_S] * len(self.slow),
+            cost=Cost(padded=self.padded),
+        )
+
+    def __str__(self) -> str:
+        speeds = "equal" if len(set(self.slow)) == 1 else "one half as fast"
+        return f"{speeds}, {'padded' if self.padded else 'sum'}"
+
+
+UNEVEN, EQUAL = (1.0, 1.0, 1.0, 2.0), (1.0,) * 4
+SETTINGS = tuple(Setting(slow, padded) for slow in (UNEVEN, EQUAL) for padded in (False, True))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained.
+
+    Args:
+        steps: of an epoch.
+        epochs: the first ones do not count.
+        step_s: time of a perfectly divided step.
+    """
+
+    steps: int = 24
+    epochs: int = 4
+    step_s: float = 0.4
+
+
+QUICK = Size(steps=12, epochs=3, step_s=0.15)
+
+
+@dataclass
+class Training:
+    """What one way of training gave.
+
+    Args:
+        batches: lengths of the texts that each rank had in each step, step by step.
+        epochs_s: time of each epoch that counts.
+        loss: in the end.
+    """
+
+    batches: list[list[list[int]]]
+    epochs_s: list[float]
+    loss: float
+
+    def step(self, step: int) -> Floats:
+        """Sorted lengths of a step's global batch."""
+        return np.sort(np.concatenate([np.array(part, float) for part in self.batches[step]]))
+
+    def epochs(self, steps: int) -> Iterable[list[Floats]]:
+        """The global batches of each epoch that counts."""
+        for start in range(START * steps, len(self.batches), steps):
+            yield [self.step(step) for step in range(start, start + steps)]
+
+
+def plain(folder: Path, devices: Emulation) -> None:
+    """Trains as Trainer does, under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += [f"--nproc-per-node={len(devices.a_s)}", str(SCRIPT), str(folder), *PLAIN]
+    subprocess.run(
+        launcher,
+        env={**os.environ, **variables(devices)},
+        check=True,
+        stdout=sys.stderr,
+        timeout=MOST_S,
+    )
+
+
+def planned(stack: Stack, folder: Path, devices: Emulation, name: str) -> None:
+    """Trains with Paceline, under a control plane."""
+    body = {
+        "name": name,
+        "script": str(SCRIPT),
+        "args": [str(folder), "paceline"],
+        "nproc": len(devices.a_s),
+        "policy": "paceline",
+        "parameters": OURS[name],
+        "env": variables(devices),
+    }
+    run = stack.api("POST", "/runs", body)["id"]
+    ended = wait(stack.api, run, lambda now: now["ended_at"] is not None, timeout_s=MOST_S)
+    if ended["state"] != "finished":
+        raise RuntimeError(f"{name}: the run {ended['state']}: {ended['message']}")
+
+
+def variables(devices: Emulation) -> dict[str, str]:
+    """Of the ranks."""
+    return {
+        "PACELINE_EMULATE": json.dumps(devices.as_dict()),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def read(folder: Path, way: str, world: int, steps: int) -> Training:
+    """What the ranks left."""
+    ranks = [json.loads((folder / f"{way}-{rank}.json").read_text()) for rank in range(world)]
+    ended = np.max([rank["ended"] for rank in ranks], axis=0)[steps * START - 1 :: steps]
+    return Training(
+        batches=[list(parts) for parts in zip(*(rank["had"] for rank in ranks), strict=True)],
+        epochs_s=np.diff(ended).tolist(),
+        loss=ranks[0]["loss"],
+    )
+
+
+def measure(stack: Stack, folder: Path, setting: Setting, size: Size) -> dict[str, Any]:
+    """All ways of training in one setting, and their figures."""
+    folder.mkdir()
+    world = len(setting.slow)
+    drawn = Sizes(
+        distribution="lognormal", samples=size.steps * world * BATCH, mean=MEAN, dif=DIF
+    ).draw(seed=0)
+    lengths = np.clip(np.round(drawn), 4, LONGEST).astype(int).tolist()
+    work = {"lengths": lengths, "batch": BATCH, "epochs": size.epochs}
+    (folder / "work.json").write_text(json.dumps(work))
+    devices = setting.devices(sum(lengths) / size.steps, size.step_s)
+    trainings: dict[str, Training] = {}
+    plain(folder, devices)
+    for way in PLAIN:
+        trainings[way] = read(folder, way, world, size.steps)
+    for name in OURS:
+        planned(stack, folder, devices, name)
+        trainings[name] = read(folder, "paceline", world, size.steps)
+    return figures(trainings, setting, devices, size.steps, np.sort(lengths))
+
+
+def figures(
+    trainings: dict[str, Training],
+    setting: Setting,
+    devices: Emulation,
+    steps: int,
+    lengths: Floats,
+) -> dict[str, Any]:
+    """Samples a second of each way, and its share of the bounds."""
+    speeds = {
+        way: len(lengths) / statistics.median(made.epochs_s) for way, made in trainings.items()
+    }
+    lowest_s = epoch_bound_s(lengths, steps, devices)
+    rows = {
+        way: {
+            "samples_per_s": speeds[way],
+            "over_sampler": speeds[way] / speeds[SAMPLER],
+            "over_group_by_length": speeds[way] / speeds[GROUPED],
+            "of_own_batches_bound": statistics.median(
+                sum(step_bound_s(step, devices) for step in epoch) / epoch_s
+                for epoch, epoch_s in zip(made.epochs(steps), made.epochs_s, strict=True)
+            ),
+            "of_lower_bound": lowest_s / statistics.median(made.epochs_s),
+            "epochs_s": made.epochs_s,
+            "loss": made.loss,
+        }
+        for way, made in trainings.items()
+    }
+    sampler, exact = trainings[SAMPLER], trainings[EXACT]
+    return {
+        "setting": asdict(setting),
+        "ways": rows,
+        "all_samples": all(
+            np.array_equal(np.sort(np.concatenate(epoch)), lengths)
+            for made in trainings.values()
+            for epoch in made.epochs(steps)
+        ),
+        "same_batches": len(sampler.batches) == len(exact.batches)
+        and all(
+            np.array_equal(sampler.step(step), exact.step(step))
+            for step in range(len(sampler.batches))
+        ),
+        "loss_apart": abs(sampler.loss - exact.loss),
+    }
+
+
+def step_bound_s(sizes: Floats, devices: Emulation) -> float:
+    """A lower bound on a step's time, for its global batch."""
+    a_s, fixed_s = np.array(devices.a_s), devices.b_s[0]
+    if devices.cost.padded:
+        return padded_step_s(sizes, a_s, fixed_s)
+    longest_s = float(sizes.max() * a_s.min()) + fixed_s
+    return max(indivisible_s(sizes, 1, a_s, fixed_s), longest_s)
+
+
+def epoch_bound_s(sizes: Floats, steps: int, devices: Emulation) -> float:
+    """A lower bound on an epoch's time, whichever samples meet."""
+    a_s, fixed_s = np.array(devices.a_s), devices.b_s[0]
+    bound = indivisible_s(sizes, steps, a_s, fixed_s)
+    return max(bound, padded_s(sizes, steps, a_s, fixed_s)) if devices.cost.padded else bound
+
+
+def checks_of(results: dict[str, Any]) -> list[Check]:
+    """What was promised."""
+    checks = []
+    for name, row in results.items():
+        exact, free = row["ways"][EXACT], row["ways"][FREE]
+        checks += [
+            Check(f"{name}: exact over Trainer's sampler", exact["over_sampler"], 1, ">="),
+            Check(f"{name}: free over Trainer's sampler", free["over_sampler"], 1, ">="),
+            Check(f"{name}: free over group_by_length", free["over_group_by_length"], 1, ">="),
+        ]
+        most = exact["over_group_by_length"] / exact["of_own_batches_bound"]
+        if most > 1:
+            ahead = exact["over_group_by_length"]
+            checks.append(Check(f"{name}: exact over group_by_length", ahead, 1, ">="))
+        exact_share, free_share = exact["of_own_batches_bound"], free["of_lower_bound"]
+        checks += [
+            Check(f"{name}: exact, of its batches' bound", exact_share, EXACT_GOAL, ">="),
+            Check(f"{name}: free, of the lower bound", free_share, FREE_GOAL, ">="),
+            Check(f"{name}: each epoch has all samples", float(row["all_samples"]), 1, ">="),
+            Check(f"{name}: exact has the sampler's batches", float(row["same_batches"]), 1, ">="),
+            Check(f"{name}: exact's final loss apart", row["loss_apart"], 1e-5, "<="),
+        ]
+    return checks
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """The figures for people."""
+    heads = ("samples/s", "/ sampler", "/ grouped", "own bound", "low bound", "loss")
+    lines = []
+    for name, row in results.items():
+        lines.append(f"{name:<26}" + "".join(f"{head:>11}" for head in heads))
+        for way, made in row["ways"].items():
+            cells = [f"{made['samples_per_s']:.1f}"]
+            cells += [f"{made[key]:.3f}" for key in ("over_sampler", "over_group_by_length")]
+            cells += [f"{made[key]:.3f}" for key in ("of_own_batches_bound", "of_lower_bound")]
+            cells.append(f"{made['loss']:.5f}")
+            lines.append(f"  {way:<24}" + "".join(f"{cell:>11}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = parser(__doc__)
+    names = [str(setting) for setting in SETTINGS]
+    arguments.add_argument("--only", choices=names, action="append", help="a setting")
+    options = arguments.parse_args()
+    size = QUICK if options.quick else Size()
+    wanted = options.only or (names[:1] if options.quick else names)
+    results = {}
+    with tempfile.TemporaryDirectory() as made, Stack(Path(made, "stack"), 0) as stack:
+        for number, setting in enumerate(SETTINGS):
+            if str(setting) in wanted:
+                print(setting, file=sys.stderr)
+                folder = Path(made, f"setting-{number}")
+                results[str(setting)] = measure(stack, folder, setting, size)
+    config = {**asdict(size), "start": START, "batch": BATCH, "fixed_s": FIXED_S, "mean": MEAN}
+    config |= {"dif": DIF, "longest": LONGEST}
+    finish(options, config, results, checks_of(results), table_of(results))
+
+
+if __name__ == "__main__":
+    main()
