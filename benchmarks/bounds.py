@@ -123,8 +123,8 @@ def _reaches(time_s: float, ordered: Floats, a_s: Floats) -> int:
 def padded_s(sizes: Floats, steps: int, a_s: Floats, overhead_s: float) -> float:
     """A lower bound on an epoch's time of padded batches, whichever samples meet.
 
-    Workers' times a · n · max λ of a step have a mean, weighted with 1/a, that is at most the step's
-    time. So an epoch takes at least Σ n · max λ / Σ(1/a), over all its batches. That sum is least
+    The mean of a step's times a · n · max λ, weighted with 1/a, is at most the time of the slowest
+    worker. So an epoch takes at least Σ n · max λ / Σ(1/a), over all its batches. That sum is least
     where batches are runs of the sorted samples. The best runs are found by dynamic programming.
 
     Args:

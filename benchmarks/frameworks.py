@@ -13,7 +13,8 @@ median of samples a second, from one epoch's last step to the next one's, so all
 between epochs is in it. Bounds are of the emulated times alone:
 
 - exact mode: the sum over steps of a bound for the step's own global batch. Summed lengths:
-  `bounds.indivisible_s`, or the longest text on a fast rank. Padded: the least time of all divisions.
+  `bounds.indivisible_s`, or the longest text on a fast rank. Padded: `bounds.padded_step_s`, the
+  least time of all divisions.
 - free mode: of the epoch's samples in as many steps, whichever meet, `bounds.indivisible_s`;
   padded: the larger of that and `bounds.padded_s`.
 

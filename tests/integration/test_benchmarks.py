@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import re
 import wave
@@ -169,6 +170,32 @@ def test_nothing_is_faster_than_the_bound(
         assert bound == pytest.approx(least)
     with pytest.raises(ValueError, match="a_s: more than two values"):
         bounds.indivisible_s(sizes, steps, np.array([1.0, 2.0, 3.0]), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("a_s", [[1, 1], [1, 2], [2, 1, 1], [1, 2, 3]])
+def test_no_padded_step_is_faster_than_the_least(program: Any, seed: int, a_s: list[float]) -> None:
+    """Every division of a step is tried, and every composition of two steps."""
+    bounds, a = program("bounds"), np.array(a_s, float)
+    sizes = np.random.default_rng(seed).integers(1, 30, 6).astype(float)
+    every = list(itertools.product(range(len(a)), repeat=len(sizes)))
+    assert bounds.padded_step_s(sizes, a, 0.5) == pytest.approx(
+        min(padded_time_s(sizes, np.array(ranks), a) for ranks in every) + 0.5
+    )
+    least = min(
+        bounds.padded_step_s(sizes[list(some)], a, 0.0)
+        + bounds.padded_step_s(np.delete(sizes, some), a, 0.0)
+        for some in itertools.combinations(range(len(sizes)), 3)
+    )
+    assert sizes.sum() / (1 / a).sum() <= bounds.padded_s(sizes, 2, a, 0.0) <= least + 1e-9
+
+
+def padded_time_s(sizes: Any, ranks: Any, a_s: Any) -> float:
+    """Of a step in which each sample has a rank."""
+    return max(
+        a * own.sum() * sizes[own].max(initial=0.0)
+        for a, own in ((a, ranks == rank) for rank, a in enumerate(a_s))
+    )
 
 
 def test_papers_prints_each_figure_beside_ours(
