@@ -103,12 +103,12 @@ class Size:
         step_s: time of a perfectly divided step.
     """
 
-    steps: int = 24
+    steps: int = 12
     epochs: int = 4
-    step_s: float = 0.4
+    step_s: float = 1.0
 
 
-QUICK = Size(steps=12, epochs=3, step_s=0.15)
+QUICK = Size(steps=8, epochs=3, step_s=0.2)
 
 
 @dataclass
