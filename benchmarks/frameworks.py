@@ -8,18 +8,21 @@ step. Devices are emulated: a batch takes ``a_j · Λ' + b`` seconds, where Λ' 
 lengths (a collator without padding) or, if padded, samples times the longest length. The model's
 own work is hidden in that time; the optimiser, the all-reduce and Trainer's loop come on top.
 
-The first epoch, in which speeds are learned, does not count. Of the others the figure is the
-median of samples a second, from one epoch's last step to the next one's, so all that happens
-between epochs is in it. Bounds are of the emulated times alone:
+The first epoch, in which speeds are learned, does not count. Of the others (one, unless --epochs
+says more) the figure is the median of samples a second, from one epoch's last step to the next
+one's, so all that happens between epochs is in it. An epoch has 50 steps, so that `group_by_length`
+sorts pools as large as in long epochs. Bounds are of the emulated times alone:
 
 - exact mode: the sum over steps of a bound for the step's own global batch. Summed lengths:
   `bounds.indivisible_s`, or the longest text on a fast rank. Padded: `bounds.padded_step_s`, the
   least time of all divisions.
 - free mode: of the epoch's samples in as many steps, whichever meet, `bounds.indivisible_s`;
-  padded: the larger of that and `bounds.padded_s`.
+  padded: the larger of that and `bounds.padded_s`. The latter lets a step's ranks end at different
+  times, and nobody knows how near to it one can come, so free mode has no goal there.
 
 `group_by_length` composes batches, too, so exact mode, which does not, cannot always be ahead of
-it: where even the bound for the global batches is behind, there is no check.
+it: where even the bound for the global batches is behind, there is no check. With --quick there
+are two ranks, and steps are so short that the goals beside the bounds are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +94,7 @@ class Setting:
 
 UNEVEN, EQUAL = (1.0, 1.0, 1.0, 2.0), (1.0,) * 4
 SETTINGS = tuple(Setting(slow, padded) for slow in (UNEVEN, EQUAL) for padded in (False, True))
+QUICK_SETTINGS = (Setting((1.0, 2.0), False),)
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,9 @@ class Size:
         step_s: time of a perfectly divided step.
     """
 
-    steps: int = 12
-    epochs: int = 4
-    step_s: float = 1.0
+    steps: int = 50
+    epochs: int = 2
+    step_s: float = 0.8
 
 
 QUICK = Size(steps=8, epochs=3, step_s=0.2)
@@ -267,7 +271,7 @@ def epoch_bound_s(sizes: Floats, steps: int, devices: Emulation) -> float:
     return max(bound, padded_s(sizes, steps, a_s, fixed_s)) if devices.cost.padded else bound
 
 
-def checks_of(results: dict[str, Any]) -> list[Check]:
+def checks_of(results: dict[str, Any], *, quick: bool) -> list[Check]:
     """What was promised."""
     checks = []
     for name, row in results.items():
@@ -281,14 +285,18 @@ def checks_of(results: dict[str, Any]) -> list[Check]:
         if most > 1:
             ahead = exact["over_group_by_length"]
             checks.append(Check(f"{name}: exact over group_by_length", ahead, 1, ">="))
-        exact_share, free_share = exact["of_own_batches_bound"], free["of_lower_bound"]
         checks += [
-            Check(f"{name}: exact, of its batches' bound", exact_share, EXACT_GOAL, ">="),
-            Check(f"{name}: free, of the lower bound", free_share, FREE_GOAL, ">="),
             Check(f"{name}: each epoch has all samples", float(row["all_samples"]), 1, ">="),
             Check(f"{name}: exact has the sampler's batches", float(row["same_batches"]), 1, ">="),
             Check(f"{name}: exact's final loss apart", row["loss_apart"], 1e-5, "<="),
         ]
+        if quick:
+            continue
+        share = exact["of_own_batches_bound"]
+        checks.append(Check(f"{name}: exact, of its batches' bound", share, EXACT_GOAL, ">="))
+        if not row["setting"]["padded"]:
+            share = free["of_lower_bound"]
+            checks.append(Check(f"{name}: free, of the lower bound", share, FREE_GOAL, ">="))
     return checks
 
 
@@ -312,19 +320,22 @@ def main() -> None:
     arguments = parser(__doc__)
     names = [str(setting) for setting in SETTINGS]
     arguments.add_argument("--only", choices=names, action="append", help="a setting")
+    arguments.add_argument("--epochs", type=int, default=Size.epochs, help="%(default)s")
     options = arguments.parse_args()
-    size = QUICK if options.quick else Size()
-    wanted = options.only or (names[:1] if options.quick else names)
+    size = replace(Size(), epochs=options.epochs)
+    settings = [setting for setting in SETTINGS if str(setting) in (options.only or names)]
+    if options.quick:
+        size, settings = QUICK, list(QUICK_SETTINGS)
     results = {}
     with tempfile.TemporaryDirectory() as made, Stack(Path(made, "stack"), 0) as stack:
-        for number, setting in enumerate(SETTINGS):
-            if str(setting) in wanted:
-                print(setting, file=sys.stderr)
-                folder = Path(made, f"setting-{number}")
-                results[str(setting)] = measure(stack, folder, setting, size)
+        for number, setting in enumerate(settings):
+            print(setting, file=sys.stderr)
+            folder = Path(made, f"setting-{number}")
+            results[str(setting)] = measure(stack, folder, setting, size)
     config = {**asdict(size), "start": START, "batch": BATCH, "fixed_s": FIXED_S, "mean": MEAN}
     config |= {"dif": DIF, "longest": LONGEST}
-    finish(options, config, results, checks_of(results), table_of(results))
+    checks = checks_of(results, quick=options.quick)
+    finish(options, config, results, checks, table_of(results))
 
 
 if __name__ == "__main__":
