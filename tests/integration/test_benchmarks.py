@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
 from paceline.wire.synchronisation import Pairwise
 from support import held_up
@@ -268,6 +269,64 @@ def test_speech_trains_alike_and_times_every_epoch(
         assert figures["epoch_s"] == training["epochs_s"][3]
     accuracies = {figures["accuracy"] for figures in results.values()}
     assert len(accuracies) == 1
+
+
+def test_frameworks_asks_exact_mode_to_lead_only_where_its_batches_allow_it(program: Any) -> None:
+    """Two equal ranks, two steps of four texts: two of 1 token and two of 9, or all of one kind."""
+    frameworks = program("frameworks")
+    mixed = [[9.0, 1.0], [1.0, 9.0]], [[9.0, 1.0], [1.0, 9.0]]  # sums 10 and 10, padded 18 and 18
+    halves = [[9.0, 9.0], [1.0, 1.0]], [[1.0, 1.0], [9.0, 9.0]]  # 18 and 18, padded 18 and 18
+    alike = [[9.0, 9.0], [9.0, 9.0]], [[1.0, 1.0], [1.0, 1.0]]  # 18 and 2, padded 18 and 2
+    figures = {}
+    for padded, exact, exact_s in ((False, mixed, 2.0), (True, halves, 3.6)):
+        setting = frameworks.Setting((1.0, 1.0), padded)
+        trainings = {
+            way: frameworks.Training([*steps, *steps], [took_s / 0.99], loss)
+            for way, steps, took_s, loss in (
+                (frameworks.SAMPLER, mixed, 3.6 if padded else 2.0, 4.5),
+                (frameworks.GROUPED, alike, 2.0, 4.4),
+                (frameworks.EXACT, exact, exact_s, 4.5),
+                (frameworks.FREE, alike, 2.0, 4.4),
+            )
+        }
+        devices = Emulation([0.1, 0.1], [0.0, 0.0], cost=Cost(padded=padded))
+        lengths = np.repeat([1.0, 9.0], 4)
+        row = figures[str(setting)] = frameworks.figures(trainings, setting, devices, 2, lengths)
+        assert row["ways"][frameworks.EXACT]["of_own_batches_bound"] == pytest.approx(0.99)
+        assert row["ways"][frameworks.FREE]["of_lower_bound"] == pytest.approx(0.99)
+        assert row["ways"][frameworks.EXACT]["over_group_by_length"] == pytest.approx(2 / exact_s)
+        trainings[frameworks.EXACT].batches[0] = alike[0]
+        trainings[frameworks.FREE].batches[3] = alike[0]
+        wrong = frameworks.figures(trainings, setting, devices, 2, lengths)
+        assert (row["same_batches"], wrong["same_batches"]) == (True, False)
+        assert (row["all_samples"], wrong["all_samples"]) == (True, False)
+    checks = {check.name: check.ok for check in frameworks.checks_of(figures, quick=False)}
+    assert all(checks.values())
+    assert "equal, sum: exact over group_by_length" in checks
+    assert "equal, padded: exact over group_by_length" not in checks
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+def test_frameworks_trains_alike_and_nobody_beats_the_bounds(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    frameworks = program("frameworks")
+    size = frameworks.Size(steps=6, epochs=3, step_s=0.1)
+    monkeypatch.setattr(frameworks, "QUICK", size)
+    whole = keeps_conventions(*run(frameworks, monkeypatch, capsys, "--quick", "--json"))
+    [row] = whole["results"].values()
+    assert row["ways"].keys() == {*frameworks.PLAIN, *frameworks.OURS}
+    assert row["all_samples"]
+    assert row["same_batches"]
+    assert row["loss_apart"] < 1e-5
+    losses = {figures["loss"] for figures in row["ways"].values()}
+    assert len(losses) > 2  # of other batches it is another one
+    for figures in row["ways"].values():
+        assert len(figures["epochs_s"]) == 2
+        assert 0 < figures["of_lower_bound"] < 1
+        assert 0 < figures["of_own_batches_bound"] < 1
 
 
 @pytest.mark.ranks
