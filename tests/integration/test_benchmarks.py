@@ -298,8 +298,8 @@ def test_frameworks_asks_exact_mode_to_lead_only_where_its_batches_allow_it(prog
         trainings[frameworks.EXACT].batches[0] = alike[0]
         trainings[frameworks.FREE].batches[3] = alike[0]
         wrong = frameworks.figures(trainings, setting, devices, 2, lengths)
-        assert (row["same_batches"], wrong["same_batches"]) == (True, False)
-        assert (row["all_samples"], wrong["all_samples"]) == (True, False)
+        assert (row["other_batches"], wrong["other_batches"]) == (0, 1)
+        assert (row["inexact_epochs"], wrong["inexact_epochs"]) == (0, 1)
     checks = {check.name: check.ok for check in frameworks.checks_of(figures, quick=False)}
     assert all(checks.values())
     assert "equal, sum: exact over group_by_length" in checks
@@ -318,8 +318,7 @@ def test_frameworks_trains_alike_and_nobody_beats_the_bounds(
     whole = keeps_conventions(*run(frameworks, monkeypatch, capsys, "--quick", "--json"))
     [row] = whole["results"].values()
     assert row["ways"].keys() == {*frameworks.PLAIN, *frameworks.OURS}
-    assert row["all_samples"]
-    assert row["same_batches"]
+    assert row["inexact_epochs"] == row["other_batches"] == 0
     assert row["loss_apart"] < 1e-5
     losses = {figures["loss"] for figures in row["ways"].values()}
     assert len(losses) > 2  # of other batches it is another one
