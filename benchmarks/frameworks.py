@@ -166,7 +166,7 @@ def planned(stack: Stack, folder: Path, devices: Emulation, name: str) -> None:
         "env": variables(devices),
     }
     run = stack.api("POST", "/runs", body)["id"]
-    # Answers cost the server's processor time, which the ranks lack on two cores: few are asked for.
+    # Answers take the server processor time that the ranks lack, so few are asked for.
     ended = wait(stack.api, run, lambda now: now["ended_at"] is not None, MOST_S, every_s=2.0)
     if ended["state"] != "finished":
         raise RuntimeError(f"{name}: the run {ended['state']}: {ended['message']}")
