@@ -76,3 +76,68 @@ def _top(samples: Ints, workers: int, of: int) -> Ints:
         return np.zeros_like(samples)
     each, more = np.divmod(samples, of)
     return np.asarray(workers * each + np.minimum(more, workers))
+
+
+def padded_step_s(sizes: Floats, a_s: Floats, overhead_s: float) -> float:
+    """The least time of a step in which each worker pads its samples to its longest one.
+
+    Take the workers in the order of their longest samples. The one that has the longest may as well
+    take the next longest, too: its own time stays as it is, and no other worker's becomes longer.
+    So some best division cuts the sorted samples into one run for each worker. A time is enough if
+    runs as long as it allows reach the end, for some order of the workers: that is found worker by
+    worker for all sets of workers, of which there are 2^W. The least of the times n · λ · a that is
+    enough is found by bisection.
+
+    Args:
+        sizes: λ of the step's samples, [n].
+        a_s: s per size unit of each worker, [W].
+        overhead_s: b, s per step, of every worker.
+    """
+    ordered = np.sort(sizes)[::-1]
+    counts = np.arange(1, len(ordered) + 1)
+    times = np.unique(np.multiply.outer(np.multiply.outer(counts, ordered), np.unique(a_s)))
+    low, high = 0, len(times) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _reaches(float(times[middle]), ordered, a_s) == len(ordered):
+            high = middle
+        else:
+            low = middle + 1
+    return float(times[low]) + overhead_s
+
+
+def _reaches(time_s: float, ordered: Floats, a_s: Floats) -> int:
+    """How many of the samples, longest first, workers can take in a time."""
+    reached = np.zeros(1 << len(a_s), np.int64)  # by each set of workers, as bits
+    for some in range(1, len(reached)):
+        for worker, a in enumerate(a_s):
+            if not some >> worker & 1:
+                continue
+            at = int(reached[some ^ (1 << worker)])
+            if at < len(ordered):
+                at += int(time_s / (a * ordered[at]) * (1 + 1e-12))
+            reached[some] = max(reached[some], min(at, len(ordered)))
+    return int(reached[-1])
+
+
+def padded_s(sizes: Floats, steps: int, a_s: Floats, overhead_s: float) -> float:
+    """A lower bound on an epoch's time of padded batches, whichever samples meet.
+
+    The mean of a step's times a · n · max λ, weighted with 1/a, is at most the time of the slowest
+    worker. So an epoch takes at least Σ n · max λ / Σ(1/a), over all its batches. That sum is least
+    where batches are runs of the sorted samples. The best runs are found by dynamic programming.
+
+    Args:
+        sizes: λ of all samples, [N].
+        steps: steps of the epoch.
+        a_s: s per size unit of each worker, [W].
+        overhead_s: b, s per step, of every worker.
+    """
+    ordered = np.sort(sizes)
+    ends = np.arange(len(ordered) + 1)
+    most = np.concatenate([[0.0], ordered])  # of a run that ends there
+    run = np.where(ends[:, None] >= ends, (ends[:, None] - ends) * most[:, None], np.inf)
+    least = run[:, 0]  # of the first samples, in the batches so far, [N + 1]
+    for _ in range(min(steps * len(a_s), len(ordered)) - 1):
+        least = (run + least).min(axis=1)
+    return fluid_s(float(least[-1]), steps, a_s, overhead_s)

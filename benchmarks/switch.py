@@ -70,7 +70,9 @@ def on_nodes(folder: Path, nodes: int) -> Iterator[tuple[Api, str]]:
         yield cluster.api, cluster.start_run(nodes, nodes, 100_000)
 
 
-def wait(api: Api, run: str, until: Any, timeout_s: float = 300.0) -> dict[str, Any]:
+def wait(
+    api: Api, run: str, until: Any, timeout_s: float = 300.0, every_s: float = 0.05
+) -> dict[str, Any]:
     """Polls a run until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -79,7 +81,7 @@ def wait(api: Api, run: str, until: Any, timeout_s: float = 300.0) -> dict[str, 
             return now
         if now["state"] == "failed":
             raise RuntimeError(f"run {run} failed: {now['message']}")
-        time.sleep(0.05)
+        time.sleep(every_s)
     raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
 
 

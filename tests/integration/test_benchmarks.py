@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import re
 import wave
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
 from paceline.wire.synchronisation import Pairwise
 from support import held_up
@@ -171,6 +173,32 @@ def test_nothing_is_faster_than_the_bound(
         bounds.indivisible_s(sizes, steps, np.array([1.0, 2.0, 3.0]), 0.0)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("a_s", [[1, 1], [1, 2], [2, 1, 1], [1, 2, 3]])
+def test_no_padded_step_is_faster_than_the_least(program: Any, seed: int, a_s: list[float]) -> None:
+    """Every division of a step is tried, and every composition of two steps."""
+    bounds, a = program("bounds"), np.array(a_s, float)
+    sizes = np.random.default_rng(seed).integers(1, 30, 6).astype(float)
+    every = list(itertools.product(range(len(a)), repeat=len(sizes)))
+    assert bounds.padded_step_s(sizes, a, 0.5) == pytest.approx(
+        min(padded_time_s(sizes, np.array(ranks), a) for ranks in every) + 0.5
+    )
+    least = min(
+        bounds.padded_step_s(sizes[list(some)], a, 0.0)
+        + bounds.padded_step_s(np.delete(sizes, some), a, 0.0)
+        for some in itertools.combinations(range(len(sizes)), 3)
+    )
+    assert sizes.sum() / (1 / a).sum() <= bounds.padded_s(sizes, 2, a, 0.0) <= least + 1e-9
+
+
+def padded_time_s(sizes: Any, ranks: Any, a_s: Any) -> float:
+    """Of a step in which each sample has a rank."""
+    return max(
+        a * own.sum() * sizes[own].max(initial=0.0)
+        for a, own in ((a, ranks == rank) for rank, a in enumerate(a_s))
+    )
+
+
 def test_papers_prints_each_figure_beside_ours(
     program: Any,
     tmp_path: Path,
@@ -241,6 +269,63 @@ def test_speech_trains_alike_and_times_every_epoch(
         assert figures["epoch_s"] == training["epochs_s"][3]
     accuracies = {figures["accuracy"] for figures in results.values()}
     assert len(accuracies) == 1
+
+
+def test_frameworks_asks_exact_mode_to_lead_only_where_its_batches_allow_it(program: Any) -> None:
+    """Two equal ranks, two steps of four texts: two of 1 token and two of 9, or all of one kind."""
+    frameworks = program("frameworks")
+    mixed = [[9.0, 1.0], [1.0, 9.0]], [[9.0, 1.0], [1.0, 9.0]]  # sums 10 and 10, padded 18 and 18
+    halves = [[9.0, 9.0], [1.0, 1.0]], [[1.0, 1.0], [9.0, 9.0]]  # 18 and 18, padded 18 and 18
+    alike = [[9.0, 9.0], [9.0, 9.0]], [[1.0, 1.0], [1.0, 1.0]]  # 18 and 2, padded 18 and 2
+    figures = {}
+    for padded, exact, exact_s in ((False, mixed, 2.0), (True, halves, 3.6)):
+        setting = frameworks.Setting((1.0, 1.0), padded)
+        trainings = {
+            way: frameworks.Training([*steps, *steps], [took_s / 0.99], loss)
+            for way, steps, took_s, loss in (
+                (frameworks.SAMPLER, mixed, 3.6 if padded else 2.0, 4.5),
+                (frameworks.GROUPED, alike, 2.0, 4.4),
+                (frameworks.EXACT, exact, exact_s, 4.5),
+                (frameworks.FREE, alike, 2.0, 4.4),
+            )
+        }
+        devices = Emulation([0.1, 0.1], [0.0, 0.0], cost=Cost(padded=padded))
+        lengths = np.repeat([1.0, 9.0], 4)
+        row = figures[str(setting)] = frameworks.figures(trainings, setting, devices, 2, lengths)
+        assert row["ways"][frameworks.EXACT]["of_own_batches_bound"] == pytest.approx(0.99)
+        assert row["ways"][frameworks.FREE]["of_lower_bound"] == pytest.approx(0.99)
+        assert row["ways"][frameworks.EXACT]["over_group_by_length"] == pytest.approx(2 / exact_s)
+        trainings[frameworks.EXACT].batches[0] = alike[0]
+        trainings[frameworks.FREE].batches[3] = alike[0]
+        wrong = frameworks.figures(trainings, setting, devices, 2, lengths)
+        assert (row["other_batches"], wrong["other_batches"]) == (0, 1)
+        assert (row["inexact_epochs"], wrong["inexact_epochs"]) == (0, 1)
+    checks = {check.name: check.ok for check in frameworks.checks_of(figures, quick=False)}
+    assert all(checks.values())
+    assert "equal, sum: exact over group_by_length" in checks
+    assert "equal, padded: exact over group_by_length" not in checks
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+def test_frameworks_trains_alike_and_nobody_beats_the_bounds(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    frameworks = program("frameworks")
+    size = frameworks.Size(steps=6, epochs=3, step_s=0.1)
+    monkeypatch.setattr(frameworks, "QUICK", size)
+    whole = keeps_conventions(*run(frameworks, monkeypatch, capsys, "--quick", "--json"))
+    [row] = whole["results"].values()
+    assert row["ways"].keys() == {*frameworks.PLAIN, *frameworks.OURS}
+    assert row["inexact_epochs"] == row["other_batches"] == 0
+    assert row["loss_apart"] < 1e-5
+    losses = {figures["loss"] for figures in row["ways"].values()}
+    assert len(losses) > 2  # of other batches it is another one
+    for figures in row["ways"].values():
+        assert len(figures["epochs_s"]) == 2
+        assert 0 < figures["of_lower_bound"] < 1
+        assert 0 < figures["of_own_batches_bound"] < 1
 
 
 @pytest.mark.ranks
