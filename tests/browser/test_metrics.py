@@ -35,7 +35,7 @@ def test_a_run_without_metrics_shows_none(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     Training(store, bus_url, "r").train(10)
-    with page.expect_response("**/runs/r/metrics?*"), page.expect_response("**/r/evaluations"):
+    with page.expect_response("**/runs/r/metrics?*"), page.expect_response("**/r/evaluations?*"):
         open_run(page, web, "r")
     wait_for_chart(page, "se", 9)
     expect(page.locator("#metrics")).to_be_hidden()

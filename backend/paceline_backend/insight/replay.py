@@ -178,8 +178,8 @@ class _Replayer:
         pairs = {name: (value, getattr(segment, name)) for name, value in again.items()}
         different = {name: both for name, both in pairs.items() if not _same(*both)}
         if different:
-            told = "; ".join(f"{name}: {_difference(*both)}" for name, both in different.items())
-            self._note(f"{_named(segment)}: {', '.join(different)} differ. {told}")
+            values = "; ".join(f"{name}: {_difference(*both)}" for name, both in different.items())
+            self._note(f"{_named(segment)}: {', '.join(different)} differ. {values}")
         else:
             self.identical += 1
 

@@ -143,10 +143,10 @@ def test_a_difference_is_told_with_what_the_plan_rested_on(store: Store) -> None
     run = trained(store)
     last = run.segments[0][-1]
     change(run, last.seq, ett_s=[[*last.ett_s[0][:-1], 0.5], *last.ett_s[1:]])
-    told = replay(store, run.id).first_difference
+    words = replay(store, run.id).first_difference
     steps = f"steps {last.first_step} to {last.first_step + last.steps - 1}; epoch 1"
     feedback = [list(span) for span in last.feedback]
-    assert told == (
+    assert words == (
         f"segment {last.seq} ({steps}; chronica, version 0; feedback {feedback}): ett_s differ. "
         f"ett_s: [0][2] {last.ett_s[0][2]!r} planned again, 0.5 recorded"
     )
