@@ -412,3 +412,23 @@ def hooks(how: str, compiled: bool = False) -> tuple[int, float]:
             loss.backward()
     hooked = sum(bool(parameter._backward_hooks) for parameter in model.parameters())
     return hooked, difference(gradient(model.module), gradient(reference))
+
+
+def frozen_between() -> float:
+    """Error of a step after one in which a frozen model passed gradients on to its inputs."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    current = ddp.CurrentStep(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
+    for seed in range(3):
+        parts = split([3, 0, 2, 4][:world], seed)
+        current.running = running(parts, rank)
+        for each in (model, reference):
+            of = list(chain(*parts)) if each is reference else parts[rank] or parts[0]
+            if seed == 1:  # as the discriminator while the generator is trained
+                each.requires_grad_(False)
+                x, mask, _ = collate(of)
+                each(x.requires_grad_(True), mask).sum().backward()
+                each.requires_grad_(True)
+            else:
+                loss_of(each, of, "samples").backward()
+    return difference(gradient(model.module), gradient(reference))

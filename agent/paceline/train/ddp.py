@@ -148,8 +148,8 @@ class _Weighing:
     parameter. Which of the two it is can be told only when a backward pass begins, as scripts set
     gradients to None before or after the forward pass. A hook of each parameter takes 2 to 4 µs of
     the script's thread, as long as a small layer. Therefore parameters get theirs in the first pass
-    that needs them. Where a forward pass leaves that open, a hook of its outputs tells when the
-    backward pass begins.
+    that needs them. If parameters have gradients when a forward pass begins, or two forward passes
+    follow each other, a hook of the outputs tells when the backward pass begins.
 
     Args:
         current: the current step.
@@ -202,6 +202,11 @@ class _Weighing:
 
         `torch.distributed.all_reduce` takes 20 to 40 µs longer, for checks of its arguments.
         """
+        if share.is_complex():  # not every backend adds up complex numbers
+            with self.current.own_collective():
+                work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
+            assert work is not None
+            return work
         options = dist.AllreduceOptions()
         options.asyncOp = True
         before, self.current.reduces = self.current.reduces, True
@@ -243,7 +248,10 @@ class _Weighing:
         for parameter in self._parameters:
             # Not the parameter itself: a cycle would stay.
             hook = partial(self._arrives, id(parameter))
+            trains = parameter.requires_grad  # a frozen one takes no hook, and may be trained again
+            parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(trains)
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """Called with a parameter's new gradient; returns what is added to ``.grad``."""
@@ -275,8 +283,8 @@ def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
     elif isinstance(outputs, Mapping):
         yield from _tensors(list(outputs.values()))
-    elif is_dataclass(outputs):
-        yield from _tensors([getattr(outputs, field.name) for field in fields(outputs)])
+    elif is_dataclass(outputs) and not isinstance(outputs, type):
+        yield from _tensors([getattr(outputs, field.name, None) for field in fields(outputs)])
 
 
 def _mean(

@@ -174,9 +174,10 @@ class Emitter:
 class Reporter:
     """Makes records of a rank's finished steps. For the thread that trains.
 
-    The records are made in the emitter's thread, which takes a few dozen µs a step from the thread
-    that trains. Where ranks share batches their times are exchanged in the order of the steps, by
-    the thread that trains.
+    The emitter's thread makes the records. That saves the thread that trains a few dozen µs a step.
+    Two kinds of steps are read by the thread that trains: those of ranks that share batches, which
+    exchange their times in the order of the steps; and those on a GPU, whose events no other thread
+    may ask for while a CUDA graph is captured.
 
     Args:
         emitter: takes the records.
@@ -202,7 +203,8 @@ class Reporter:
         self._by_size = by_size
         self._seq = 0
         self._over: deque[RunningStep] = deque()
-        self._reading = threading.Lock()  # of what follows
+        self._reading = threading.Lock()  # held by the thread that reads steps
+        self._failed: Exception | None = None  # what reading a step in the emitter's thread raised
         self._open: StepRecord | None = None  # of a step under whose number more may follow,
         self._sums: dict[str, tuple[float, float]] = {}  # and its metrics: weights, weighted values
         emitter.feed = self._read_finished
@@ -210,11 +212,16 @@ class Reporter:
     def over(self, running: RunningStep) -> None:
         """Takes a finished step, which is read once the device is through with it."""
         self._over.append(running)
-        if self._times is not None:
-            while len(self._over) > 1 or (self._over and self._over[0].readable):
-                self._read(self._over.popleft())
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._times is not None or not running.on_cpu:
+            with self._reading:
+                while len(self._over) > 1 or (self._over and self._over[0].readable):
+                    self._read(self._over.popleft())
         elif len(self._over) > _BEHIND:  # a dead connection blocks the emitter's thread
-            self.flush()
+            with self._reading:
+                self._read_all()
 
     def reported(self) -> threading.Event:
         """Reports all finished steps; set once bus or spool has them, or they are lost."""
@@ -237,8 +244,11 @@ class Reporter:
         if self._times is not None:
             return
         with self._reading:
-            while self._over and self._over[0].readable:
-                self._read(self._over.popleft())
+            while self._over and self._over[0].on_cpu and self._over[0].readable:
+                try:
+                    self._read(self._over.popleft())
+                except Exception as error:  # the script shall hear of it, and not this thread end
+                    self._failed = error
 
     def _read(self, running: RunningStep) -> None:
         record = self._record(running)
@@ -291,8 +301,9 @@ class Reporter:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Sends what the script measured on held-out data, after the steps before it."""
-        with self._reading:
-            self._read_all()
+        if self._times is None:
+            with self._reading:
+                self._read_all()
         self._emitter.send(msgspec.structs.replace(evaluation, attempt=self._attempt))
 
     def _record(self, running: RunningStep) -> StepRecord:

@@ -204,6 +204,11 @@ class RunningStep:
         self.recompiles = max(0, recompilations() - self._compiled)
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the host's clock times it."""
+        return isinstance(self._clock, CpuClock)
+
+    @property
     def readable(self) -> bool:
         """Whether `read` returns without waiting for the device."""
         return bool(self._clock.passed(self._done))

@@ -185,8 +185,8 @@ class History:
     def forget_memory(self) -> None:
         """The policy plans next as if for the first time.
 
-        That is not so of every controller, and so the segment says it (`Segment.anew`): a replay,
-        or who takes over, knows the memory.
+        A replay, or a controller that takes over, may still know the memory. Therefore the segment
+        says that it was forgotten (`Segment.anew`).
         """
         self._memory, self._before = (-1, {}), None
         self.anew = True

@@ -132,3 +132,8 @@ def test_gradients_add_up_where_nobody_sees_what_the_loss_is_made_of(ranks: Rank
     assert max(ranks.run(gradients.hidden_outputs, False)) <= BOUND
     for text in ranks.run(gradients.hidden_outputs, True):
         assert "zero_grad() before the forward pass" in text
+
+
+def test_gradients_add_up_after_a_pass_through_the_frozen_model(ranks: Ranks) -> None:
+    """As under a GAN, whose discriminator keeps its gradients while the generator is trained."""
+    assert max(ranks.run(gradients.frozen_between)) <= BOUND

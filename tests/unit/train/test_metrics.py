@@ -101,3 +101,12 @@ def test_names_of_a_run_are_bounded() -> None:
     with pytest.raises(ValueError, match="z would be one metric too many: a run has"):
         names.check({"z": 1.0})
     names.check({"m3": 2.0})  # those that it has go on
+
+
+def test_a_logged_tensor_may_change_afterwards() -> None:
+    total = torch.tensor(1.0)
+    running = RunningStep(step(4, 8.0), CpuClock(), 0.0, None)
+    running.log(total, {"norm": total})
+    total += 1
+    running.body_done()
+    assert (running.read()[2], running.metrics()) == (1.0, {"norm": 1.0})

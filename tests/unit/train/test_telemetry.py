@@ -168,3 +168,16 @@ def test_steps_do_not_pile_up_behind_a_thread_that_is_held_up() -> None:
         reporter.over(finished(number))
         assert len(reporter._over) <= 1_000
     assert emitter.taken >= 1_500
+
+
+def test_the_script_hears_of_a_step_that_cannot_be_read(tmp_path: Path, spool: Spool) -> None:
+    emitter = Emitter(RUN, None, spool, lambda: 0)
+    reporter, bad = Reporter(emitter, 0, 0), finished(0)
+    bad._loss = "none"  # type: ignore[assignment]
+    reporter.over(bad)
+    until(lambda: reporter._failed is not None)
+    with pytest.raises(ValueError, match="could not convert"):
+        reporter.over(finished(1))
+    reporter.flush()
+    emitter.close()
+    assert len(steps_of(in_spool(tmp_path / "spool"))) == 1

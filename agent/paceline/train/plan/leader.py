@@ -37,7 +37,7 @@ MOST_COASTED = 16
 # takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
 # Where no control plane can plan, a segment lasts at least so long, in at most so many steps:
-# planning takes 0.5 ms of it, and nothing waits for its end.
+# planning takes 0.5 ms of it, and there is no switch that would wait for its end.
 ALONE_S, MOST_ALONE = 0.25, 64
 _PACE = 8  # segments by whose times a step's time is known
 

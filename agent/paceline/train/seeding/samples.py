@@ -23,7 +23,7 @@ _loaded: Epoch | None = None
 class Epoch:
     """The epoch that a session's loader is in, and the session's seed.
 
-    A context around what loads samples in this process, which does not hold another of itself.
+    It is a context around what loads samples in this process, and is not entered twice at once.
 
     Args:
         seed: of the session.
@@ -48,6 +48,7 @@ class Epoch:
 
     def __enter__(self) -> None:
         global _loaded
+        assert _loaded is not self
         self._outer, _loaded = _loaded, self
 
     def __exit__(self, *_: object) -> None:

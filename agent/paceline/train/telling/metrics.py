@@ -60,7 +60,10 @@ def _check_value(place: str, value: object) -> None:
 
 
 def on_host(value: Value) -> Value:
-    """The value on its way to the host, without waiting for the device."""
+    """The value on its way to the host, without waiting for the device.
+
+    It is a copy: it is read later, when the script may have changed the tensor.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", non_blocking=True)
+        return value.detach().to("cpu", non_blocking=True, copy=True)
     return value

@@ -119,7 +119,8 @@ def _within(at: Floats, step: Floats) -> Floats:
 
     Where samples are equally many in all batches, more for a sample is less for a step, and only
     their sum is known. With one of them cut off at 0, the sum would be another. Where the step
-    backwards can be longer, it is taken instead: it tells as much of what is not known.
+    backwards can be longer, it is taken instead. Then both steps along an axis lead to one point,
+    and count as two that are equally far.
     """
     forwards, backwards = _room(at, step), _room(at, -step)
     by = -backwards if backwards > forwards else forwards
