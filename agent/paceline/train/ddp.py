@@ -202,18 +202,14 @@ class _Weighing:
 
         `torch.distributed.all_reduce` takes 20 to 40 µs longer, for checks of its arguments.
         """
-        if share.is_complex():  # not every backend adds up complex numbers
-            with self.current.own_collective():
+        with self.current.own_collective():
+            if share.is_complex():  # not every backend adds up complex numbers
                 work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
-            assert work is not None
-            return work
-        options = dist.AllreduceOptions()
-        options.asyncOp = True
-        before, self.current.reduces = self.current.reduces, True
-        try:
+                assert work is not None
+                return work
+            options = dist.AllreduceOptions()
+            options.asyncOp = True
             return self._group.allreduce([share], options)
-        finally:
-            self.current.reduces = before
 
     def divided(self, bucket: torch.Tensor) -> torch.Tensor:
         """A bucket's share in the mean over ranks, in its own memory.

@@ -248,6 +248,7 @@ class Reporter:
                 try:
                     self._read(self._over.popleft())
                 except Exception as error:  # the script shall hear of it, and not this thread end
+                    logger.warning("a step could not be reported: %s", error)
                     self._failed = error
 
     def _read(self, running: RunningStep) -> None:

@@ -173,10 +173,7 @@ def best_of_run(store: Store, run_id: str) -> list[dict[str, Any]]:
         UnknownRunError: no such run.
         StoreError: the database does not answer.
     """
-    row = runs.get(store, run_id)
-    with store.read() as connection:
-        key = runs.key_of(connection, run_id)
-        seen = evaluations.read(connection, key, attempts.spans(connection, key, row["attempt"]))
+    row, seen = _run_and_evaluations(store, run_id)
     return best_values(seen, row["target"], row["started_at"])
 
 
@@ -187,13 +184,18 @@ def of_run(store: Store, run_id: str) -> dict[str, Any]:
         UnknownRunError: no such run.
         StoreError: the database does not answer.
     """
-    row = runs.get(store, run_id)
-    with store.read() as connection:
-        key = runs.key_of(connection, run_id)
-        spans = attempts.spans(connection, key, row["attempt"])
-        seen = evaluations.read(connection, key, spans)
+    row, seen = _run_and_evaluations(store, run_id)
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
         "best": best_values(seen, row["target"], row["started_at"]),
         "evaluations": [evaluations.shown(each, row["started_at"]) for each in seen[-_LISTED:]],
     }
+
+
+def _run_and_evaluations(store: Store, run_id: str) -> tuple[dict[str, Any], list[Evaluated]]:
+    """A run's row, and all its evaluations, oldest first."""
+    row = runs.get(store, run_id)
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        spans = attempts.spans(connection, key, row["attempt"])
+        return row, list(evaluations.read(connection, key, spans))

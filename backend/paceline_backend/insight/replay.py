@@ -133,24 +133,32 @@ class _Replayer:
 
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
         try:
-            self._plan_again(segment, policy, feedback)
+            again = self._planned_again(segment, policy, feedback)
         except Exception as error:  # the policy's own; a controller would not have planned with it
             self._note(f"{_named(segment)}: planning failed: {type(error).__name__}: {error}")
+        else:
+            self._look(segment, again)
 
-    def _plan_again(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+    def _planned_again(
+        self, segment: Segment, policy: Policy, feedback: Feedback
+    ) -> Mapping[str, Any]:
+        """What a controller says of a segment, by the segment's fields."""
         feedback = single_batches(feedback, self._history.newest)
         if segment.anew:
             self._history.forget_memory()
         self._history.recall(segment.feedback)
         if self._history.hello.stream:
-            self._compare_stream(segment, policy, feedback)
-            return
+            # The leader picks a stream's samples.
+            of_stream = plan_stream(policy, feedback, segment.steps, self._history.hello.world)
+            return {"shares": of_stream.shares, "paces": of_stream.paces}
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
         ahead = None
         if segment.moves is not None and self._history.shares_data(policy):
             ahead = self._history.next_epoch(segment.version)
         plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled, ahead=ahead)
-        again = {
+        if segment.shuffled:
+            self._history.shuffled(segment.version, plan)
+        return {
             "counts": plan.batches.counts.tolist(),
             "indices": plan.batches.samples.astype("<u4").tobytes(),
             "epoch_end": plan.epoch_end,
@@ -163,15 +171,6 @@ class _Replayer:
             "why": plan.why,
             "moves": plan.moves,
         }
-        self._look(segment, again)
-        if segment.shuffled:
-            self._history.shuffled(segment.version, plan)
-
-    def _compare_stream(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
-        """What a controller says of a stream: its samples the leader picks."""
-        plan = plan_stream(policy, feedback, segment.steps, self._history.hello.world)
-        again = {"shares": plan.shares, "paces": plan.paces}
-        self._look(segment, again)
 
     def _look(self, segment: Segment, again: Mapping[str, Any]) -> None:
         """Compares a segment with what came out when it was planned again."""
