@@ -101,11 +101,22 @@ class Script:
     spare_at: int = -1  # step from which there is another optimiser of the model, that never steps
     slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
     shares: list[float] = field(default_factory=list)
-    leave: tuple[int, str, int] | None = None  # step, "break" or "raise", rank or -1: all
+    # Step, "break" or "raise", rank or -1: all. A rank alone leaves at its first step from there.
+    leave: tuple[int, str, int] | None = None
     fail: tuple[int, int] | None = None  # step, rank: raises before the body's collective
     still_s: float = 30.0  # `leaving._STILL_S`
     late_once: tuple[int, int, float] = (-1, 0, 0.0)  # step, rank, seconds
     kill: tuple[int, int] | None = None  # step, rank
+
+    def leaves(self, session: paceline.Session) -> bool:
+        """Whether this rank leaves the loop now."""
+        if self.leave is None:
+            return False
+        step, _, who = self.leave
+        if who == -1:
+            return session.batch.step == step
+        # Where ranks share batches, others may take over all of this rank's part of that step.
+        return who == session.rank and session.batch.step >= step
 
 
 class BoomError(Exception):
@@ -174,12 +185,10 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                     outcome["used"][epoch] += session._loop.running().step.indices
                     if scheduler is not None:
                         scheduler.step()
-                    if script.leave is not None and script.leave[0] == session.batch.step:
-                        _, how, who = script.leave
-                        if who in (-1, session.rank):
-                            if how == "break":
-                                break
-                            raise BoomError
+                    if script.leaves(session):
+                        if script.leave[1] == "break":
+                            break
+                        raise BoomError
         except (paceline.PacelineError, BoomError, RuntimeError) as error:
             outcome["error"] = str(error) or type(error).__name__
         del unused

@@ -238,7 +238,9 @@ class History:
             self._begin_epoch(segment.epoch + 1)
             self._epoch_known = True
         if self.lost:
-            batches_known = not self.hello.uneven_steps or len(self.newest) == self.newest.maxlen
+            # No policy that plans a stream lets ranks share batches.
+            may_share = self.hello.uneven_steps and not self.hello.stream
+            batches_known = not may_share or len(self.newest) == self.newest.maxlen
             self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
 
     def _missed(self) -> None:

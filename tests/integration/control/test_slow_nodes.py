@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -76,6 +78,22 @@ def test_few_steps_name_nobody(store: Store, bus_url: str) -> None:
     assert Watch(store, bus_url, "worker").look(watched, 11) is None
     later = Watched(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
     assert Watch(store, bus_url, "worker").look(later, 200) is None
+
+
+def test_a_verdict_that_failed_is_made_again_though_no_step_follows(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launch(store, bus_url, 2, 2)
+    trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
+    watch, stop = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    no_forecasts = mock.Mock(**{"submit.side_effect": RuntimeError})
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline_backend.control.nodes.watch.judge", mock.Mock(side_effect=OSError))
+        watch.scan(no_forecasts, stop)
+    assert verdicts(store, "n2") == []
+    watch.scan(no_forecasts, stop)
+    [kept] = verdicts(store, "n2")
+    assert kept["run"] == run
 
 
 @pytest.mark.timeout(700)  # forecasts have a low priority

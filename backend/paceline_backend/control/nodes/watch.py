@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LOOK_STEPS = 20  # between two verdicts about a run, at least
 PAUSE_S = 3.0  # and so long
+_LONG = 10  # pauses after which it is made anew without further steps: the last may have failed
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
@@ -83,9 +84,11 @@ class Watch:
 
     def _is_due(self, run: Watched, step: int) -> bool:
         attempt, before, at = self._looked.get(run.key, (-1, 0, -self._pause_s))
-        if time.monotonic() < at + self._pause_s:
+        waited_s = time.monotonic() - at
+        if waited_s < self._pause_s:
             return False
-        return attempt != run.attempt or step >= before + LOOK_STEPS
+        fewest = LOOK_STEPS if waited_s < _LONG * self._pause_s else 0
+        return attempt != run.attempt or step >= before + fewest
 
     def _guarded(
         self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
