@@ -322,6 +322,7 @@ interface PresetForecast {
   in_force: boolean;
   warnings: string[]; // what to know before a switch, those of harm first
   harmful: boolean; // plain DDP is faster
+  alone: number | null; // steps after which a rank's work reaches others; null: an epoch
 }
 
 /** What a run may be switched to: a preset with all its parameters. */

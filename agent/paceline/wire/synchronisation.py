@@ -119,6 +119,11 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         """Whether a rank that is ahead takes over part of another one's next batch."""
         return False
 
+    @property
+    def alone(self) -> int | None:
+        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        return 0
+
     def problem(self, world: int | None = None) -> str | None:
         """Why `world` ranks cannot train with it; None if they can, or if they can for some world.
 
@@ -145,17 +150,33 @@ class Averaging(_Synchroniser, frozen=True, tag="averaging"):
 
     parameters: AveragingRules
 
+    @property
+    def alone(self) -> int | None:
+        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        return self.parameters.every
+
 
 class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
     """Each rank steps by itself; after each step two replicas become their mean."""
 
     parameters: NoRules = NoRules()
 
+    @property
+    def alone(self) -> int | None:
+        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        return 1
+
 
 class Partial(_Synchroniser, frozen=True, tag="partial"):
     """Each round reduces the gradients that are ready."""
 
     parameters: PartialRules
+
+    @property
+    def alone(self) -> int | None:
+        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        rules = self.parameters
+        return rules.lead if rules.staleness is None else rules.staleness
 
     @property
     def steals(self) -> bool:
@@ -167,6 +188,11 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
     """As `Partial` within groups of ranks; groups exchange what they changed by a server."""
 
     parameters: HierarchicalRules
+
+    @property
+    def alone(self) -> int | None:
+        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        return self.parameters.every
 
     def _problem(self, world: int) -> str | None:
         groups = self.parameters.groups

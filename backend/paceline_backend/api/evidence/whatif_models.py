@@ -50,6 +50,11 @@ class PresetForecast(BaseModel):
         description="what to know before a switch to it, those of harm first", examples=[[]]
     )
     harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
+    alone: int | None = Field(
+        description="most steps or rounds after which a rank's work reaches other ranks; null: "
+        "only at an epoch's end",
+        examples=[0],
+    )
 
 
 class Saving(BaseModel):

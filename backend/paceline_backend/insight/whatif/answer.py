@@ -43,6 +43,7 @@ class PresetForecast(msgspec.Struct, frozen=True):
     in_force: bool = False
     warnings: list[str] = []  # what to know before a switch; `insight.fitness`
     harmful: bool = False  # of the warnings, the first says that plain DDP is faster
+    alone: int | None = 0  # most steps after which a rank's work reaches others; None: an epoch
 
 
 class NodeForecast(msgspec.Struct, frozen=True):
@@ -124,6 +125,10 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     An option that leaves the training as it is goes first, unless another is clearly faster: its
     saving is above what the identical option would save. Options with a warning of harm and those
     whose saving may be below `MARGIN` are left out.
+
+    No forecast knows how many samples the same loss needs. It is more of them, the longer ranks
+    train without each other. So of options that change the training, the one under which ranks
+    are `alone` for the fewest steps goes first, if it takes at most `MARGIN` longer.
     """
     worth = [
         option
@@ -136,9 +141,15 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
         key=lambda option: option.saving,
         default=None,
     )
-    if best is None or identical is None:
+    if best is None:
+        return None
+    if identical is not None and identical.saving >= best.saving_low:
+        return identical
+    if best.changes != "training":
         return best
-    return identical if identical.saving >= best.saving_low else best
+    longest = (1 + MARGIN) * (1 - best.saving)
+    near = [option for option in worth if 1 - option.saving <= longest]
+    return min(near, key=lambda option: (option.alone is None, option.alone or 0, -option.saving))
 
 
 def recommended(forecast: Forecast) -> PresetForecast | None:

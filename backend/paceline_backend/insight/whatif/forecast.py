@@ -337,6 +337,7 @@ def _preset(
         of.changes,
         name,
         of.in_force,
+        alone=of.alone,
     )
 
 

@@ -62,6 +62,7 @@ class Simulated:
     mean: float = 0.0  # of the counted steps
     early: float = 0.0  # mean of the first `_EARLY` of them
     shifts: list[float] = field(default_factory=list)  # log of early means, by other models
+    alone: int | None = 0  # `Synchronisation.alone`, of the loosest of the counted segments
 
     @property
     def changes(self) -> Changes:
@@ -75,6 +76,8 @@ class Simulated:
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
         self.mean = float(step_s.sum() / load.sum())
         self.early = float(step_s[:_EARLY].sum() / load[:_EARLY].sum())
+        alone = [run.segment.synchroniser.alone for run in trained]
+        self.alone = None if None in alone else max(filter(None, alone), default=0)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
         """Adds a simulation with other models: `_EARLY` steps after the warm-up."""
