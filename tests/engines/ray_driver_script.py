@@ -82,11 +82,12 @@ def main() -> None:
             _temp_dir=of_ray,
         )
     workers: Any = (int(least), int(most)) if most else int(least)
+    every = {"elastic_resize_monitor_interval_s": 1} if most else {}
     TorchTrainer(
         train,
         train_loop_config={"folder": folder},
         torch_config=PacelineConfig(),
-        scaling_config=ScalingConfig(num_workers=workers),
+        scaling_config=ScalingConfig(num_workers=workers, **every),
         run_config=RunConfig(
             name="training", storage_path=f"{folder}/storage", failure_config=FailureConfig(2)
         ),

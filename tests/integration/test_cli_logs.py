@@ -115,6 +115,17 @@ def test_what_is_asked_wrongly(logs: Logs, here: Node) -> None:
         assert (code, out, bool(err)) == (2, "", True), words
 
 
+def test_a_driver_has_one_log(logs: Logs, store: Store, here: Node) -> None:
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(env=["PACELINE_DRIVER"]))
+    here.log(RUN, 0, "worker 1 begins\n")
+    assert logs() == (0, "worker 1 begins\n", "")
+    for words in (["--rank", "1"], ["--attempt", "1"]):
+        code, out, err = logs(*words)
+        assert (code, out) == (2, ""), words
+        assert "leave out --rank and --attempt: the log has what the script prints" in err
+
+
 def test_which_logs_there_are(logs: Logs, here: Node) -> None:
     here.log(RUN, 3, "loss\n")
     (here.data / "runs" / RUN / "launcher.log").write_text("launched\n")
