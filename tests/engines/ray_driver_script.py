@@ -89,7 +89,9 @@ def main() -> None:
         torch_config=PacelineConfig(),
         scaling_config=ScalingConfig(num_workers=workers, **every),
         run_config=RunConfig(
-            name="training", storage_path=f"{folder}/storage", failure_config=FailureConfig(2)
+            name=os.environ["PACELINE_RUN"],  # by which Ray Train finds its checkpoint again
+            storage_path=f"{folder}/storage",
+            failure_config=FailureConfig(2),
         ),
     ).fit()
     print("the driver is through", flush=True)
