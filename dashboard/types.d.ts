@@ -229,6 +229,7 @@ interface Run {
   args: string[];
   nproc: number;
   nodes_max?: number;
+  driver?: boolean; // its script starts its ranks itself
   policy: string;
   version: number;
   started_at: number | null;

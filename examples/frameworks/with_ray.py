@@ -4,6 +4,7 @@ paceline run --driver --nproc 2 --max-restarts 2 examples/frameworks/with_ray.py
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def main() -> None:
         torch_config=None if options.plain else PacelineConfig(),
         scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=options.gpu),
         run_config=RunConfig(
-            storage_path=options.storage, failure_config=FailureConfig(max_failures=2)
+            name=os.environ.get("PACELINE_RUN"),  # by which `paceline resume` finds the checkpoint
+            storage_path=options.storage,
+            failure_config=FailureConfig(max_failures=2),
         ),
     ).fit()
     accuracy, weights = result.metrics["accuracy"], result.metrics["weights"]

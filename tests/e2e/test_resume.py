@@ -117,6 +117,22 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
 
 
 @pytest.mark.long
+def test_a_driver_of_the_terminal_goes_on_as_one(stack: Stack, tmp_path: Path) -> None:
+    data = ("--server", stack.url, "--data", str(tmp_path / "mine"))
+    script = tmp_path / "driver.py"
+    script.write_text("import os; print('DRIVER', os.environ['PACELINE_ATTEMPT']); os._exit(3)")
+    process = paceline("run", "--driver", "--nproc", "2", *data, str(script))
+    out, err = process.communicate(timeout=TRAINING_S)
+    assert (process.returncode, out) == (3, "DRIVER 0\n"), err
+    assert "it follows, with what the script prints of its ranks" in err
+    [run] = stack.api("GET", "/runs?limit=1")["items"]
+    ended(stack, run["id"])
+    process = paceline("resume", run["id"], *data)
+    out, err = process.communicate(timeout=TRAINING_S)
+    assert (process.returncode, out) == (3, "DRIVER 1\n"), err
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_twenty_kills(stack: Stack, tmp_path: Path) -> None:
     steps, every = 30 * PER_EPOCH, 10

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 
 from paceline.commands.lines import Log, Printer
 from paceline.wire import State
+from paceline_backend.insight import hangs
+from paceline_backend.insight.hangs import Hang
 from paceline_backend.requests import asking
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, nodes, schema
@@ -52,10 +54,12 @@ def here(store: Store, server: httpx.Client, bus_url: str, tmp_path: Path) -> It
 
 
 @pytest.fixture
-def logs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: httpx.Client
-) -> Logs:
-    main: Main = in_process(monkeypatch, capsys)
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
+def logs(main: Main, server: httpx.Client) -> Logs:
     return lambda *words: main("logs", RUN, *words, "--server", str(server.base_url))
 
 
@@ -113,6 +117,29 @@ def test_what_is_asked_wrongly(logs: Logs, here: Node) -> None:
     for words in (["--json"], ["-f", "--attempt", "0"], ["--rank", "-1"], ["-n", "10001"]):
         code, out, err = logs(*words)
         assert (code, out, bool(err)) == (2, "", True), words
+
+
+def test_a_driver_has_one_log(logs: Logs, store: Store, here: Node) -> None:
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(env=["PACELINE_DRIVER"]))
+    here.log(RUN, 0, "worker 1 begins\n")
+    assert logs() == (0, "worker 1 begins\n", "")
+    for words in (["--rank", "1"], ["--attempt", "1"]):
+        code, out, err = logs(*words)
+        assert (code, out) == (2, ""), words
+        assert "leave out --rank and --attempt: the log has what the script prints" in err
+
+
+def test_a_hang_is_told_where_no_stacks_can_be_had(
+    main: Main, server: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(env=["PACELINE_DRIVER"]))
+    hang = Hang(True, 90.0, 0.5, 7, [], [0], [1], [], "It waits for rank 1.")
+    monkeypatch.setattr(hangs, "look", lambda *_: hang)
+    code, out, err = main("hang", RUN, "--stacks", "--server", str(server.base_url))
+    assert (code, out) == (4, "It waits for rank 1.\n")
+    assert "of Ray's workers, `ray stack` on their machine prints them" in err
 
 
 def test_which_logs_there_are(logs: Logs, here: Node) -> None:

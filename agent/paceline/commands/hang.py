@@ -9,6 +9,7 @@ import typer
 from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
 from paceline.commands.printing import plain, print_json
 from paceline.commands.stacks import asked, stacks, where
+from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
@@ -39,7 +40,12 @@ def hang(
         run_id = client.run(run_id)
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
         if with_stacks:
-            answer["stacks"] = _stacks(client, run_id, answer) if answer["hung"] else []
+            answer["stacks"] = []
+        if with_stacks and answer["hung"]:
+            try:
+                answer["stacks"] = _stacks(client, run_id, answer)
+            except PacelineError as error:  # that the run hangs is worth telling all the same
+                typer.echo(f"paceline: {plain(str(error))}", err=True)
         words = answer["words"] or _state(client, run_id)
     if as_json:
         print_json(answer)

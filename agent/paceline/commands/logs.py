@@ -245,9 +245,15 @@ class Reader:
         files = self._client.call("GET", f"/runs/{self._run}/logs")["logs"]
         ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
         attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})
-        if ranks:
+        run = self._client.call("GET", f"/runs/{self._run}")
+        if ranks and run.get("driver"):
+            there = (
+                "its script starts its ranks itself, so leave out --rank and --attempt: the log "
+                "has what the script prints, and on Ray what the workers print"
+            )
+        elif ranks:
             there = f"there are ranks {spans(ranks)} and attempts {spans(attempts)}"
-        elif self._client.call("GET", f"/runs/{self._run}")["attempt"] is None:
+        elif run["attempt"] is None:
             there = "no rank has begun"
         else:
             there = (

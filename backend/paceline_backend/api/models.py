@@ -370,6 +370,11 @@ class Run(BaseModel):
         description="so long it may hang before all ranks start again; null: it is left alone",
         examples=[None],
     )
+    driver: bool = Field(
+        description="its script is no rank, but starts the ranks, as Ray Train's does: agents have "
+        "the script's log, and no stacks of ranks",
+        examples=[False],
+    )
     policy: str = Field(description="in force, or requested last", examples=["bsp"])
     version: int = Field(description="of the policy: +1 at each switch", examples=[0])
     created_at: float = Field(examples=[1767225600.0])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.core import driver
 from paceline.core.errors import PacelineError
 from paceline.wire import OBSERVED, problems
 from paceline_backend import backends, policies
 from paceline_backend.policies import streams
+from paceline_backend.store.new_runs import NewRun
 
 
 class ConflictError(PacelineError):
@@ -62,6 +64,26 @@ def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
         check_policy(policy, parameters, world)
     elif parameters:
         raise InvalidRequestError("parameters", "nothing plans an observed run: leave them out")
+
+
+def check_driver(new: NewRun) -> None:
+    """Refuses what cannot be done for ranks that the script itself starts.
+
+    Args:
+        new: a run that is to start.
+
+    Raises:
+        InvalidRequestError: the run is a driver's, and asks for it.
+    """
+    if driver.VARIABLE not in new.env:
+        return
+    because = f"{driver.VARIABLE} is set, so the script starts its ranks itself"
+    if new.nodes_max > 1:
+        raise InvalidRequestError(
+            "nodes_max", f"{because}, on whichever nodes: leave the number of nodes at 1"
+        )
+    if new.restart_hung_s is not None:
+        raise InvalidRequestError("restart_hung_s", f"{because}, and ends them: leave it out")
 
 
 def refuse_observed(run: str, policy: str) -> None:

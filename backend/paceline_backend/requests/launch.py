@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import redis
 
-from paceline.core import driver, logs
+from paceline.core import logs
 from paceline.wire import Kill, State
 from paceline_backend import backends
 from paceline_backend.requests import sessions, spares, streams
@@ -17,6 +17,7 @@ from paceline_backend.requests.errors import (
     ConflictError,
     InvalidRequestError,
     backend_of,
+    check_driver,
     check_start,
 )
 from paceline_backend.requests.stop import kill
@@ -54,11 +55,7 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
         raise InvalidRequestError(
             "restart_hung_s", "no rank of a simulated run hangs: leave it out"
         )
-    if driver.VARIABLE in new.env and new.restart_hung_s is not None:
-        raise InvalidRequestError(
-            "restart_hung_s",
-            f"{driver.VARIABLE} says that the script starts its ranks: leave it out",
-        )
+    check_driver(new)
     try:
         backend.check(new, launch=start)
     except backends.NewRunError as error:

@@ -6,12 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.core import logs
+from paceline.core import driver, logs
 from paceline.wire import State
 from paceline_backend import backends
 from paceline_backend.requests import spares, streams
 from paceline_backend.requests.elsewhere import AS_BEFORE, Elsewhere, moved
-from paceline_backend.requests.errors import ConflictError, InvalidRequestError, backend_of
+from paceline_backend.requests.errors import (
+    ConflictError,
+    InvalidRequestError,
+    backend_of,
+    check_driver,
+)
 from paceline_backend.requests.launch import placed, start_recorded
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs, segments
 from paceline_backend.store.audit import Requester, record_change
@@ -85,6 +90,7 @@ def _recorded(
     if state is State.FINISHED and not _stopped_early(connection, run):
         raise ConflictError(f"run {run} has finished: nothing is left of it; start another run")
     new = moved(connection, run, new, to, start=start)
+    check_driver(new)
     if max_restarts is not None:
         new = replace(new, max_restarts=max_restarts)
     last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
@@ -155,6 +161,8 @@ def environment(
     hello = runs.hello(connection, runs.key_of(connection, run))
     if _EMULATE in new.env and hello is not None and hello.emulated is not None:
         known[_EMULATE] = json.dumps(hello.emulated)
+    if driver.VARIABLE in new.env:
+        known[driver.VARIABLE] = "1"
     env = {**known, **given}
     if missing := sorted(new.env.keys() - env.keys()):
         raise InvalidRequestError(

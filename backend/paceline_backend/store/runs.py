@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.core import runid
+from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
@@ -26,7 +26,7 @@ from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios
 
 _PRIVATE = (
-    *("hello", "env", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
+    *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
     *("hang_ended", "summed_at"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
@@ -420,7 +420,9 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in row._mapping.items()}
+    run = {str(name): value for name, value in row._mapping.items()}
+    run["driver"] = driver.VARIABLE in run.pop("env")  # else the variables are nobody's business
+    return run
 
 
 def cursor_at(key: int) -> str:

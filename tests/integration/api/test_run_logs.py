@@ -90,6 +90,21 @@ def set_state(store: Store, state: str) -> None:
         connection.execute(sa.update(schema.runs).values(state=state))
 
 
+def test_a_drivers_ranks_have_no_logs_and_no_stacks(
+    client: httpx.Client, store: Store, here: Node
+) -> None:
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(env=["PACELINE_DRIVER"]))
+    here.log(RUN, 0, "worker 1 begins\n")
+    assert read(client, 0)["text"] == "worker 1 begins\n"
+    for path in ("1", "1/stream"):
+        status, why = refused(client, path)
+        assert (status, "its only log is that of rank 0" in why) == (409, True), path
+    answer = client.get(f"/api/v1/runs/{RUN}/stacks")
+    assert answer.status_code == 409
+    assert "of Ray's workers, `ray stack` on their machine prints them" in answer.json()["detail"]
+
+
 def test_a_part_says_where_it_is_from(client: httpx.Client, here: Node) -> None:
     here.log(RUN, 1, "loss 3\nloss 2\n", 0, "stderr")
     assert read(client, 1, output="stderr", offset=7) == {

@@ -134,6 +134,7 @@ def test_a_driver_is_started_once_and_is_no_rank(train: Train) -> None:
     finish(supervisor)
     assert supervisor.last is not None
     assert (supervisor.last.exit_code, supervisor.last.attempt) == (7, 0)  # it is not started anew
+    assert (supervisor.last.message or "").startswith("the driver ended with code 7; log: ")
     assert output(supervisor, 0).splitlines() == ["[]", "[]", "True 0", '2 ["here"]']
     assert not rundir.rank_log(supervisor.directory, 0, 1, "stdout").exists()
 

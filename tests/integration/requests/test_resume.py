@@ -215,6 +215,30 @@ def test_values_of_the_environment_are_asked_for(
     assert (launch.env["A"], launch.env["B"]) == ("4", "3")
 
 
+def test_a_drivers_run_goes_on_as_one(client: httpx.Client, store: Store, bus_url: str) -> None:
+    failed(store, env=["PACELINE_DRIVER"])
+    assert client.get("runs/r").json()["driver"]
+    assert client.post("runs/r/resume").status_code == 202
+    [launch] = launches(bus_url, store)
+    assert launch.env["PACELINE_DRIVER"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"nodes_max": 2}, "nodes_max: PACELINE_DRIVER is set, so the script starts its ranks "),
+        ({"restart_hung_s": 60}, "restart_hung_s: PACELINE_DRIVER is set, so the script starts "),
+    ],
+)
+def test_what_nobody_can_do_for_a_drivers_ranks_is_refused(
+    client: httpx.Client, fields: dict[str, Any], why: str
+) -> None:
+    body = {"script": "/train.py", "nproc": 1, "env": {"PACELINE_DRIVER": "1"}, **fields}
+    refused = client.post("runs", json=body)
+    assert refused.status_code == 422
+    assert why in refused.json()["detail"]
+
+
 def test_a_run_that_cannot_be_started_again_has_failed(
     client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,10 @@ def test_what_is_refused(client: httpx.Client, store: Store) -> None:
     assert "backend_options" in refused(client, run, 422, backend="table", backend_options={"a": 1})
     assert "TOKEN" in refused(client, run, 422, nproc=1)
     assert client.get(f"runs/{run}").json()["state"] == "failed"
+    driver = begun(client, env={"PACELINE_DRIVER": "1"})
+    report(store, driver, "n1", State.FAILED, exit_code=1)
+    why = "nodes_max: PACELINE_DRIVER is set, so the script starts its ranks itself"
+    assert why in refused(client, driver, 422, nodes_max=2, nproc=1)
     plain = begun(client)
     report(store, plain, "n1", State.FAILED, exit_code=1)
     assert "launch" in refused(client, plain, 422, backend="table", launch=False)

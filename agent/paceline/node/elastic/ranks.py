@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
-from paceline.core import reform
+from paceline.core import driver, reform
 from paceline.node import rundir
 from paceline.node.elastic.rendezvous import Together
 from paceline.node.elastic.roll import Failure, Roll, Round
@@ -291,8 +291,9 @@ class Agent(LocalElasticAgent):
         elif -code == signal.SIGABRT and words:
             what += f" after {words}"
         log = logs[rank]
-        message = f"rank {rank} {what}; log: {log}\n{rundir.last_lines(log)}".rstrip("\n")
-        brief = f"rank {rank} {how}; log: {log}"
+        who = "the driver" if os.environ.get(driver.VARIABLE) else f"rank {rank}"
+        message = f"{who} {what}; log: {log}\n{rundir.last_lines(log)}".rstrip("\n")
+        brief = f"{who} {how}; log: {log}"
         exit_code = code if code > 0 else 128 - code
         return Failure(self._roll.node, at[rank], exit_code, message, brief)
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from paceline import observation
+from paceline.core import driver
 from paceline.core.emulation import Emulation
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client
@@ -187,7 +188,10 @@ def supervise(
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
         say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
-    say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+    whose, follows = ("the ranks'", "rank 0's follows")
+    if driver.VARIABLE in launch.env:
+        whose, follows = ("the script's", "it follows, with what the script prints of its ranks")
+    say(f"{whose} output is in {supervisor.directory / 'logs'}; {follows}")
     with shown(watch) as screen:
         code = Foreground(supervisor, link, screen).run()
     assert supervisor.last is not None
@@ -224,8 +228,8 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
 
 
 def _unseen(message: str) -> str:
-    """A run's message without the last lines of rank 0's log, which the terminal shows already."""
-    return message.partition("\n")[0] if message.startswith("rank 0 ") else message
+    """A run's message without the last lines of the log that the terminal shows already."""
+    return message.partition("\n")[0] if message.startswith(("rank 0 ", "the driver ")) else message
 
 
 def tell_notice(client: Client, run: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from paceline import observation
+from paceline.core import driver
 from paceline.core.errors import InputError
 from paceline.node import rundir
 from paceline.node.client import Client
@@ -95,9 +96,12 @@ def in_foreground(
 
 
 def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """The given variables, whether the run is observed, and the device speeds that it emulated."""
+    """The given variables, whether the run is observed or a driver's, and emulated speeds."""
+    before = {}
     if known["policy"] == OBSERVED:
-        return {observation.VARIABLE: "1", **env}
-    if known["emulated"] is None or _EMULATE in os.environ:
-        return dict(env)
-    return {_EMULATE: json.dumps(known["emulated"]), **env}
+        before[observation.VARIABLE] = "1"
+    if known.get("driver"):  # an older server does not say so
+        before[driver.VARIABLE] = "1"
+    if known["emulated"] is not None and _EMULATE not in os.environ:
+        before[_EMULATE] = json.dumps(known["emulated"])
+    return {**before, **env}

@@ -82,6 +82,11 @@ async def get_stacks(
     row = await run_in_threadpool(runs.get, store, run)
     if row["state"] in ENDED:
         raise ConflictError(f"run {run} has ended: its ranks have no stacks any more")
+    if row["driver"]:
+        raise ConflictError(
+            f"run {run}: its script starts its ranks itself, so no agent can ask them for stacks; "
+            "of Ray's workers, `ray stack` on their machine prints them"
+        )
     known = await run_in_threadpool(holders, store, run, rank)
     answers = await ask(store, asker, known, run, DumpStacks(rank))
     asked = [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from paceline_backend.requests import ConflictError
 from paceline_backend.store import Store, nodes, runs
 from paceline_backend.store.nodes import run_nodes
 
@@ -32,9 +33,15 @@ def holders(
 
     Raises:
         UnknownRunError: no such run.
+        ConflictError: the rank has no log of its own.
         StoreError: or one of its kinds.
     """
     row = runs.get(store, run)
+    if row["driver"] and rank:
+        raise ConflictError(
+            f"run {run}: its script starts its ranks itself, so its only log is that of rank 0: "
+            "what the script prints, and on Ray what the workers print"
+        )
     with store.read() as connection:
         key = runs.key_of(connection, run)
         several = run_nodes.of_runs(connection, [key])[key] if row["nodes_max"] > 1 else []

@@ -131,7 +131,7 @@ export class Banner {
    * @param {Hang | null} hung
    */
   #stacks(run, hung) {
-    show("verdict-stacks", hung !== null);
+    show("verdict-stacks", hung !== null && !run.driver);
     if (hung === null) return;
     const rank = hung.holding[0] ?? hung.waiting[0] ?? 0;
     text("verdict-stacks", `Stacks of ${ranksIn([rank])}`);

@@ -28,10 +28,12 @@ export class Log {
   /**
    * @param {string} path of the run
    * @param {number} rank
+   * @param {string} whose in words
    */
-  constructor(path, rank) {
+  constructor(path, rank, whose = `rank ${rank}`) {
     this.path = `${path}/logs/${rank}`;
     this.rank = rank;
+    this.whose = whose;
     this.output = "stdout";
     this.lines = new LogLines(MOST_LINES);
     this.loading = false; // earlier lines are on their way
@@ -82,7 +84,7 @@ export class Log {
     try {
       const part = await get(this.path, { output, tail: TAIL });
       if (this.closed || output !== this.output) return;
-      text("log-where", `rank ${this.rank}, ${output}${part.attempt ? `, attempt ${part.attempt}` : ""}, on ${part.node}`);
+      text("log-where", `${this.whose}, ${output}${part.attempt ? `, attempt ${part.attempt}` : ""}, on ${part.node}`);
       text("log-problem", part.size ? "" : "It has printed nothing yet.");
       this.#add(part);
       this.#listen(part);

@@ -63,7 +63,8 @@ class RankPage {
     this.timeline = null;
     /** @type {number | null} */
     this.last = null; // the timeline's last step, where the reader chose one; null: the newest
-    this.log = new Log(this.path, rank);
+    /** @type {Log | null} */
+    this.log = null;
     this.asked = false; // for stacks, since the run has hung
     this.arrived = 0; // when the newest step came, by performance.now(); 0: none has
     /** @type {Record<string, string>} */
@@ -89,6 +90,7 @@ class RankPage {
     this.live.open();
     this.colours = theme(this.palette);
     this.#controls();
+    this.log = this.run.driver ? new Log(this.path, 0, "the script's, with what it prints of its ranks") : new Log(this.path, this.rank);
     this.log.open();
     const slow = (this.run.world ?? this.run.nproc) > 1024;
     this.endings.push(
@@ -123,7 +125,7 @@ class RankPage {
   close() {
     this.closed = true;
     this.live?.close();
-    this.log.close();
+    this.log?.close();
     for (const end of this.endings) end();
     for (const id of ["chart-ratio", "chart-times"]) if (byId(id)?.data) window.Plotly.purge(id);
     document.title = "Paceline";
@@ -334,6 +336,7 @@ class RankPage {
     const phase = hang.phases.find((/** @type {any} */ each) => each.rank === this.rank);
     show("stacks-card", hang.hung || phase !== undefined);
     text("stacks-words", hang.words);
+    show("stacks-ask", !this.run.driver);
     if (!hang.hung) this.asked = false;
     else if (!this.asked) await this.#stacks();
   }
