@@ -174,9 +174,7 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """The samples that get another holder with the next epoch, who that is, and how many of them
-    change their node.
-    """
+    """Samples that get another holder with the next epoch, who that is, how many change nodes."""
     held = ahead.placement.copy()
     held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
     ahead = replace(ahead, placement=held)
