@@ -29,6 +29,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 from paceline_backend.simulator.sizes import Sizes
 
 MEAN = 45.0  # mean size in frames, as in CHRONICA's data sets
@@ -77,21 +78,7 @@ class Setting:
     @property
     def hello(self) -> Hello:
         """What the leader of a run in this setting would say hello with."""
-        return Hello(
-            attempt=0,
-            world=self.world,
-            global_batch=self.global_batch,
-            seed=0,
-            sizes=self.sizes.astype("<f8").tobytes(),
-            loss_mean="samples",
-            drop_last=False,
-            epochs=EPOCHS,
-            lookahead=2,
-            started_at=0.0,
-            paceline="",
-            torch="",
-            device="",
-        )
+        return hello_of(self.sizes, self.world, self.global_batch, epochs=EPOCHS)
 
     @property
     def devices(self) -> Emulation:

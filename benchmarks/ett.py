@@ -25,13 +25,13 @@ from harness import Check, finish, parser
 
 from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.demo import emulation, example
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -137,21 +137,7 @@ def simulated(world: int, noise: float, cost: Cost, at: int, steps: int) -> Run:
     batch = 16 * world
     sizes = MEAN_SIZE * rng.lognormal(-0.125, 0.5, 50 * batch)
     load = 16 * MEAN_SIZE * (1 + cost.kappa * MEAN_SIZE) * (2 if cost.padded else 1)
-    hello = Hello(
-        attempt=0,
-        world=world,
-        global_batch=batch,
-        seed=0,
-        sizes=sizes.astype("<f8").tobytes(),
-        loss_mean="samples",
-        drop_last=False,
-        epochs=None,
-        lookahead=0,
-        started_at=0.0,
-        paceline="",
-        torch="",
-        device="cpu",
-    )
+    hello = hello_of(sizes, world, batch)
     devices = Emulation(
         a_s=(0.25 / load * np.resize(SPEEDS, world)).tolist(),
         b_s=[0.01] * world,

@@ -22,11 +22,11 @@ from harness import Check, finish, parser
 
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.insight import fitness
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -100,20 +100,12 @@ class Setting:
 
     def simulation(self, policy: policies.Policy, epochs: int) -> Simulation:
         """A training under a policy."""
-        hello = Hello(
-            attempt=0,
-            world=self.world,
-            global_batch=self.world * self.local,
+        hello = hello_of(
+            self.sizes,
+            self.world,
+            self.world * self.local,
             seed=self.seed,
-            sizes=self.sizes.astype("<f8").tobytes(),
-            loss_mean="samples",
-            drop_last=False,
             epochs=epochs,
-            lookahead=2,
-            started_at=0.0,
-            paceline="",
-            torch="",
-            device="",
             uneven_steps=True,
         )
         devices = Emulation(

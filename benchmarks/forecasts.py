@@ -26,7 +26,7 @@ from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.measured import State
+from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Scenario, Simulation
 
 SEED = 1_000_000

@@ -25,7 +25,7 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.measured import State
+from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 

@@ -27,9 +27,9 @@ from torch._inductor.utils import fresh_cache
 from paceline.core.amounts.shapes import Shapes, raised
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.train.telling.compiling import recompilations
-from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 WORLD, BATCH, WARM = 2, 64, 40
 WIDTH, HEADS, VOCABULARY, LONGEST = 64, 4, 100, 256
@@ -84,20 +84,11 @@ def planned(steps: int, lengths: bool, shapes: Shapes) -> tuple[Any, Any]:
         sizes = np.clip(rng.lognormal(4.2, 0.6, 8 * BATCH).round(), 8, LONGEST)
     waves = [Slowdown([0], 1.4, start, 12) for start in range(16, steps, 36)]
     devices = Emulation([1e-3, 1.6e-3], [2e-3, 2e-3], noise=0.04, seed=1, slowdowns=waves)
-    hello = Hello(
-        attempt=0,
-        world=WORLD,
-        global_batch=BATCH,
+    hello = hello_of(
+        sizes,
+        WORLD,
+        BATCH,
         seed=1,
-        sizes=sizes.astype("<f8").tobytes(),
-        loss_mean="samples",
-        drop_last=False,
-        epochs=None,
-        lookahead=0,
-        started_at=0.0,
-        paceline="",
-        torch="",
-        device="cpu",
         grid=shapes.samples,
         length_grid=float(shapes.length),
     )

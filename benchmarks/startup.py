@@ -27,6 +27,7 @@ from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Policy
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -152,21 +153,7 @@ def _run(setting: Setting, seed: int) -> tuple[Hello, Emulation, Models]:
     devices = Emulation(
         a.tolist(), b.tolist(), cost=cost, slowdowns=first, noise=setting.noise, seed=seed
     )
-    hello = Hello(
-        attempt=0,
-        world=world,
-        global_batch=world * setting.per_worker,
-        seed=seed,
-        sizes=sizes.astype("<f8").tobytes(),
-        loss_mean="samples",
-        drop_last=False,
-        epochs=None,
-        lookahead=0,
-        started_at=0.0,
-        paceline="simulated",
-        torch="none",
-        device="simulated",
-    )
+    hello = hello_of(sizes, world, world * setting.per_worker, seed=seed)
     return hello, devices, Models(a, np.zeros(world), b, cost=cost)
 
 

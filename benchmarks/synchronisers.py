@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, zip_longest
@@ -438,6 +438,34 @@ def table_of(results: Mapping[str, Runs]) -> str:
     return "\n".join(lines[1:])
 
 
+def _with_only(scenario: Scenario, names: Sequence[str]) -> Scenario:
+    """The scenario with these contenders and bsp, without the figures that need others."""
+    contenders = {
+        name: contender
+        for name, contender in scenario.contenders.items()
+        if name in ("bsp", *names)
+    }
+    return replace(scenario, foretold=False, contenders=contenders)
+
+
+def _compared(scenarios: Iterable[Scenario], seeds: int) -> dict[str, Runs]:
+    """The runs of each scenario; scenarios with equally many ranks in a row share their ranks."""
+    results: dict[str, Runs] = {}
+    for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
+        with contextlib.ExitStack() as held:
+            pool = Ranks(world)
+            held.callback(pool.stop)
+            stack: Stack | None = None
+            for scenario in group:
+                train_one = partial(coasted, pool)
+                if scenario.planned:
+                    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+                    stack = stack or held.enter_context(Stack(folder, 0))
+                    train_one = partial(planned, pool, stack)
+                results[scenario.name] = compare(scenario, seeds, train_one)
+    return results
+
+
 def main() -> None:
     """Runs the benchmark."""
     arguments = parser(__doc__)
@@ -453,31 +481,8 @@ def main() -> None:
     wanted = QUICK if options.quick else SCENARIOS
     scenarios = [scenario for name, scenario in wanted.items() if name in (options.only or wanted)]
     if options.contenders:
-        scenarios = [
-            replace(
-                scenario,
-                foretold=False,
-                contenders={
-                    name: contender
-                    for name, contender in scenario.contenders.items()
-                    if name in ("bsp", *options.contenders)
-                },
-            )
-            for scenario in scenarios
-        ]
-    results: dict[str, Runs] = {}
-    for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
-        with contextlib.ExitStack() as held:
-            pool = Ranks(world)
-            held.callback(pool.stop)
-            stack: Stack | None = None
-            for scenario in group:
-                train_one = partial(coasted, pool)
-                if scenario.planned:
-                    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-                    stack = stack or held.enter_context(Stack(folder, 0))
-                    train_one = partial(planned, pool, stack)
-                results[scenario.name] = compare(scenario, seeds, train_one)
+        scenarios = [_with_only(scenario, options.contenders) for scenario in scenarios]
+    results = _compared(scenarios, seeds)
     foretold = {
         scenario.name: simulated(scenario, results[scenario.name])
         for scenario in scenarios

@@ -44,6 +44,7 @@ from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 SHARE = 16_384  # tokens of a step for each rank
 LONGEST = SHARE // 2
@@ -96,20 +97,12 @@ class Setting:
     def hello(self) -> Hello:
         """What the leader of a run in this setting would say hello with."""
         sizes = self.sizes
-        return Hello(
-            attempt=0,
-            world=self.world,
-            global_batch=round(len(sizes) / STEPS),
-            seed=0,
-            sizes=sizes.astype("<f8").tobytes(),
-            loss_mean="size",
-            drop_last=False,
+        return hello_of(
+            sizes,
+            self.world,
+            round(len(sizes) / STEPS),
             epochs=EPOCHS,
-            lookahead=2,
-            started_at=0.0,
-            paceline="",
-            torch="",
-            device="",
+            loss_mean="size",
             token_budget=self.budget,
         )
 

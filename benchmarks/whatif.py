@@ -26,7 +26,8 @@ from paceline.node.client import Client
 from paceline_backend.demo import example
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.measured import Measured, State
+from paceline_backend.insight.whatif.measured import Measured
+from paceline_backend.insight.whatif.state import State
 from paceline_backend.server.stack import Stack
 from paceline_backend.server.supervisor import embedded_database
 from paceline_backend.simulator import Scenario, Simulation

@@ -13,7 +13,8 @@ from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, Step
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS
-from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, State, relaxed_span
+from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, relaxed_span
+from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.sync import Costs

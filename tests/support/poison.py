@@ -21,7 +21,6 @@ from paceline.wire import (
     Proposal,
     RunState,
     State,
-    StopTraining,
 )
 from support.records import a_round, adopted, hello, record
 
@@ -312,23 +311,6 @@ TELEMETRY: dict[str, Fields] = {
     name: fields(data)
     for part in (HELLO, ADOPTED, FALLBACKS, STEPS, ROUNDS, STATES, NODES, UNREADABLE, OTHERS)
     for name, data in part.items()
-} | ENTRIES
-
-# What no leader may adopt, offered as its first segment.
-PROPOSALS: dict[str, Fields] = {
-    name: fields(data)
-    for name, data in (_segments(Proposal(0, adopted(0, 0).segment, "me")) | UNREADABLE).items()
-}
-
-# What no leader may take for an order.
-CONTROLS: dict[str, Fields] = {
-    name: fields(data)
-    for name, data in {
-        "reason is a lone surrogate": changed(StopTraining("x"), reason=SURROGATE),
-        "reason is a number": changed(StopTraining("x"), reason=5),
-        "reason is missing": pack({"type": "stop_training"}),
-        "reason is nested": changed(StopTraining("x"), reason=NESTED),
-    }.items()
 } | ENTRIES
 
 

@@ -72,7 +72,6 @@ class Log:
     parameters: Tensor = field(default_factory=lambda: torch.empty(0))
     state: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
-    next_step: int = 0
 
 
 @contextlib.contextmanager
@@ -132,7 +131,6 @@ def train(
                 break
         log.stopped = run.stopped
         log.state = log.state or run.state_dict()
-        log.next_step = log.state["step"]
         log.parameters = parameters(model)
     return log
 

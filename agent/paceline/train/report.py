@@ -12,7 +12,7 @@ from dataclasses import asdict
 import msgspec
 
 from paceline.node.spool import Spool
-from paceline.train.mesh.times import GroupTimes, Told
+from paceline.train.mesh.times import GroupTimes, PendingTimes
 from paceline.train.outlet import Outlet
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
@@ -196,7 +196,8 @@ class Reporter:
         times: GroupTimes | None = None,
     ) -> None:
         self._times = times
-        self._sent: deque[tuple[RunningStep, StepRecord, Told]] = deque()  # of the newest steps
+        # Of the newest steps, while their groups' times may be on their way.
+        self._sent: deque[tuple[RunningStep, StepRecord, PendingTimes]] = deque()
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
@@ -232,7 +233,7 @@ class Reporter:
         """Reports all finished steps now."""
         with self._reading:
             self._read_all()
-            self._join_told(0)
+            self._report_sent(0)
             self._send_open()
 
     def _read_all(self) -> None:
@@ -258,9 +259,9 @@ class Reporter:
             return
         sent = self._times.tell(record.data_s, record.compute_s)
         self._sent.append((running, record, sent))
-        self._join_told(1)
+        self._report_sent(1)
 
-    def _join_told(self, most: int) -> None:
+    def _report_sent(self, most: int) -> None:
         """Reports steps with the times of their group; so many may wait for those of other ranks.
 
         The others tell theirs when they end the step, which is about when this rank does.

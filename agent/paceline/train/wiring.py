@@ -20,7 +20,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
-from paceline.train.mesh.times import GroupTimes, Member
+from paceline.train.mesh.times import GroupTimes, SilentReporter
 from paceline.train.nodedata.node import NodeData
 from paceline.train.parts import Step
 from paceline.train.plan.epochs import EpochSteps
@@ -43,8 +43,8 @@ class Wiring:
 
     follower: Follower
     leader: Leader | None  # on rank 0
-    reporter: Reporter | Member | None  # in a run that a control plane knows; so is the next
-    rounds: RoundReporter | None
+    reporter: Reporter | SilentReporter | None  # where a control plane knows the run
+    rounds: RoundReporter | None  # there, too
     on_fallback: OnFallback | None  # on rank 0, in such a run
     exit_stack: ExitStack  # ends the background threads that there are
 
@@ -92,46 +92,42 @@ def connect(
         epoch_steps: of the run.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
-    emitter = proposals = leader = None
+    emitter = leader = times = None
+    reporter: Reporter | SilentReporter | None = None
     with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
         if run is not None and meeting.speaks:
-            watch = Watch(attempt, rank, activity)
-            emitter = emitter_of(environment, run, rank, memory, watch)
+            emitter = emitter_of(environment, run, rank, memory, Watch(attempt, rank, activity))
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
             if data is not None:
                 data.send = emitter.send
         if meeting.leads:
-            if run is not None and environment.bus is not None:
-                first, key = environment.first_attempt, environment.key
-                proposals = Proposals(environment.bus, run, attempt, key, first_attempt=first)
+            proposals = _proposals(environment)
+            if proposals is not None:
                 exit_stack.callback(proposals.close)
-            asked = environment.reform.exists if environment.reform is not None else None
             leader = _leader(
                 terms,
                 meeting,
+                environment,
                 proposals,
                 emitter,
-                attempt,
                 start,
                 limits,
-                asked,
                 uneven,
                 data,
                 stream,
                 epoch_steps,
             )
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
-        by_size = terms.loss_mean == "size"
         exit_stack.callback(follower.close)
-        times = None
         if run is not None and meeting.lanes is not None:
             times = GroupTimes(meeting.lanes)
             exit_stack.callback(times.close)
-        reporter: Reporter | Member | None = None if times is None else Member(times)
         if emitter is not None:
-            reporter = Reporter(emitter, attempt, rank, by_size, times)
+            reporter = Reporter(emitter, attempt, rank, terms.loss_mean == "size", times)
+        elif times is not None:
+            reporter = SilentReporter(times)
         return Wiring(
             follower,
             leader,
@@ -297,29 +293,40 @@ def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
     return on_fallback
 
 
+def _proposals(environment: Environment) -> Proposals | None:
+    """The thread that hears the control plane's plans; None: there is no run, or no bus."""
+    run, bus = environment.run, environment.bus
+    if run is None or bus is None:
+        return None
+    first_attempt = environment.first_attempt
+    return Proposals(bus, run, environment.attempt, environment.key, first_attempt=first_attempt)
+
+
 def _leader(
     terms: Terms,
     meeting: Meeting,
+    environment: Environment,
     proposals: Proposals | None,
     emitter: Emitter | None,
-    attempt: int,
     start: Position,
     limits: Limits,
-    reforms: Callable[[], bool] | None,
     uneven: Callable[[], bool],
     data: NodeData | None,
     stream: Stream | None,
     epoch_steps: EpochSteps | None,
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
-    most = np.array(limits.of_parts) if limits.of_parts else None
+    gathering = None
+    if stream is not None:
+        most = np.array(limits.of_parts) if limits.of_parts else None
+        gathering = Gathering(stream, terms, meeting.world, meeting.store, most)
     return Leader(
         terms,
         meeting.world,
         meeting.sizes,
         meeting.store,
         proposals,
-        attempt=attempt,
+        attempt=environment.attempt,
         announce=emitter.send if emitter is not None else None,
         epoch=start.epoch,
         step=start.step,
@@ -328,11 +335,9 @@ def _leader(
         micro=limits.of_micro_batches or limits.tokens_of_micro_batches,
         token_limits=limits.tokens_of_parts,
         epoch_steps=epoch_steps,
-        reforms=reforms or (lambda: False),
+        reforms=(lambda: False) if environment.reform is None else environment.reform.exists,
         uneven=uneven,
         shards=None if data is None else data.shards,
-        stream=None
-        if stream is None
-        else Gathering(stream, terms, meeting.world, meeting.store, most),
+        stream=gathering,
         copies=meeting.stores[1:],
     )

@@ -22,12 +22,13 @@ from paceline.core.amounts.devices import capacities
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello, RankDevice
+from paceline.wire import RankDevice
 from paceline_backend import policies
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Accounts, Floats, Ints
 from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 HARM = 1.02  # a policy that takes more than this × plain DDP's time in trials is warned of
 _TRIALS = 2
@@ -256,20 +257,12 @@ class _Trial:
     def time_s(self, policy: Policy) -> float:
         """Seconds of the epochs after the first, in which policies learn."""
         world = self.models.world
-        hello = Hello(
-            attempt=0,
-            world=world,
-            global_batch=self.batch,
+        hello = hello_of(
+            self.sizes,
+            world,
+            self.batch,
             seed=self.seed,
-            sizes=self.sizes.astype("<f8").tobytes(),
-            loss_mean="samples",
-            drop_last=False,
             epochs=_EPOCHS,
-            lookahead=2,
-            started_at=0.0,
-            paceline="",
-            torch="",
-            device="",
             uneven_steps=True,
             devices=self.devices,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection
@@ -18,7 +18,6 @@ from paceline_backend.store.history import RunFilter, days, labels
 from paceline_backend.store.nodes import run_nodes
 
 By = Literal["day", "run", "node", "policy", "tag", "device", "backend"]
-GROUPS: tuple[By, ...] = get_args(By)
 _SUMS = ("steps", "step_s_sum", "se_sum", "se_count", "waste_sum", "waste_count")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ from paceline.wire import ALLREDUCE, Segment
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
-from paceline_backend.policies import Feedback, Plan, Policy
+from paceline_backend.policies import Choice, Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats, usable
 from paceline_backend.policies.streams import plan_stream
 
@@ -58,12 +58,8 @@ def offer(
     if reason := policies.unsuited(policy, history.hello.token_budget):
         raise ValueError(reason)
     started = time.perf_counter()
-    shuffle = history.must_shuffle(version)
     feedback = single_batches(window.feedback(), history.newest)
     history.recall(window.ranges())
-    young = len(feedback) < YOUNG * history.hello.world
-    hasty = young or _surprised(history, feedback)
-    step_s = window.step_s(history.newest)
     hello = history.hello
     choice = policy.choose(
         feedback,
@@ -75,21 +71,17 @@ def offer(
     )
     relaxed = choice.synchroniser != ALLREDUCE
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
-    slowest = slowest_steps(feedback, hello.world) if shared else 0.0
-    steps = segment_steps(step_s, hasty=hasty, plan_s=plan_s, relaxed=relaxed, slowest=slowest)
+    steps = segment_steps(
+        window.step_s(history.newest),
+        hasty=len(feedback) < YOUNG * hello.world or _surprised(history, feedback),
+        plan_s=plan_s,
+        relaxed=relaxed,
+        slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
+    )
     if hello.stream:
-        shuffle = False
-        plan = plan_stream(policy, feedback, steps, hello.world)
+        plan, shuffled = plan_stream(policy, feedback, steps, hello.world), False
     else:
-        problem = history.problem(steps, version, shuffle=shuffle)
-        ahead = history.ahead(steps, version, policy)
-        plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
-        if policy.recomposes and not shuffle and history.outdated(plan):
-            shuffle = True
-            problem = history.problem(steps, version, shuffle=True)
-            plan = policies.plan(
-                policy, problem, feedback, shuffle=True, choice=choice, ahead=ahead
-            )
+        plan, shuffled = _plan(history, policy, version, feedback, steps, choice)
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,
@@ -103,7 +95,7 @@ def offer(
         ett_s=plan.ett_s,
         shares=plan.shares,
         feedback=window.ranges(),
-        shuffled=shuffle,
+        shuffled=shuffled,
         moved=plan.moved,
         across=plan.across,
         plan_s=time.perf_counter() - started,
@@ -118,6 +110,28 @@ def offer(
         anew=history.anew,
     )
     return Offer(segment, plan)
+
+
+def _plan(
+    history: History,
+    policy: Policy,
+    version: int,
+    feedback: Feedback,
+    steps: int,
+    choice: Choice,
+) -> tuple[Plan, bool]:
+    """Plans so many steps at most, and says whether the shuffler ran for them."""
+    ahead = history.ahead(steps, version, policy)
+
+    def planned(*, shuffle: bool) -> Plan:
+        problem = history.problem(steps, version, shuffle=shuffle)
+        return policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
+
+    shuffle = history.must_shuffle(version)
+    plan = planned(shuffle=shuffle)
+    if policy.recomposes and not shuffle and history.outdated(plan):
+        return planned(shuffle=True), True
+    return plan, shuffle
 
 
 def segment_steps(

@@ -15,7 +15,14 @@ from paceline.wire import Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
-from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
+from paceline_backend.policies.parts import (
+    CHOOSER,
+    PAUSES,
+    Allocation,
+    Allocator,
+    Choice,
+    Policy,
+)
 from paceline_backend.policies.solve.grid import gridded
 from paceline_backend.policies.solve.tokens import within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
@@ -93,14 +100,7 @@ def plan(
         raise ValueError(reason)
     if problem.length_grid:
         feedback = replace(feedback, longest=raised(feedback.longest, problem.length_grid))
-    models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
-    memory: dict[str, Any] = {}
-    if policy.foretells:
-        memory[PAUSES] = pauses.noticed(problem.memory.get(PAUSES, {}), feedback, models)
-        slower = pauses.factors(
-            memory[PAUSES], problem.first_step, len(problem.batch_sizes()), problem.world
-        )
-        models = replace(models, factors=slower)
+    models, memory = _fitted(policy, problem, feedback)
     moves, moved, across = None, 0, 0
     if shuffle:
         before = problem.placement
@@ -125,15 +125,10 @@ def plan(
         )
     threads: list[int] = []
     if policy.allocator is not None:
-        problem = _in_fine_counts(problem)
-        own = {
-            name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)
-        }
-        allocation = policy.allocator.allocate(replace(problem, memory=own), models, feedback)
+        problem, allocation = _allocated(policy.allocator, problem, models, feedback)
+        models = allocation.models or models
         memory.update(allocation.memory)
         threads = list(allocation.threads)
-        problem = replace(problem, counts=allocation.counts)
-        models = allocation.models or models
     if choice.memory:
         memory[CHOOSER] = choice.memory
     batches = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
@@ -141,26 +136,61 @@ def plan(
     holders, ranks = problem.placement[batches.samples], batches.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)
-    ett: list[list[float]] = []
-    if models.known:
-        ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))
-        ett = (ett_s if models.factors is None else ett_s * models.factors).tolist()
     return Plan(
         batches,
-        ett,
-        _shares(policy, problem, models),
-        problem.placement,
-        problem.order,
-        moved,
-        problem.reaches_epoch_end,
-        msgspec.to_builtins(memory),  # plain values, as the bus returns them
-        threads,
-        models.cautious.cost,
-        choice.synchroniser,
-        choice.why,
-        across,
-        moves,
+        ett_s=_ett_s(problem, models, batches),
+        shares=shares_of(policy, models, problem.counts),
+        placement=problem.placement,
+        order=problem.order,
+        moved=moved,
+        epoch_end=problem.reaches_epoch_end,
+        memory=msgspec.to_builtins(memory),  # plain values, as the bus returns them
+        threads=threads,
+        cost=models.cautious.cost,
+        synchroniser=choice.synchroniser,
+        why=choice.why,
+        across=across,
+        moves=moves,
     )
+
+
+def _fitted(policy: Policy, problem: Problem, feedback: Feedback) -> tuple[Models, dict[str, Any]]:
+    """The models of all workers, and what the policy remembers of regular pauses."""
+    models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
+    if not policy.foretells:
+        return models, {}
+    noticed = pauses.noticed(problem.memory.get(PAUSES, {}), feedback, models)
+    steps = len(problem.batch_sizes())
+    slower = pauses.factors(noticed, problem.first_step, steps, problem.world)
+    return replace(models, factors=slower), {PAUSES: noticed}
+
+
+def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
+    """The problem with another placement, and the order that suits it."""
+    problem = replace(problem, placement=policy.shuffler.shuffle(problem, models))
+    return replace(problem, order=policy.scheduler.compose(problem, models))
+
+
+def _away(
+    policy: Policy, problem: Problem, ahead: Problem, models: Models
+) -> tuple[Ints, Ints, int]:
+    """Samples that get another holder with the next epoch, who that is, how many change nodes."""
+    held = ahead.placement.copy()
+    held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
+    ahead = replace(ahead, placement=held)
+    placement = policy.shuffler.shuffle(ahead, models)
+    away = np.flatnonzero(placement != held)
+    return away, placement[away], ahead.across(held, placement)
+
+
+def _allocated(
+    allocator: Allocator, problem: Problem, models: Models, feedback: Feedback
+) -> tuple[Problem, Allocation]:
+    """The problem with the allocator's counts, and all that the allocator decided."""
+    problem = _in_fine_counts(problem)
+    own = {name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)}
+    allocation = allocator.allocate(replace(problem, memory=own), models, feedback)
+    return replace(problem, counts=allocation.counts), allocation
 
 
 def _in_fine_counts(problem: Problem) -> Problem:
@@ -174,32 +204,26 @@ def _in_fine_counts(problem: Problem) -> Problem:
     return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
 
 
-def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
-    """The problem with another placement, and the order that suits it."""
-    problem = replace(problem, placement=policy.shuffler.shuffle(problem, models))
-    return replace(problem, order=policy.scheduler.compose(problem, models))
+def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:
+    """Expected compute times in seconds, [step][rank]; empty while the models are unknown."""
+    if not models.known:
+        return []
+    ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))
+    return list((ett_s if models.factors is None else ett_s * models.factors).tolist())
 
 
-def _away(
-    policy: Policy, problem: Problem, ahead: Problem, models: Models
-) -> tuple[Ints, Ints, int]:
-    """The samples that get another holder with the next epoch, who that is, and how many of them
-    change their node.
+def shares_of(policy: Policy, models: Models, counts: Ints | None = None) -> list[float]:
+    """Each rank's share of the load while the leader coasts, [W]; empty: equal counts.
+
+    Args:
+        policy: that plans.
+        models: of all ranks.
+        counts: of samples, by the allocator; None: speeds alone decide.
     """
-    held = ahead.placement.copy()
-    held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
-    ahead = replace(ahead, placement=held)
-    placement = policy.shuffler.shuffle(ahead, models)
-    away = np.flatnonzero(placement != held)
-    return away, placement[away], ahead.across(held, placement)
-
-
-def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:
-    """Each rank's share of the load while the leader coasts."""
     if not policy.balances:
         return []
-    if problem.counts is not None:
-        return list((problem.counts / problem.counts.sum()).tolist())
+    if counts is not None:
+        return list((counts / counts.sum()).tolist())
     if models.known:
         speed = 1.0 / models.a
         return list((speed / speed.sum()).tolist())

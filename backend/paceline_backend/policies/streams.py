@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.wire import Paces
 from paceline_backend.policies.parts import Policy
-from paceline_backend.policies.planner import Plan
+from paceline_backend.policies.planner import Plan, shares_of
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.policies.values import Batches, Feedback
 
@@ -42,16 +42,13 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
         predictor = replace(predictor, cost="sum")
     models = predictor.fit(feedback, world)
     none = np.empty(0, np.int64)
-    paces, shares = None, []
+    paces = None
     if models.known:
         paces = Paces(models.a.tolist(), models.c.tolist(), models.b.tolist())
-        if policy.balances:
-            speed = 1.0 / models.a
-            shares = (speed / speed.sum()).tolist()
     return Plan(
         Batches(np.zeros((steps, world), np.int64), none),
         ett_s=[],
-        shares=shares,
+        shares=shares_of(policy, models),
         placement=none,
         order=none,
         moved=0,

@@ -3,6 +3,7 @@
     Scenario         a cluster, its data and what happens to it, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
+    hello            `hello_of`: how a simulated run introduces itself
     summary          figures per policy, beside the fluid limit
     sync             how gradients meet: models of the synchronisers
     broadcast        a simulation as a run of a control plane

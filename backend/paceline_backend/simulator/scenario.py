@@ -18,6 +18,7 @@ from paceline.core.errors import InputError
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.hello import hello_of
 from paceline_backend.simulator.sizes import Sizes, SizesError
 
 MOST_WORKERS = 100_000
@@ -290,20 +291,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"drop_last: {len(sizes)} samples are less than a global batch; nothing would train"
             )
         devices = self.emulation()
-        return Hello(
-            attempt=0,
-            world=self.workers,
-            global_batch=self.global_batch,
+        return hello_of(
+            sizes,
+            self.workers,
+            self.global_batch,
             seed=self.seed,
-            sizes=sizes.astype("<f8").tobytes(),
+            epochs=self.epochs,
             loss_mean=self.loss_mean,
             drop_last=self.drop_last,
-            epochs=self.epochs,
-            lookahead=0,
-            started_at=0.0,
-            paceline="simulated",
-            torch="none",
-            device="simulated",
             profiles=self._profiles(devices, float(sizes.mean())) if self.profile else [],
             limits=self.memory_limits(),
             uneven_steps=True,

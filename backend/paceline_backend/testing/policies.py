@@ -28,6 +28,7 @@ from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.hello import hello_of
 
 _SIZES = (0.0, 1.0, 1.0, 2.5, 40.0, 900.0)
 _EPOCHS = 3
@@ -101,20 +102,13 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
         noise=float(rng.choice([0.0, 0.1])),
         seed=int(rng.integers(2**31)),
     )
-    hello = Hello(
-        attempt=0,
-        world=world,
-        global_batch=global_batch,
+    hello = hello_of(
+        sizes,
+        world,
+        global_batch,
         seed=int(rng.integers(2**33)),
-        sizes=sizes.astype("<f8").tobytes(),
-        loss_mean="samples",
-        drop_last=drop_last,
         epochs=_EPOCHS,
-        lookahead=2,
-        started_at=0.0,
-        paceline="",
-        torch="",
-        device="cpu",
+        drop_last=drop_last,
         limits=_limits(world, global_batch, rng) if rng.integers(2) else [],
         profiles=_profiles(devices) if rng.integers(2) else [],
     )

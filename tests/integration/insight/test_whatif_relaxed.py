@@ -18,7 +18,8 @@ from paceline_backend import policies
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state
-from paceline_backend.insight.whatif.measured import State, read, steady_time
+from paceline_backend.insight.whatif.measured import steady_time
+from paceline_backend.insight.whatif.state import State, read
 from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.switches import Switch
 from support.forecasts import COMMUNICATION_S, Training, drawn

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 import redis
 import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, Meet, State
-from paceline.wire.bus import connect
 from paceline_backend.control.keeper import Keeper
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import Sweep
@@ -20,33 +17,11 @@ from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.groups import GONE, answer, orders, ready, report
-from support.web import ANY, serving
 
 BODY = {
     **{"key": "slurm-c-4711.0", "script": "/shared/train.py", "args": ["--epochs", "3"]},
     **{"nproc": 2, "nodes_min": 2, "nodes_max": 2, "policy": "bsp", "name": "speech"},
 }
-
-
-@pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 def adopt(client: httpx.Client, **fields: Any) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,26 +10,11 @@ import pytest
 
 from paceline.wire import CheckNode, NodeCheck, NodeState, State
 from paceline.wire.bus import connect
-from paceline_backend.store import Store, StoreRefusedError, nodes, telemetry
+from paceline_backend.store import Store, StoreRefusedError, telemetry
 from support.groups import answer, orders, ready, report
 from support.web import ANY, serving
 
 BODY = {"script": "train.py", "nproc": 1, "nodes_min": 2, "nodes_max": 3, "policy": "bsp"}
-
-
-@pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
 
 
 def measured(store: Store, **speeds: float) -> None:

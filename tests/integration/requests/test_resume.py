@@ -31,7 +31,6 @@ from paceline_backend.backends.local import Local
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Store, meta, nodes, schema, telemetry
 from support.records import add_run, adopted, hello, record
-from support.web import ANY, serving
 
 EMULATED = {"a_s": [1e-5, 2e-5], "b_s": [0.0, 0.0]}
 
@@ -42,14 +41,6 @@ def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]
     with Store.open(database_url) as opened:
         beat(opened)
         yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
 
 
 def beat(store: Store, *, left: bool = False) -> None:

@@ -10,45 +10,22 @@ import pytest
 import redis
 
 from paceline.wire import Launch, State
-from paceline.wire.bus import connect
 from paceline_backend.backends import Job
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.requests import enlist
-from paceline_backend.store import Store, leases, nodes, runs, schema
+from paceline_backend.store import Store, leases, runs, schema
 from paceline_backend.store.access import tokens
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.engine import TableEngine, become, table_engine
 from support.groups import answer, orders, report
-from support.web import ANY, serving
 
 BODY = {"script": "/shared/train.py", "nproc": 2}
 
 
 @pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[TableEngine]]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+def engine() -> Iterator[type[TableEngine]]:
     with table_engine() as made:
         yield made
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 @pytest.fixture

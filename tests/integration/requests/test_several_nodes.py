@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,37 +9,14 @@ import pytest
 import redis
 
 from paceline.wire import Kill, Launch, State
-from paceline.wire.bus import connect
 from paceline.wire.sealing import unseal
 from paceline_backend.control.checks import Checks
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes
+from paceline_backend.store import Store, meta
 from support.groups import answer, orders, report
 from support.records import hello
-from support.web import ANY, serving
 
 BODY = {"script": "train.py", "nproc": 2, "nodes_min": 2, "nodes_max": 3}
-
-
-@pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 def test_a_run_is_launched_on_several_nodes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,36 +9,13 @@ import pytest
 import redis
 
 from paceline.wire import Kill, Launch, State
-from paceline.wire.bus import connect
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.store import Store, nodes, telemetry
 from support.groups import answer, orders, ready, report
 from support.records import hello
-from support.web import ANY, serving
 
 BODY = {"script": "train.py", "nproc": 1, "nodes_min": 2, "nodes_max": 2, "policy": "bsp"}
-
-
-@pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as made:
-        made.headers.update(ANY)
-        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
-        yield made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 def detail(refused: httpx.Response, status: int = 409) -> str:

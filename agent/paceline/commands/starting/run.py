@@ -157,14 +157,19 @@ def run(
     launch = Launch(script, args or [], nproc or 1, variables, str(Path.cwd()), max_restarts)
     name = name or Path(script).stem
     if nodes is not None or backend is not None:
-        choice: dict[str, Any] = {"name": name, "parameters": parameters_of(param)}
-        if policy is not None:
-            choice["policy"] = policy
-        if join_check is not None:
-            choice["join_check"] = join_check
-        if restart_hung is not None:
-            choice["restart_hung_s"] = restart_hung
-        choice |= _chosen(backend, backend_option, spares, replace_slow_nodes=replace_slow_nodes)
+        asked = {
+            "name": name,
+            "parameters": parameters_of(param),
+            "policy": policy,
+            "join_check": join_check,
+            "restart_hung_s": restart_hung,
+            "backend": backend,
+            "backend_options": parameters_of(backend_option, "--backend-option") or None,
+            "spares": spares or None,
+            "replace_slow_nodes": replace_slow_nodes or None,
+        }
+        # An older server refuses fields that it does not know.
+        choice = {field: value for field, value in asked.items() if value is not None}
         with connected(server, token, token_file) as client:
             raise typer.Exit(several.train(client, launch, nodes or "1", choice))
     if observe:  # where agents start the ranks, the control plane tells them
@@ -221,22 +226,3 @@ def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) ->
             "--slowdown and --emulate"
         )
     return OBSERVED
-
-
-def _chosen(
-    backend: str | None,
-    backend_option: list[str] | None,
-    spares: int,
-    *,
-    replace_slow_nodes: bool,
-) -> dict[str, Any]:
-    """What was asked of the nodes, as fields of ``POST /runs``; older servers know of none."""
-    choice: dict[str, Any] = {}
-    if backend is not None:
-        asked = parameters_of(backend_option, "--backend-option")
-        choice |= {"backend": backend, "backend_options": asked}
-    if spares:
-        choice["spares"] = spares
-    if replace_slow_nodes:
-        choice["replace_slow_nodes"] = True
-    return choice

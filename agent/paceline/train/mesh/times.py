@@ -24,7 +24,7 @@ _PATIENCE = timedelta(seconds=5)  # for a rank of the group that may have ended
 
 
 @dataclass
-class Told:
+class PendingTimes:
     """The times of a group's ranks in one step, which may be on their way."""
 
     times: list[Tensor]  # of each member: data_s and compute_s
@@ -53,13 +53,13 @@ class GroupTimes:
         self._group, self._lanes = lanes.of_members(), lanes
         self._slowest: Counter[int] = Counter()  # steps in which each member was the slowest
 
-    def tell(self, data_s: float, compute_s: float) -> Told:
+    def tell(self, data_s: float, compute_s: float) -> PendingTimes:
         """Tells this rank's times of a step; all ranks of the group call it for the same steps."""
         own = torch.tensor([data_s, compute_s], dtype=torch.float64)
         times = [torch.zeros_like(own) for _ in self._lanes.members]
-        return Told(times, dist.all_gather(times, own, self._group, async_op=True), own)
+        return PendingTimes(times, dist.all_gather(times, own, self._group, async_op=True), own)
 
-    def slowest(self, record: StepRecord, sent: Told) -> StepRecord:
+    def slowest(self, record: StepRecord, sent: PendingTimes) -> StepRecord:
         """A step's record with the times of the slowest rank of the group."""
         times = sent.read()
         if not times:
@@ -98,7 +98,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     return msgspec.structs.replace(record, data_s=data_s, compute_s=compute_s, sync_s=sync_s)
 
 
-class Member:
+class SilentReporter:
     """In place of a reporter, on a rank that does not speak for its group: tells its times only.
 
     Args:
@@ -108,7 +108,7 @@ class Member:
     def __init__(self, times: GroupTimes) -> None:
         self._times = times
         self._over: list[RunningStep] = []
-        self._sent: list[Told] = []
+        self._sent: list[PendingTimes] = []
 
     def over(self, running: RunningStep) -> None:
         """Takes a finished step; reads it once the device is through with it, or a step later."""

@@ -1,6 +1,8 @@
 """What-if: the time that steps would take under each preset.
 
-    measured    `State`, `Measured`: where a run stands and what its newest steps took
+    state       `State`: where a run stands, read from the store
+    measured    `Measured`: what the newest steps took
+    speeds      since when all ranks have had their present speeds
     resampled   `Resampled`: the run's ranks as emulated devices, from models and measured errors
     simulate    simulates each preset on these devices
     forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`

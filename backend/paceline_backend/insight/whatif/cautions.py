@@ -12,8 +12,8 @@ import numpy as np
 from paceline_backend import policies
 from paceline_backend.insight import fitness
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, PresetForecast
-from paceline_backend.insight.whatif.measured import State, read
 from paceline_backend.insight.whatif.resampled import filled, ratios
+from paceline_backend.insight.whatif.state import State, read
 from paceline_backend.policies import Models
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, runs

@@ -26,11 +26,13 @@ from paceline_backend.insight.whatif.answer import (
     words,
 )
 from paceline_backend.insight.whatif.cautions import with_cautions
-from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
+from paceline_backend.insight.whatif.measured import Measured, steady_time
 from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import DRAWS, Basis, Simulated, simulate
+from paceline_backend.insight.whatif.speeds import same_speeds
+from paceline_backend.insight.whatif.state import State, read
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor

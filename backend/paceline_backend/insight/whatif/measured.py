@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.wire import OBSERVED, Hello, Segment
+from paceline.wire import Segment
 from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
-from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.observed import PLAIN, counted, newest
-from paceline_backend.planning.feedback import Window, single_batches
-from paceline_backend.planning.history import History
-from paceline_backend.planning.load import load
+from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.store import Connection, records, rounds, runs, segments, switches
 
 _FEWEST = 16  # steady steps that are needed to measure the policy in force
-_BLOCK = 8  # steps whose median is taken as a rank's speed
-_CHANGED = 0.15  # a speed has changed if it is off by more than this and by more than chance
-_BY_CHANCE = 0.001  # probability with which chance alone may look like another speed
-_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 
-_COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
-_ROUNDS = 256  # newest rounds whose median is the time of a round
 _UNDISTURBED = 0.1  # in at least this share of a rank's steps, the rank waits for no other
 
 
@@ -259,98 +246,6 @@ class Measured:
         return len(self.step)
 
 
-@dataclass(frozen=True)
-class State:
-    """Where a run stands: everything that the next segment would be planned from."""
-
-    version: int
-    policy: str
-    parameters: dict[str, Any]
-    history: History | None = None  # None: no Hello yet
-    window: Window | None = None
-    measured: Measured | None = None
-    steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
-    observed: bool = False  # the script divides its batches itself, as `policy` would
-
-
-def read(connection: Connection, run: int, steps: int, cells: int) -> State:
-    """A run's state and the newest complete steps of its latest attempt.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        steps: how many of the newest steps to read.
-        cells: most records (steps × ranks) to read.
-    """
-    switch = switches.latest(connection, run)
-    observed = switch.policy == OBSERVED
-    policy = PLAIN if observed else switch.policy
-    state = State(switch.version, policy, switch.parameters, observed=observed)
-    hello = runs.hello(connection, run)
-    loaded = load(connection, run)
-    if hello is None or loaded is None:
-        return state
-    steps = max(_FEWEST, min(steps, cells // hello.world))
-    upto = newest(connection, run, hello) + 1 if observed else loaded[0].step
-    measured = _read_steps(connection, run, hello, upto, steps)
-    if observed:
-        features = counted(measured.features)
-        measured = replace(measured, features=features, load=features.load.sum(axis=1))
-    measured = _with_segments(connection, run, hello, measured)
-    steady = _planned(connection, run, hello.attempt, switch.version, measured.step)
-    if switch.effective_step is not None:
-        steady &= measured.step >= switch.effective_step + WARMUP_STEPS
-    return replace(state, history=loaded[0], window=loaded[1], measured=measured, steady=steady)
-
-
-def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps: int) -> Measured:
-    """The newest complete steps. Some of the newest steps are always incomplete: leave them out."""
-    world = hello.world
-    first = upto - 2 * steps - hello.lookahead
-    table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
-    step, count = np.unique(table[:, 0], return_counts=True)
-    newest = step[count == world][-steps:]
-    rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
-    column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
-    return Measured(
-        step=newest.astype(np.int64),
-        features=Features(
-            column["samples"].astype(np.int64),
-            column["load"],
-            column["squares"],
-            column["longest"],
-        ),
-        compute_s=column["compute_s"],
-        data_s=column["data_s"],
-        sync_s=column["sync_s"],
-        rank_step_s=column["step_s"],
-        load=column["load"].sum(axis=1),
-    )
-
-
-def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
-    """`measured` with its relaxed spans. Steps of segments that fell back are all-reduced ones."""
-    if not len(measured):
-        return measured
-    kept: list[Segment] = []
-    fallback = segments.newest_fallback(connection, run, hello.attempt, int(measured.step[-1]))
-    measured = replace(measured, fallback=fallback)
-    for relaxed in segments.relaxed(connection, run, hello, int(measured.step[0])):
-        segment = relaxed.segment
-        if relaxed.fallback:
-            continue
-        if segment is not None and _simulated(segment.synchroniser, hello.world):
-            kept.append(segment)
-            continue
-        # This synchroniser has no model: only the steps after its segment can be used.
-        kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
-    return with_spans(
-        measured,
-        kept,
-        lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
-    )
-
-
 def with_spans(
     measured: Measured,
     relaxed: Sequence[Segment],
@@ -378,15 +273,6 @@ def with_spans(
     return replace(measured, relaxed_spans=spans, reported_round_s=reported_round_s)
 
 
-def _simulated(synchroniser: Synchronisation, world: int) -> bool:
-    """Whether a synchroniser has a model. Older releases stored any parameters."""
-    try:
-        synchronisers.make(synchroniser, world, 0)
-    except (LookupError, TypeError, ValueError):
-        return False
-    return True
-
-
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
     """Which of these steps, [S], belong to a segment."""
     end = segment.first_step + segment.steps
@@ -404,18 +290,6 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
     )
 
 
-def _planned(
-    connection: Connection, run: int, attempt: int, version: int, step: Ints
-) -> npt.NDArray[np.bool_]:
-    """Which steps a controller planned under this version of the policy, [S]."""
-    planned = np.zeros(len(step), bool)
-    if not len(step):
-        return planned
-    for first, steps in segments.planned(connection, run, attempt, version, int(step[0])):
-        planned |= (step >= first) & (step < first + steps)
-    return planned
-
-
 def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
     steady = steady.copy()
@@ -426,37 +300,3 @@ def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[floa
     if count < _FEWEST:
         return None, count
     return float(measured.evened_s[steady].sum() / measured.evened_load[steady].sum()), count
-
-
-def same_speeds(ratio: Floats) -> int:
-    """The first row from which on all ranks have the speeds that they have at the end.
-
-    That is the first row of the earliest block of steps in which each rank was as fast as now.
-    Passing slowdowns after that block stay in.
-
-    Args:
-        ratio: measured ÷ modelled compute time by a model of the present speeds, [S, W]; NaN where
-            a rank had no samples.
-    """
-    first = len(ratio) % _BLOCK
-    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
-    known = np.asarray(~np.isnan(blocks).all(axis=1), bool)  # [blocks, W]
-    median = np.nanmedian(np.where(known[:, None], blocks, 0.0), axis=1)
-    alike = np.flatnonzero((np.abs(median) <= _by_chance(blocks, median, known)).all(axis=1))
-    if not len(alike):
-        return max(0, len(ratio) - _BLOCK)
-    return 0 if alike[0] == 0 else first + _BLOCK * int(alike[0])
-
-
-def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """How far off a block's median may be before it means another speed, [W].
-
-    Each rank's spread is measured within blocks, where a lasting change of speed does not widen it.
-    """
-    within = np.abs(np.where(known[:, None], blocks - median[:, None], np.nan))
-    sigma = np.zeros(blocks.shape[2])
-    ever = known.any(axis=0)
-    sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
-    z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
-    # 1.25: standard deviation of a median ÷ that of a mean.
-    return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))

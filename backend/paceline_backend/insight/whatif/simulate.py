@@ -14,9 +14,10 @@ from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import label
-from paceline_backend.insight.whatif.measured import Measured, State
+from paceline_backend.insight.whatif.measured import Measured
 from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampled
 from paceline_backend.insight.whatif.shapes import Shape
+from paceline_backend.insight.whatif.state import State
 from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment

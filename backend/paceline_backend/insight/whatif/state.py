@@ -1,0 +1,139 @@
+"""Where a run stands, read from the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import Features
+from paceline.wire import OBSERVED, Hello, Segment
+from paceline.wire.synchronisation import Synchronisation
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import FEWEST
+from paceline_backend.insight.whatif.measured import Measured, with_spans
+from paceline_backend.insight.whatif.observed import PLAIN, counted, newest
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import History
+from paceline_backend.planning.load import load
+from paceline_backend.policies.base import Ints
+from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.store import Connection, records, rounds, runs, segments, switches
+
+_COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
+_ROUNDS = 256  # newest rounds whose median is the time of a round
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: everything that the next segment would be planned from."""
+
+    version: int
+    policy: str
+    parameters: dict[str, Any]
+    history: History | None = None  # None: no Hello yet
+    window: Window | None = None
+    measured: Measured | None = None
+    steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
+    observed: bool = False  # the script divides its batches itself, as `policy` would
+
+
+def read(connection: Connection, run: int, steps: int, cells: int) -> State:
+    """A run's state and the newest complete steps of its latest attempt.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        steps: how many of the newest steps to read.
+        cells: most records (steps × ranks) to read.
+    """
+    switch = switches.latest(connection, run)
+    observed = switch.policy == OBSERVED
+    policy = PLAIN if observed else switch.policy
+    state = State(switch.version, policy, switch.parameters, observed=observed)
+    hello = runs.hello(connection, run)
+    loaded = load(connection, run)
+    if hello is None or loaded is None:
+        return state
+    steps = max(FEWEST, min(steps, cells // hello.world))
+    upto = newest(connection, run, hello) + 1 if observed else loaded[0].step
+    measured = _read_steps(connection, run, hello, upto, steps)
+    if observed:
+        features = counted(measured.features)
+        measured = replace(measured, features=features, load=features.load.sum(axis=1))
+    measured = _with_segments(connection, run, hello, measured)
+    steady = _planned(connection, run, hello.attempt, switch.version, measured.step)
+    if switch.effective_step is not None:
+        steady &= measured.step >= switch.effective_step + WARMUP_STEPS
+    return replace(state, history=loaded[0], window=loaded[1], measured=measured, steady=steady)
+
+
+def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps: int) -> Measured:
+    """The newest complete steps. Some of the newest steps are always incomplete: leave them out."""
+    world = hello.world
+    first = upto - 2 * steps - hello.lookahead
+    table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
+    step, count = np.unique(table[:, 0], return_counts=True)
+    newest = step[count == world][-steps:]
+    rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
+    column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
+    return Measured(
+        step=newest.astype(np.int64),
+        features=Features(
+            column["samples"].astype(np.int64),
+            column["load"],
+            column["squares"],
+            column["longest"],
+        ),
+        compute_s=column["compute_s"],
+        data_s=column["data_s"],
+        sync_s=column["sync_s"],
+        rank_step_s=column["step_s"],
+        load=column["load"].sum(axis=1),
+    )
+
+
+def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
+    """`measured` with its relaxed spans. Steps of segments that fell back are all-reduced ones."""
+    if not len(measured):
+        return measured
+    kept: list[Segment] = []
+    fallback = segments.newest_fallback(connection, run, hello.attempt, int(measured.step[-1]))
+    measured = replace(measured, fallback=fallback)
+    for relaxed in segments.relaxed(connection, run, hello, int(measured.step[0])):
+        segment = relaxed.segment
+        if relaxed.fallback:
+            continue
+        if segment is not None and _simulated(segment.synchroniser, hello.world):
+            kept.append(segment)
+            continue
+        # This synchroniser has no model: only the steps after its segment can be used.
+        kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
+    return with_spans(
+        measured,
+        kept,
+        lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
+    )
+
+
+def _simulated(synchroniser: Synchronisation, world: int) -> bool:
+    """Whether a synchroniser has a model. Older releases stored any parameters."""
+    try:
+        synchronisers.make(synchroniser, world, 0)
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _planned(
+    connection: Connection, run: int, attempt: int, version: int, step: Ints
+) -> npt.NDArray[np.bool_]:
+    """Which steps a controller planned under this version of the policy, [S]."""
+    planned = np.zeros(len(step), bool)
+    if not len(step):
+        return planned
+    for first, steps in segments.planned(connection, run, attempt, version, int(step[0])):
+        planned |= (step >= first) & (step < first + steps)
+    return planned

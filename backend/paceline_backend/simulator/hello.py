@@ -1,0 +1,49 @@
+"""How a simulated run introduces itself: there is no leader that would say hello."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.wire import Hello
+from paceline_backend.policies.base import Floats
+
+
+def hello_of(
+    sizes: Floats,
+    world: int,
+    global_batch: int,
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+    loss_mean: str = "samples",
+    drop_last: bool = False,
+    **fields: Any,
+) -> Hello:
+    """What a leader would say hello with at virtual time 0.
+
+    Args:
+        sizes: of the samples, [N].
+        world: W.
+        global_batch: samples of a step.
+        seed: of the run.
+        epochs: that are trained; None: nobody knows.
+        loss_mean: "samples" or "size".
+        drop_last: an epoch's last step is left out if it has fewer samples.
+        fields: of `Hello` that have defaults.
+    """
+    return Hello(
+        attempt=0,
+        world=world,
+        global_batch=global_batch,
+        seed=seed,
+        sizes=sizes.astype("<f8").tobytes(),
+        loss_mean=loss_mean,
+        drop_last=drop_last,
+        epochs=epochs,
+        lookahead=0,
+        started_at=0.0,
+        paceline="simulated",
+        torch="none",
+        device="simulated",
+        **fields,
+    )
