@@ -44,9 +44,7 @@ def answering(url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-def shared(
-    url: str, *, connections: int, queued_s: float, timeout_s: float
-) -> redis.asyncio.Redis:
+def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> redis.asyncio.Redis:
     """A client for many tasks of an event loop, whose calls queue for a few connections.
 
     Args:
