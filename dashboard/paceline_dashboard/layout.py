@@ -57,14 +57,7 @@ def shell() -> dmc.MantineProvider:
             dcc.Location(id="url"),
             dcc.Store(id="page-opened"),
             header,
-            html.P(
-                "The server does not answer. Training goes on without it, and what is shown here "
-                "grows old. This page tries again by itself.",
-                id="page-lost",
-                className="callout bad",
-                hidden=True,
-                role="status",
-            ),
+            html.P(id="page-lost", className="callout bad", hidden=True, role="status"),
             html.Main(id="page", tabIndex="-1"),
         ],
         defaultColorScheme="auto",

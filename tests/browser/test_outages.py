@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
 from support.pages import open_run, wait_for_chart
 from support.training import Training
@@ -33,6 +36,41 @@ def test_a_page_that_could_not_load_goes_on_later(
     expect(page.locator("#connection-status")).to_have_text("live")
     expect(page.locator("#run-problem")).to_be_hidden()
     wait_for_chart(page, "se", 9)
+
+
+def test_a_page_says_that_the_bus_is_away_and_then_shows_what_came(
+    page: Page, store: Store, port: int, tmp_path: Path
+) -> None:
+    with EmbeddedBus(tmp_path / "bus") as bus:
+        training = Training(store, bus.url, "r")
+        training.train(10)
+        with serving(store, bus.url, port=port) as web:
+            open_run(page, web, "r")
+            wait_for_chart(page, "se", 9)
+            for step in (13, 17):
+                bus.kill()
+                expect(page.locator("#connection-status")).to_have_text("waiting for the bus")
+                expect(page.locator("#page-lost")).to_contain_text("The bus (Redis) does not")
+                if step == 17:  # a page that is opened meanwhile
+                    page.reload()
+                    wait_for_chart(page, "se", 13)
+                    expect(page.locator("#connection-status")).to_have_text("waiting for the bus")
+                bus.start()
+                training.train(4)
+                wait_for_chart(page, "se", step)
+                expect(page.locator("#connection-status")).to_have_text("live")
+                expect(page.locator("#page-lost")).to_be_hidden()
+                assert line_to(page, "se", step) == list(range(step + 1))
+            page.goto("about:blank")
+
+
+def line_to(page: Page, chart: str, step: int) -> list[int]:
+    """The steps of a chart's line that ends at a step."""
+    steps: list[int] = page.evaluate(
+        "([id, step]) => document.getElementById(id).data.find(t => t.x.at(-1) === step).x",
+        [f"chart-{chart}", step],
+    )
+    return steps
 
 
 def test_half_an_answer_is_asked_for_again(

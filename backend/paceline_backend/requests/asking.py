@@ -12,8 +12,6 @@ from weakref import WeakValueDictionary
 import msgspec
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from paceline.core.errors import PacelineError
 from paceline.core.refusals import Refusals
@@ -29,8 +27,8 @@ from paceline.wire import (
     signed,
 )
 from paceline.wire.asking import Question, Reply
-from paceline.wire.bus import trust
 from paceline.wire.sealing import SealError, unseal_answer
+from paceline_backend.requests.streams import shared
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +142,7 @@ class Asker:
 
     def _bus(self) -> redis.asyncio.Redis:
         if self._client is None:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                self._bus_url,
-                **trust(self._bus_url),
-                max_connections=_CONNECTIONS,
-                timeout=ANSWER_S,
-                socket_timeout=ANSWER_S,
-                socket_connect_timeout=2,
-                retry=Retry(NoBackoff(), 0),
+            self._client = shared(
+                self._bus_url, connections=_CONNECTIONS, queued_s=ANSWER_S, timeout_s=ANSWER_S
             )
-            self._client = redis.asyncio.Redis.from_pool(pool)
         return self._client

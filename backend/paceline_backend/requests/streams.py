@@ -7,6 +7,9 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from paceline.wire import (
     LIVE_LENGTH,
@@ -17,7 +20,7 @@ from paceline.wire import (
     node_telemetry,
     run_telemetry,
 )
-from paceline.wire.bus import connect, publish
+from paceline.wire.bus import connect, publish, trust
 from paceline_backend.store import Store
 from paceline_backend.store.telemetry import writers
 
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 PROBE = "paceline:probe"  # written to see whether the bus takes anything
 
 _KEPT_S = 3_600  # for clients that were away when the run ended
+_CONNECT_S = 2.0
 
 
 @contextlib.contextmanager
@@ -38,6 +42,30 @@ def answering(url: str) -> Iterator[redis.Redis]:
     with connect(url) as client:
         client.ping()
         yield client
+
+
+def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> redis.asyncio.Redis:
+    """A client for many tasks of an event loop, whose calls queue for a few connections.
+
+    Args:
+        url: of the bus.
+        connections: at most.
+        queued_s: longest wait for a free connection.
+        timeout_s: longest wait for an answer.
+    """
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        **trust(url),
+        max_connections=connections,
+        timeout=queued_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=_CONNECT_S,
+        retry=Retry(NoBackoff(), 0),
+        # Under protocol 3 redis-py 8 does not look whether a connection is dead before it hands it
+        # out. Then the first call on each connection would fail after the bus was away.
+        protocol=2,
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def telemetry_streams(store: Store) -> list[str]:

@@ -66,6 +66,16 @@ class Probe:
         return None
 
 
+def ask(store: Store) -> None:
+    """Asks the database something that costs it nothing.
+
+    Raises:
+        StoreError: or one of its kinds; the database is away.
+    """
+    with store.read() as connection:
+        connection.execute(sa.select(meta.c.name).limit(1))
+
+
 def control_id(store: Store) -> str:
     """Names the control plane of this database, wherever its server listens; made once.
 

@@ -249,6 +249,84 @@ def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> Non
         assert not events.ended.is_set()
 
 
+def test_a_client_hears_that_the_bus_is_away(store: Store, tmp_path: Path) -> None:
+    add_run(store, RUN)
+    with (
+        EmbeddedBus(tmp_path / "bus") as bus,
+        serving(store, bus.url) as client,
+        following(client) as events,
+    ):
+        for _ in range(2):
+            bus.kill()
+            until(lambda: waits(events) == "bus", "nobody says that the bus is away")
+            with following(client) as late:  # a page that is opened meanwhile
+                until(lambda: waits(late) == "bus", "only those who were there hear it")  # type: ignore[misc]
+            bus.start()
+            until(lambda: waits(events) is None, "nobody says that the bus is back")
+        assert not events.ended.is_set()
+
+
+def test_a_client_hears_that_the_database_is_away(store: Store, bus_url: str) -> None:
+    add_run(store, RUN)
+    path = Path(str(store.url.database))
+    with serving(store, bus_url) as client, following(client) as events:
+        until(lambda: client.get("/readyz").json()["database"] == "ok", "the database")
+        path.rename(path.with_suffix(".away"))
+        until(lambda: waits(events) == "database", "nobody says that the database is away")
+        path.with_suffix(".away").rename(path)
+        until(lambda: waits(events) is None, "nobody says that the database is back")
+        assert not events.ended.is_set()
+
+
+def waits(events: Events) -> str | None:
+    """What the server waits for, as it said last."""
+    return next((each["for"] for each in reversed(events.of("waiting"))), None)
+
+
+def test_a_snapshot_without_a_bus_is_followed_by_a_new_one(store: Store, tmp_path: Path) -> None:
+    """Nobody knows the position that such a snapshot has: the whole stream is not told again."""
+    add_run(store, RUN)
+    url = f"/api/v1/runs/{RUN}/snapshot"
+    with EmbeddedBus(tmp_path / "bus") as bus, serving(store, bus.url) as client:
+        with redis.Redis.from_url(bus.url) as own:
+            tell_stored(store, own, hello())
+            tell_stored(store, own, step(0, 0), step(0, 1))
+        bus.kill()
+        snapshot = client.get(url).json()
+        assert snapshot["steps"]["step"] == [0]
+        with following(client, since=snapshot["since"]) as events:
+            bus.start()
+            until(lambda: events.of("reset"), "the client does not start anew")
+            assert events.steps() == []
+        with following(client, since=client.get(url).json()["since"]) as events:
+            with redis.Redis.from_url(bus.url) as own:
+                tell_stored(store, own, step(1, 0), step(1, 1))
+            until(lambda: events.steps(), "nothing comes after the outage")
+        assert events.steps() == [1]
+        assert not events.of("reset")
+
+
+def test_a_bus_that_lost_its_data_resets_clients_at_once(store: Store, tmp_path: Path) -> None:
+    """Also where nothing is published any more, as of a run that hangs."""
+    add_run(store, RUN)
+    with EmbeddedBus(tmp_path / "bus") as bus, serving(store, bus.url) as client:
+        with redis.Redis.from_url(bus.url) as own:
+            tell_stored(store, own, hello())
+        with following(client) as events:
+            bus.kill()
+            for file in (tmp_path / "bus" / "appendonlydir").iterdir():
+                file.unlink()
+            bus.start()
+            until(lambda: events.of("reset"), "what was lost stays unknown")
+
+
+def tell_stored(store: Store, bus: redis.Redis, *messages: Message) -> None:
+    """As ingest does: commits, then publishes."""
+    telemetry.write(store, [(RUN, message) for message in messages])
+    for message in messages:
+        publish(bus, live(RUN), message, RUN)
+
+
 def test_a_run_that_ended_while_the_bus_was_away(store: Store, tmp_path: Path) -> None:
     """Nobody could publish the end: the stream asks the database when the bus is back."""
     add_run(store, RUN)

@@ -119,6 +119,26 @@ def test_many_streams_share_few_connections(store: Store, tmp_path: Path, stream
         until(lambda: _followers(client) == 0, "all streams are closed")
 
 
+def test_the_first_questions_after_an_outage_are_answered(store: Store, tmp_path: Path) -> None:
+    """A page that does not learn its position starts anew once more."""
+
+    async def asked(bus: EmbeddedBus, wanted: list[str]) -> None:
+        reader = Reader(store, bus.url)
+        try:
+            for _ in range(2):
+                # As many at once as take all connections, which the bus closes when it is killed.
+                assert await asyncio.gather(*map(reader.position, RUNS * 4)) == wanted * 4
+                await asyncio.to_thread(bus.kill)
+                await asyncio.to_thread(bus.start)
+        finally:
+            await reader.close()
+
+    with EmbeddedBus(tmp_path / "bus") as bus:
+        with redis.Redis.from_url(bus.url) as client:
+            wanted = [client.xadd(live(run), {"v": "1"}).decode() for run in RUNS]
+        asyncio.run(asked(bus, wanted))
+
+
 @contextmanager
 def opened(url: httpx.URL, path: str) -> Iterator[socket.socket]:
     """A browser that has asked for a page and reads only what the test reads."""

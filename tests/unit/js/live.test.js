@@ -74,6 +74,15 @@ describe("the page of a run", () => {
     assert.ok(streams[0].closed && !events.length);
   });
 
+  test("says what the server waits for", async () => {
+    await connected();
+    for (const [awaited, words] of [["bus", "waiting for the bus"], ["database", "waiting for the database"], [null, "live"]]) {
+      streams[0].tell({ type: "waiting", for: awaited });
+      assert.equal(status(), words);
+    }
+    assert.deepEqual([loads.length, events], [1, []]);
+  });
+
   test("tries again later while the server is away", async () => {
     for (const waits of [1, 2, 3]) {
       loads.at(-1).reject(new ApiError(0, "away"));

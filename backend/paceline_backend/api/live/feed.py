@@ -55,6 +55,7 @@ class Feed:
         self.ended = ended
         self.closing = closing
         self.allowed = allowed
+        self.awaited: str | None = None  # what the client knows that streams wait for
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The body of the answer."""
@@ -80,6 +81,8 @@ class Feed:
                 happened = [] if lost else await self.reader.events(changes, entries, False)
             except (redis.RedisError, StoreUnavailableError):  # the reader's log tells it
                 changes.forget()
+                for chunk in self._awaited(self.position):
+                    yield chunk
                 await asyncio.sleep(_AGAIN_S)
                 continue
             if lost:
@@ -103,12 +106,21 @@ class Feed:
                 yield chunk
             elif follower.over:
                 return
+            elif self.reader.awaited != self.awaited:
+                yield self._awaited(channel.position)[0]
             elif time.monotonic() - spoke > _COMMENT_S:
                 yield b": still here\n\n"
             else:
                 await follower.wait(_AGAIN_S)
                 continue
             spoke = time.monotonic()
+
+    def _awaited(self, position: str) -> list[bytes]:
+        """Tells a client what all streams wait for, if it does not know."""
+        if self.reader.awaited == self.awaited:
+            return []
+        self.awaited = self.reader.awaited
+        return encoded([{"type": "waiting", "for": self.awaited}], position, position)
 
     async def _open(self) -> bool:
         """Whether the stream goes on."""

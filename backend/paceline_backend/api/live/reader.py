@@ -12,25 +12,26 @@ import anyio
 import anyio.to_thread
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from paceline.core.outage import Outage
 from paceline.wire import live
-from paceline.wire.bus import trust
 from paceline_backend.api.live.changes import Changes, Entry, encoded
-from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.requests.streams import shared
+from paceline_backend.store import Store, StoreError, StoreUnavailableError, meta
 
 log = logging.getLogger(__name__)
 
 BEGINNING = "0-0"  # the position before a stream's first entry
+UNKNOWN = "0-1"  # while the bus is away; no entry has it, so its clients start anew afterwards
 
 _CONNECTIONS = 4  # of a process: one waits for entries, the others serve clients that catch up
 _POSITION_S = 2.0  # a snapshot waits no longer for the bus
 _QUEUED_S = 20.0  # for a free connection
+_ANSWER_S = 5.0
 _BLOCK_MS = 100  # how long the first entries of a run that is newly followed may wait
 _PAUSE_S = 0.05  # between reads: what comes meanwhile is one event
 _OUTAGE_S = 0.5
+_LOOK_S = 2.0  # whether the database answers
 _ENTRIES = 2_000  # of all runs together, per read
 _LEAST_ENTRIES = 10  # of a run, per read
 _THREADS = 4  # that ask the database for events
@@ -132,6 +133,9 @@ class Reader:
         self._client: redis.asyncio.Redis | None = None
         self._channels: dict[str, Channel] = {}
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._bus_away = False
+        self._database_away = False
         self._advancing: dict[str, asyncio.Task[None]] = {}  # by run: a slow run holds up no other
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._outage = Outage(log, "event streams wait", "event streams go on", most_s=_OUTAGE_S)
@@ -140,21 +144,22 @@ class Reader:
     def client(self) -> redis.asyncio.Redis:
         """The shared client of the bus: its calls queue for a few connections."""
         if self._client is None:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                self._url,
-                **trust(self._url),
-                max_connections=_CONNECTIONS,
-                timeout=_QUEUED_S,
-                socket_timeout=5,
-                socket_connect_timeout=2,
-                retry=Retry(NoBackoff(), 0),
+            self._client = shared(
+                self._url, connections=_CONNECTIONS, queued_s=_QUEUED_S, timeout_s=_ANSWER_S
             )
-            self._client = redis.asyncio.Redis.from_pool(pool)
         return self._client
+
+    @property
+    def awaited(self) -> str | None:
+        """What all streams wait for: ``bus`` or ``database``; None: both answer."""
+        if self._bus_away:
+            return "bus"
+        return "database" if self._database_away else None
 
     async def close(self) -> None:
         """Closes the connections; the streams have ended."""
-        tasks = [*self._advancing.values(), *([] if self._task is None else [self._task])]
+        own = [task for task in (self._task, self._watch) if task is not None]
+        tasks = [*self._advancing.values(), *own]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,13 +167,13 @@ class Reader:
             await self._client.aclose()
 
     async def position(self, run: str) -> str:
-        """The newest entry's id; the beginning where there is none, or no bus to ask."""
+        """The newest entry's id; the beginning where there is none; unknown without a bus."""
         try:
             async with asyncio.timeout(_POSITION_S):
                 newest: Any = await self.client.xrevrange(live(run), count=1)
         except (redis.RedisError, TimeoutError) as error:
             log.warning("the position of run %s is unknown: %s", run, error)
-            return BEGINNING
+            return UNKNOWN
         return str(newest[0][0].decode()) if newest else BEGINNING
 
     def channel(self, run: str, position: str, world: int | None, ended: bool) -> Channel:
@@ -189,6 +194,8 @@ class Reader:
         channel.clients += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_database())
         return channel
 
     def leave(self, run: str, channel: Channel, follower: Follower) -> None:
@@ -236,12 +243,27 @@ class Reader:
                     continue
                 await asyncio.sleep(_PAUSE_S)
             except (redis.RedisError, StoreUnavailableError) as error:
+                self._bus_away = isinstance(error, redis.RedisError)
                 self._miss()
                 await asyncio.sleep(self._outage.failed(error))
             except Exception:  # the streams of all clients depend on this task
                 log.exception("event streams wait for the next look")
                 self._miss()
                 await asyncio.sleep(_OUTAGE_S)
+
+    async def _watch_database(self) -> None:
+        """Looks whether the database answers: without it nothing is committed, and no entry comes.
+
+        Apart from `_run`, which a database that hangs must not hold up.
+        """
+        while self._channels:
+            try:
+                await anyio.to_thread.run_sync(meta.ask, self.store)
+                self._database_away = False
+            except StoreError as error:
+                log.debug("event streams wait for the database: %s", error)
+                self._database_away = True
+            await asyncio.sleep(_LOOK_S)
 
     def _miss(self) -> None:
         """All runs may have changed: what their entries would have said is looked up."""
@@ -263,6 +285,7 @@ class Reader:
             await self._advanced()
         if not self._advancing:  # what is under way may still fail
             self._outage.over()
+            self._bus_away = False
         return bool(came)
 
     async def _advanced(self) -> None:
@@ -293,11 +316,13 @@ class Reader:
 
     async def _tell(self, run: str, channel: Channel, entries: list[Entry]) -> None:
         before = channel.position
-        after = entries[-1][0].decode() if entries else before
-        if entries and await self._lost(run, before, more=True):
+        # After an outage also without entries: a bus that lost some may get no further ones.
+        if await self._lost(run, before, more=bool(entries)):
+            after = await self.position(run)
             channel.tell(encoded([{"type": "reset"}], before, after))
         else:
+            after = entries[-1][0].decode() if entries else before
             happened = await self.events(channel.changes, entries, channel.missed)
             channel.tell(encoded(happened, before, after))
-            channel.missed = False
+        channel.missed = False
         channel.position = after

@@ -113,20 +113,34 @@ const STATES = {
   live: "live",
   connecting: "connecting…",
   lost: "connection lost, retrying",
+  bus: "waiting for the bus",
+  database: "waiting for the database",
   ended: "run ended",
   unknown: "no such run",
   missing: "no such rank",
 };
 
+const OLD = "Training goes on, and what is shown here grows old. This page goes on by itself.";
+
 /**
- * Shows the connection's state in the header: "live", "connecting", "lost", "ended", "unknown" or "missing".
+ * Why a page shows nothing new.
+ * @type {Partial<Record<keyof typeof STATES, string>>}
+ */
+const AWAY = {
+  lost: `The server does not answer. ${OLD}`,
+  bus: `The bus (Redis) does not answer the server. ${OLD}`,
+  database: `The database does not answer the server. ${OLD}`,
+};
+
+/**
+ * Shows the connection's state in the header, and why nothing new comes.
  * @param {keyof typeof STATES} state
  */
 export function connection(state) {
   const element = byId("connection-status");
   element.className = `connection ${state}`;
   text("connection-status", STATES[state]);
-  show("page-lost", state === "lost");
+  problem("page-lost", AWAY[state] ?? "");
 }
 
 /**

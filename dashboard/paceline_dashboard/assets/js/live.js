@@ -74,6 +74,7 @@ export class Live {
       message: (data) => {
         const event = JSON.parse(data);
         if (event.type === "reset") this.#connect();
+        else if (event.type === "waiting") connection(event.for ?? "live");
         else this.on.event(event);
       },
       error: () => {
