@@ -16,14 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-import accelerate
 import torch
-from accelerate.state import GradientState
-from accelerate.utils import DistributedType, gather_object, recursively_apply, send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import MissingExtraError, PacelineError
 from paceline.train.adapting.loader import DrivenLoader
 from paceline.train.adapting.options import (
     checked,
@@ -34,6 +31,13 @@ from paceline.train.adapting.options import (
     wrapped,
 )
 from paceline.train.session import Session
+
+try:
+    import accelerate
+    from accelerate.state import GradientState
+    from accelerate.utils import DistributedType, gather_object, recursively_apply, send_to_device
+except ModuleNotFoundError as error:
+    raise MissingExtraError("paceline.accelerate", "accelerate", error) from error
 
 _KINDS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
 _NO_LOADER = (

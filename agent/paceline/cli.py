@@ -39,7 +39,7 @@ from paceline.commands.starting.doctor import doctor
 from paceline.commands.starting.observe import observe
 from paceline.commands.starting.run import run
 from paceline.commands.switching import switch, switches
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import InputError, MissingExtraError, PacelineError
 from paceline.core.version import __version__
 
 app = typer.Typer(
@@ -52,6 +52,8 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
+# The commands of an entry point that adds several. Without its packages it cannot tell them.
+_ADDED = {"server": ("server", "db", "open", "replay", "simulate", "token", "whatif")}
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)
@@ -283,22 +285,23 @@ def _bus_parts(url: str) -> SplitResult:
 
 @cache  # a process that runs several commands has each plugin once
 def _add_plugin(entry: EntryPoint) -> None:
-    """Adds the commands of another package, or a command that says which packages are missing."""
+    """Adds the commands of another package, or commands that say which packages are missing."""
     try:
         entry.load()(app)  # it may import what it needs only when it is called
     except ImportError as error:
-        reason = str(error)
+        for name in _ADDED.get(entry.name, (entry.name,)):
+            _add_missing(MissingExtraError(f"paceline {name}", "server", error), name)
 
-        @app.command(
-            entry.name,
-            help="(Not installed: pip install 'paceline[server]'.)",
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )
-        def missing() -> None:
-            raise PacelineError(
-                f"paceline {entry.name} needs packages that are not installed ({reason}): "
-                "pip install 'paceline[server]'"
-            )
+
+def _add_missing(error: MissingExtraError, name: str) -> None:
+    @app.command(
+        name,
+        help=r"(Not installed: pip install 'paceline\[server]'.)",  # or Rich takes it for a style
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def missing() -> None:
+        raise error
 
 
 def main() -> None:

@@ -17,19 +17,23 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.data import _auto_add_worker_init_fn
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import MissingExtraError, PacelineError
 from paceline.train.adapting.loader import DrivenLoader
 from paceline.train.adapting.options import checked, loading_of, refuse, wrapped
 from paceline.train.session import Session
+
+try:
+    import lightning.pytorch as pl
+    from lightning.fabric.utilities.data import _auto_add_worker_init_fn
+    from lightning.pytorch.plugins.precision import Precision
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
+except ModuleNotFoundError as error:
+    raise MissingExtraError("paceline.lightning", "lightning", error) from error
 
 STATE = "paceline"  # the session's state in a checkpoint of Lightning's
 

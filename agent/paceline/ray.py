@@ -20,13 +20,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-import ray
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import TorchConfigContextManager, _TorchBackend
-
+from paceline.core.errors import MissingExtraError
 from paceline.train.adapting import driving
 from paceline.train.meeting import place
 from paceline.train.session import close_all
+
+try:
+    import ray
+    from ray.train.torch import TorchConfig
+    from ray.train.torch.config import TorchConfigContextManager, _TorchBackend
+except ModuleNotFoundError as error:
+    raise MissingExtraError("paceline.ray", "ray", error) from error
 
 
 @dataclass

@@ -24,18 +24,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-import transformers.trainer
-from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import RandomSampler
-from transformers import TrainerCallback
 
-from paceline.accelerate import refuse_settings, wrap_prepared
-from paceline.core.errors import PacelineError
+from paceline.core.errors import MissingExtraError, PacelineError
 from paceline.train.adapting.loader import DrivenLoader
 from paceline.train.adapting.options import checked, loading_of, ranks_seed, refuse
 from paceline.train.session import Session
+
+try:
+    import transformers
+    import transformers.trainer
+    from accelerate.utils import send_to_device
+    from transformers import TrainerCallback
+
+    from paceline.accelerate import refuse_settings, wrap_prepared
+except ModuleNotFoundError as error:
+    raise MissingExtraError("paceline.transformers", "transformers", error) from error
 
 STATE = "paceline_session.pt"  # the session's state in a checkpoint of Trainer's
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import InputError, MissingExtraError, PacelineError
 from paceline.node.starting import foreground
 from paceline.node.starting.progress import Watch
 from paceline.node.starting.screen import Screen, shown
@@ -241,6 +242,8 @@ def register(app: typer.Typer) -> None:
         """Trains a real model on real data with emulated device speeds, to watch or as a report."""
         slowdowns = _slowdowns(slowdown)
         example("plaid")
+        if find_spec("sktime") is None:  # whose recordings the example trains on
+            raise MissingExtraError("paceline demo", "demo", "sktime")
 
         def work() -> None:
             if as_report:

@@ -15,9 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
 
 from paceline import wire
 from paceline.node.client import Client
+from paceline_backend.cli import register
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
 from support.command_line import Main, in_process
@@ -122,6 +124,20 @@ def test_missing_server_packages_are_named(package: str) -> None:
     assert ended.returncode == 3
     assert "pip install 'paceline[server]'" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_commands_whose_packages_are_missing_are_listed() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--help']; sys.modules['paceline_backend.cli'] = None\n"
+        "from paceline.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0
+    added = typer.Typer()
+    register(added)
+    lines = [line for line in ended.stdout.splitlines() if "'paceline[server]'" in line]
+    missing = [line.strip("│ ").split()[0] for line in lines]
+    assert sorted(missing) == sorted(typer.main.get_command(added).commands)
 
 
 @pytest.mark.ranks

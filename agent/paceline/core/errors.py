@@ -17,3 +17,19 @@ class InputError(PacelineError):
     """What was asked for is wrong: a missing script, a misspelt policy."""
 
     exit_code = 2
+
+
+class MissingExtraError(PacelineError, ModuleNotFoundError):
+    """The packages of one of Paceline's extras are not installed.
+
+    Args:
+        needs: what cannot work without them: a module or a command.
+        extra: that has them.
+        reason: what is missing.
+    """
+
+    def __init__(self, needs: str, extra: str, reason: object) -> None:
+        super().__init__(
+            f"{needs} needs packages that are not installed ({reason}): "
+            f"pip install 'paceline[{extra}]'"
+        )
