@@ -90,6 +90,18 @@ def test_a_collective_that_not_all_ranks_come_to_is_refused(collective: Any) -> 
     collective()
 
 
+@pytest.mark.usefixtures("group")
+def test_a_collective_beside_rounds_on_the_devices_is_refused() -> None:
+    current = CurrentStep(2)
+    end = refuse_collectives(current)
+    in_turn(current, step(7))
+    dist.barrier()
+    current.device_rounds = True
+    with pytest.raises(PacelineError, match=r"barrier in step 7: .*device_rounds=True"):
+        dist.barrier()
+    end()
+
+
 def rates(
     scheduler: Any, optimiser: torch.optim.Optimizer, turns: list[Step], *, each: int = 1
 ) -> list[float]:
