@@ -65,7 +65,7 @@ class Setting:
 
     @property
     def devices(self) -> Emulation:
-        """The ranks' devices, with noise."""
+        """The ranks' devices, without noise."""
         sizes = self.sizes
         typical = float((sizes**2).sum() / sizes.sum())
         cost = Cost(1 / typical if self.cost == "quadratic" else 0.0, self.cost == "padded")
@@ -75,12 +75,7 @@ class Setting:
             a_s=[1e-3 * factor for factor in slow],
             b_s=[step_s] * self.world,
             cost=cost,
-            noise=NOISE,
         )
-
-    def over(self, batches: Any) -> float:
-        """Time of batches, [S, W], without noise, over that of a divisible load."""
-        return over_limit(batches, msgspec.structs.replace(self.devices, noise=0.0))
 
     @property
     def hello(self) -> Hello:
@@ -111,10 +106,11 @@ def settings(*, quick: bool) -> list[Setting]:
 def measure(setting: Setting) -> dict[str, float | None]:
     """Time over the fluid limit of each contender; None: it is not installed."""
     row: dict[str, float | None] = {}
+    noisy = msgspec.structs.replace(setting.devices, noise=NOISE)
     for name, mode in ((FREE, "free"), (EXACT, "exact")):
         policy = policies.make("paceline", {"mode": mode})
-        trained = train(Simulation(setting.hello, setting.devices, policy)).since(1)
-        row[name] = setting.over(trained.features)
+        trained = train(Simulation(setting.hello, noisy, policy)).since(1)
+        row[name] = over_limit(trained.features, setting.devices)
     for peer in PEERS:
         row[peer.name] = theirs(setting, peer)["over_limit"] if peer.version else None
     return row

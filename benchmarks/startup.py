@@ -53,11 +53,14 @@ class Setting:
     noise: float = 0.05
     first: float = 1.0  # how many times as long the first step takes
     fixed: float = 0.02  # share of a step that does not depend on the batch
+    sized: float = 1.0  # share of the rest of a mean step that depends on sizes
+    per: str = "sample"  # "sample" or "step": what the others of its costs go by
 
     def __str__(self) -> str:
         """The setting in a line."""
+        cost = self.cost if self.sized == 1 else f"{self.sized:.0%} {self.cost} per {self.per}"
         return (
-            f"{self.sizes} {self.cost}, {self.speeds}, {self.workers} x {self.per_worker},"
+            f"{self.sizes} {cost}, {self.speeds}, {self.workers} x {self.per_worker},"
             f" epochs of {self.epoch}"
         )
 
@@ -83,6 +86,24 @@ SETTINGS = (
     Setting("normal", "padded", "spread", 16, 16, 100),
     Setting("normal", "sum", "equal", 64, 16, 5),
     Setting("lognormal", "padded", "equal", 64, 16, 100, first=1.5),
+    Setting("lognormal", "sum", "equal", 8, 16, 50, sized=0.0),
+    Setting("pareto", "sum", "spread", 4, 32, 100, sized=0.0),
+    Setting("bimodal", "sum", "two", 16, 16, 20, sized=0.0),
+    Setting("lognormal", "sum", "two", 2, 16, 5, sized=0.0, first=2.0),
+    Setting("pareto", "sum", "equal", 16, 8, 50, sized=0.05),
+    Setting("lognormal", "sum", "spread", 8, 16, 100, sized=0.05),
+    Setting("bimodal", "padded", "equal", 4, 8, 20, sized=0.05),
+    Setting("lognormal", "sum", "equal", 8, 16, 50, sized=0.1, noise=0.1),
+    Setting("pareto", "padded", "two", 8, 32, 100, sized=0.1),
+    Setting("bimodal", "quadratic", "equal", 8, 16, 500, sized=0.1),
+    Setting("lognormal", "sum", "equal", 64, 16, 5, sized=0.1),
+    Setting("pareto", "quadratic", "spread", 4, 32, 100, sized=0.2),
+    Setting("lognormal", "padded", "equal", 2, 16, 5, sized=0.2),
+    Setting("pareto", "sum", "two", 16, 8, 50, sized=0.2),
+    Setting("lognormal", "sum", "equal", 8, 16, 50, sized=0.0, per="step"),
+    Setting("pareto", "sum", "two", 8, 32, 100, sized=0.05, per="step"),
+    Setting("bimodal", "padded", "spread", 4, 8, 20, sized=0.1, per="step"),
+    Setting("pareto", "quadratic", "equal", 16, 8, 50, sized=0.2, per="step"),
 )
 
 
@@ -115,7 +136,7 @@ class Trained:
     """What steps took and how much they did; arrays are [STEPS]."""
 
     step_s: Floats
-    work: Floats  # Σ f(λ) of the step's samples: what it costs without padding
+    work: Floats  # what the step's batches take ranks of the mean speed without padding, s
 
     def rate(self, steps: slice) -> float:
         """Seconds per unit of work over some steps."""
@@ -126,11 +147,13 @@ def trained(hello: Hello, devices: Emulation, policy: Policy) -> Trained:
     """Trains `STEPS` steps under a policy."""
     simulation = Simulation(hello, devices, policy, steps=STEPS)
     step_s, work = [], []
+    a, c, b = (np.mean(values) for values in (devices.a_s, devices.c_s, devices.b_s))
     while not simulation.finished:
         ran = simulation.advance()
         step_s.append(ran.step_s)
         of = ran.features
-        work.append((of.load + devices.cost.kappa * of.squares).sum(axis=1))
+        load = of.load + devices.cost.kappa * of.squares
+        work.append((a * load + c * of.samples + b).sum(axis=1))
     return Trained(np.concatenate(step_s), np.concatenate(work))
 
 
@@ -147,14 +170,22 @@ def _run(setting: Setting, seed: int) -> tuple[Hello, Emulation, Models]:
         factors = rng.permutation(np.linspace(0.6, 1.8, world))
     else:
         factors = np.ones(world)
-    a = factors * setting.step_s / float(cost.sizes(sizes).mean() * setting.per_worker)
-    b = np.full(world, setting.fixed * setting.step_s)
+    sized = max(setting.sized, 1e-6)  # planners want a > 0
+    a = factors * sized * setting.step_s / float(cost.sizes(sizes).mean() * setting.per_worker)
+    c = factors * (1 - sized) * (setting.per == "sample") * setting.step_s / setting.per_worker
+    b = np.full(world, (setting.fixed + (1 - sized) * (setting.per == "step")) * setting.step_s)
     first = [Slowdown(list(range(world)), setting.first, steps=1)] if setting.first > 1 else []
     devices = Emulation(
-        a.tolist(), b.tolist(), cost=cost, slowdowns=first, noise=setting.noise, seed=seed
+        a.tolist(),
+        b.tolist(),
+        c.tolist(),
+        cost=cost,
+        slowdowns=first,
+        noise=setting.noise,
+        seed=seed,
     )
     hello = hello_of(sizes, world, world * setting.per_worker, seed=seed)
-    return hello, devices, Models(a, np.zeros(world), b, cost=cost)
+    return hello, devices, Models(a, c, b, cost=cost)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _SURE = 0.98  # probability from which on a young run's cost is expected to stay
 _ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible` takes 10 ms
 _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
-_LITTLE = 1e-6  # what sizes add to a sample's cost where only samples count
+_LITTLE = 0.02  # what sizes add to a sample's cost where only samples seem to count
 _EXACT = 0.003  # smaller residuals count like this one
 
 

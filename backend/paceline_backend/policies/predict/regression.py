@@ -277,22 +277,41 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     if aa <= 0:  # too small for a float: keep the fit
         return
     ridge = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    cc, cb, bb = fit[3] + ridge, fit[4], fit[5] + ridge
+    hc, hb = fit[7] + ridge * fit[_USUAL + 1], fit[8] + ridge * fit[_USUAL + 2]
     # Eliminate a, which has no prior.
-    cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
-    left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
-    hc = fit[7] + ridge * fit[_USUAL + 1] - ac * fit[6] / aa
-    hb = fit[8] + ridge * fit[_USUAL + 2] - ab * fit[6] / aa
-    det = left_c * left_b - cb * cb
-    c, b = 0.0, 0.0
-    if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
-        c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-        if c < 0 or b < 0:  # take the better of the edges c = 0 and b = 0
-            c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
-            if hc * c > hb * b:
-                b = 0.0
-            else:
-                c = 0.0
+    c, b = _edged(
+        cc,
+        cb - ac * ab / aa,
+        bb,
+        ac * ac / aa,
+        ab * ab / aa,
+        hc - ac * fit[6] / aa,
+        hb - ab * fit[6] / aa,
+    )
     a = (fit[6] - ac * c - ab * b) / aa
-    if a <= _LEAST * (c + b):
-        a, c, b = fit[6] / aa, 0.0, 0.0
+    if a <= _LEAST * (c + b):  # sizes hardly matter
+        c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
+        a = _LEAST * (c + b)
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
+
+
+@compiled
+def _edged(
+    cc: float, cb: float, bb: float, less_c: float, less_b: float, hc: float, hb: float
+) -> tuple[float, float]:
+    """(c, b) ≥ 0 of two normal equations, whose diagonal is cc − `less_c` and bb − `less_b`.
+
+    (0, 0) where the equations do not tell them.
+    """
+    left_c, left_b = cc - less_c, bb - less_b
+    det = left_c * left_b - cb * cb
+    if left_c <= _ROUND * cc or left_b <= _ROUND * bb or det <= _ROUND * left_c * left_b:
+        return 0.0, 0.0
+    c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
+    if c < 0 or b < 0:  # take the better of the edges c = 0 and b = 0
+        c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
+        if hc * c > hb * b:
+            return c, 0.0
+        return 0.0, b
+    return c, b
