@@ -359,8 +359,8 @@ class SyncGate:
         self._scales_differ = True
         self._reduced_steps = step.step - self._first_step
         ranks = self._ranks()
-        if self._device_rounds:
-            ranks = replace(ranks, device=device_of(self.models[0]))
+        if self._device_rounds and ranks.device is None:
+            self._ranks_made = ranks = replace(ranks, device=device_of(self.models[0]))
         self._relaxed = make(
             step.synchroniser,
             ranks,
