@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.core.streaming.claiming import Claim
+from paceline.core.errors import PacelineError
+from paceline.core.streaming.claiming import PARTS, Claim
+from paceline.core.streaming.order import Seen
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class Reading(Protocol):
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """The samples of this rank in an epoch, in order.
+
+        After a shard of which other readings keep the rest comes its `ShardOrder`.
 
         Args:
             epoch: its number.
@@ -109,8 +113,9 @@ class Stream:
 
         Args:
             shards: what `open` takes: paths, URLs, numbers. The same on all ranks.
-            open: begins to read a shard; returns its samples, in the same order each time. Its
-                ``set_epoch(epoch)`` is called before an epoch, if there is one.
+            open: begins to read a shard; returns its samples, in the same order each time (a
+                warning says if not). Its ``set_epoch(epoch)`` is called before an epoch, if there
+                is one.
             size: see `Stream`.
             buffer: see `Stream`.
             shuffle: the shards, too, come in a random order, another one in each epoch.
@@ -170,10 +175,12 @@ class Stream:
                 "the data set has one shard, which cannot be split: each rank reads all of it and "
                 "keeps its own samples"
             )
-            return cls(dataset, size=size, split="none", buffer=buffer, shuffle=shuffle)
-
-        open_shard = _HuggingFace(dataset, count)
-        return cls.shards(range(count), open_shard, size=size, buffer=buffer, shuffle=shuffle)
+            stream = cls(dataset, size=size, split="none", buffer=buffer, shuffle=shuffle)
+        else:
+            opens = _HuggingFace(dataset, count)
+            stream = cls.shards(range(count), opens, size=size, buffer=buffer, shuffle=shuffle)
+        stream.kind += _shuffled(dataset)
+        return stream
 
 
 class _HuggingFace:
@@ -244,20 +251,80 @@ class Sharding:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
         while (piece := claim(len(order))) is not None:
             name = self._shards[order[piece.shard]]
+            yield from self._read(name, piece)
+
+    def _read(self, name: Any, piece: Claim) -> Iterator[Any]:
+        """A shard's samples that are in a piece.
+
+        Raises:
+            PacelineError: it cannot be read; the message names the shard.
+        """
+        number, seen = 0, None if piece.end - piece.first == PARTS else Seen()
+        try:
             shard = self.open_shard(name)
             if shard is None:
                 raise TypeError(f"open({name!r}) returned None: return what yields its samples")
-            for number, sample in enumerate(shard):
+            for sample in shard:
+                if seen is not None:
+                    seen.add(sample)
                 if piece.has(number):
                     yield sample
+                number += 1
+        except Exception as error:  # of the script's own code
+            raise PacelineError(
+                f"shard {name!r}, after {number} samples: {type(error).__name__}: {error}"
+            ) from error
+        if seen is not None:
+            yield seen.order(piece.shard, repr(name))
 
 
 def _names(shards: Sequence[Any]) -> str:
     """Tells lists of shards apart where ranks compare them; empty: they have no names."""
-    if not all(isinstance(shard, str | int | PurePath) for shard in shards):
+    try:
+        names = "\0".join(map(_name, shards))
+    except TypeError:
         return ""
-    names = "\0".join(map(str, shards))
-    return f" (names {hashlib.sha256(names.encode(errors='surrogatepass')).hexdigest()[:12]})"
+    return f" (names {_digest(names)})"
+
+
+def _name(shard: Any) -> str:
+    """What a shard is called: a path or a number, or several, as where each field has a file.
+
+    Raises:
+        TypeError: it has no name.
+    """
+    if isinstance(shard, str | int | PurePath):
+        return str(shard)
+    if isinstance(shard, Mapping):
+        return repr(sorted((_name(field), _name(path)) for field, path in shard.items()))
+    if isinstance(shard, list | tuple):
+        return repr([_name(part) for part in shard])
+    raise TypeError(f"a shard is {type(shard).__name__}")
+
+
+def _shuffled(dataset: Any) -> str:
+    """Tells shuffled data sets of Hugging Face apart by their random numbers; empty: none shuffles.
+
+    ``dataset.shuffle()`` without a seed draws another order on each rank. Where a data set keeps
+    its generators is private; if none is seen, ranks do not compare them.
+    """
+    states, look, looked = [], [dataset], set()
+    while look:
+        if id(at := look.pop()) in looked:
+            continue
+        looked.add(id(at))
+        if isinstance(at, np.random.Generator):
+            states.append(repr(at.bit_generator.state))
+        elif isinstance(at, list | tuple):
+            look += at
+        elif type(at).__module__ == "datasets.iterable_dataset":
+            look += vars(at).values()
+    text = f", shuffled by random numbers {_digest(''.join(states))} (give shuffle a seed)"
+    return text if states else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def _set_epoch(source: Any, epoch: int) -> None:

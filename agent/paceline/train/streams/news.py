@@ -40,5 +40,10 @@ def claims_key(epoch: int) -> str:
     return f"stream/{epoch}/claims"
 
 
+def order_key(epoch: int, shard: int) -> str:
+    """The key of what the first reading of a shard saw, of which each takes a part."""
+    return f"stream/{epoch}/order/{shard}"
+
+
 FILLER = "stream/filler"  # a sample, pickled, for ranks that have read none
 FILLER_ASKED = "stream/filler/asked"

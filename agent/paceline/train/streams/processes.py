@@ -57,6 +57,11 @@ def _hide_worker() -> None:
     worker._worker_info = None
 
 
+def _as_it_is(sample: Any) -> Any:
+    """Without this, a loader would make tensors of arrays, which it does not without processes."""
+    return sample
+
+
 def in_processes(
     reading: Reading,
     epoch: int,
@@ -82,7 +87,11 @@ def in_processes(
     options = options | {"multiprocessing_context": context}
     # In no order: who waits for a piece must not hold up the other processes.
     loader: DataLoader[Any] = DataLoader(
-        _Pieces(reading, epoch, claimed), batch_size=None, in_order=False, **options
+        _Pieces(reading, epoch, claimed),
+        batch_size=None,
+        in_order=False,
+        collate_fn=_as_it_is,
+        **options,
     )
     samples, ends = iter(loader), threading.Event()
     failed: list[Exception] = []

@@ -16,6 +16,7 @@ from torch.distributed import DistError
 
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.claiming import Claim, Claims
+from paceline.core.streaming.order import ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
@@ -60,6 +61,7 @@ class Reader:
         self._pass: threading.Event | None = None  # of the epoch that is read; set: end it
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
+        self._warned = False  # that a shard's order is not the same each time
         self.options: dict[str, Any] = {}  # of the processes that read, if there are any
 
     def begin(self, epoch: int) -> None:
@@ -124,7 +126,8 @@ class Reader:
             except BaseException as error:
                 if not over.is_set():  # with the lines of the script's own code
                     logger.exception("rank %s cannot read the stream", self._rank)
-                telling.failed(f"{type(error).__name__}: {error}")
+                name = "" if isinstance(error, PacelineError) else f"{type(error).__name__}: "
+                telling.failed(f"{name}{error}")
         except DistError:
             pass  # rank 0, whose store it is, has ended
 
@@ -134,6 +137,9 @@ class Reader:
             for sample in samples:
                 if over.is_set():
                     return
+                if isinstance(sample, ShardOrder):
+                    self._compare(sample, epoch, store)
+                    continue
                 if held is not None:
                     self._keep(number, held, store, over)
                     telling.add(held[0])
@@ -146,6 +152,21 @@ class Reader:
             self._keep(number, held, store, over)
             telling.add(held[0])
         telling.end()
+
+    def _compare(self, seen: ShardOrder, epoch: int, store: Store) -> None:
+        """Warns, once, if a shard's samples have other numbers in different readings."""
+        key = news.order_key(epoch, seen.shard)
+        first = store.compare_set(key, "", seen.word).decode()
+        if not self._warned and (differs := difference(first, seen.word)):
+            self._warned = True
+            logger.warning(
+                "shard %s %s: parts of a shard are read on different ranks, so some of its "
+                "samples are lost, and some may be trained twice; let open yield all samples of "
+                "a shard in the same order each time, and leave shuffling and splitting to "
+                "paceline.data.Stream",
+                seen.name,
+                differs,
+            )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
         """This rank's samples, read in this thread or in processes."""
