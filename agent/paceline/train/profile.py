@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
@@ -103,6 +104,25 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
         model.zero_grad()
 
 
+@contextmanager
+def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
+    """Within it an optimiser that steps wrapped models raises a PacelineError."""
+    ours = {id(parameter) for model in models for parameter in model.parameters()}
+
+    def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(p) in ours for group in optimiser.param_groups for p in group["params"]):
+            raise PacelineError(
+                "profile: run_batch steps an optimiser, and gradients are not reduced meanwhile: "
+                "the ranks' models would differ. Leave optimizer.step() out of it"
+            )
+
+    hook = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class _Outcome(msgspec.Struct, frozen=True):
     """What came of measuring on one rank."""
 
@@ -162,8 +182,18 @@ def profile_ranks(
 
     Returns:
         What each rank measured.
+
+    Raises:
+        TypeError: `run_batch` is no function.
+        PacelineError, and what `run_batch` raises: see `gather`.
     """
-    with unreduced(models):
+    if not callable(run_batch):
+        raise TypeError(
+            f"run_batch is {run_batch!r}: give a function of n that runs forward and backward on n "
+            "samples"
+        )
+    models = list(models)
+    with unreduced(models), _unstepped(models):
         of_sizes = hold(shared_moments(meeting.store, meeting.sizes))
         trial = partial(measure, run_batch, most, finish, of_sizes)
         return gather(meeting.store, meeting.rank, meeting.world, trial)

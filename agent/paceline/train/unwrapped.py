@@ -1,9 +1,12 @@
-"""Models that a script trains in the loop, and that no session wraps.
+"""Models that a script trains in the loop with gradients that no session reduces.
 
 A session that wraps no model at all refuses the first step of an optimiser: nothing of that
 training would be weighted. Beside a wrapped model, another one may be meant to train apart, as a
 rank's own copy in meta-learning does, or its gradients may be reduced by the script itself. So the
 ranks compare their gradients of it, and rank 0 warns where they differ.
+
+Gradients of a wrapped model may pass its reduction by, too, as DistributedDataParallel's do: those
+of its inner module, or of `torch.autograd.grad`. The ranks compare them in the same way.
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ _WARNING = (
     "each rank trains a model of its own. Wrap each model that is trained, as in "
     "discriminator = session.wrap(discriminator). If the ranks' models shall differ, ignore this"
 )
+_NOT_REDUCED = (
+    "%s steps a model of session.wrap(), and its gradients differ between ranks: they were not "
+    "reduced, or the script has changed them since. Reduced is what backward() computes after a "
+    "forward pass of the model that session.wrap() returned. Not reduced are passes of model.module, "
+    "gradients of torch.autograd.grad, another backward() without a forward pass before it, and what "
+    "an optimiser steps within backward(). If the ranks' gradients shall differ, ignore this"
+)
 _ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
 _MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
 
@@ -49,7 +59,9 @@ _watches: dict[UnwrappedModels, None] = {}  # in the order in which they were ma
 
 
 class _Apart(NamedTuple):
-    """What an optimiser trains of models that no session wraps, as long as it is not compared."""
+    """What an optimiser trains that may differ between ranks, as long as it is not compared."""
+
+    warning: str  # where it differs
 
     words: str  # the optimiser's
     number: int  # of optimisers with these words, as each rank counts them
@@ -57,7 +69,7 @@ class _Apart(NamedTuple):
 
 
 class UnwrappedModels:
-    """What a session knows of models that it does not wrap. For one thread; it waits for nothing.
+    """What a session knows of gradients that are not reduced. For one thread; it waits for nothing.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
     wrapped when any session that is in a step wraps it. The first of these sessions that wraps any
@@ -80,18 +92,22 @@ class UnwrappedModels:
         self._current, self._models = current, models
         self._store: Store | None = store
         self._rank = rank
-        # Of each optimiser that has stepped, what is yet to be compared; None: nothing.
-        self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Apart | None]
+        # Of each optimiser that has stepped, what is yet to be compared.
+        self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        self._met: Counter[str] = Counter()  # optimisers of unwrapped models, by their words
+        self._met: Counter[str] = Counter()  # what was to be compared, by its words
         self._uncompared: list[_Apart] = []  # on rank 0: it waits for other ranks' norms
-        self._warned: set[str] = set()  # words
+        self._warned: set[str] = set()  # warnings
         _watches[self] = None
 
-    def stepping(self, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, optimiser: torch.optim.Optimizer, *, reduces: bool = True) -> None:
         """An optimiser is about to step in the loop's body.
 
         Its parameters are looked at when it first steps, and not those that it gets afterwards.
+
+        Args:
+            optimiser: the script's.
+            reduces: gradients of wrapped models are all-reduced; else each rank has its own.
 
         Raises:
             PacelineError: it trains a model, and no session that is in a step wraps any.
@@ -100,13 +116,13 @@ class UnwrappedModels:
             return
         if optimiser not in self._apart:
             self._apart[optimiser] = self._meet(optimiser)
-        apart = self._apart[optimiser]
-        if apart is None:
-            return
-        norms = _norms(apart.parameters)
-        if all(norm > 0 and math.isfinite(norm) for norm in norms):  # else a later step shows more
-            self._apart[optimiser] = None
-            self._publish(apart, norms)
+        for apart in self._apart[optimiser].copy():
+            if apart.warning is _NOT_REDUCED and not reduces:
+                continue
+            norms = _norms(apart.parameters)
+            if all(norm > 0 and math.isfinite(norm) for norm in norms):  # else a later step tells
+                self._apart[optimiser].remove(apart)
+                self._publish(apart, norms)
 
     def look(self) -> None:
         """On rank 0, compares gradients as soon as all ranks have put their norms into the store.
@@ -123,9 +139,10 @@ class UnwrappedModels:
             differ = any(
                 max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
             )
-            if differ and apart.words not in self._warned:
-                self._warned.add(apart.words)
-                logger.warning(_WARNING, apart.words)
+            warning = apart.warning % apart.words
+            if differ and warning not in self._warned:
+                self._warned.add(warning)
+                logger.warning("%s", warning)
 
     def close(self) -> None:
         """The session is over; the store may go."""
@@ -143,20 +160,24 @@ class UnwrappedModels:
         """The `id`s of the parameters of the models that the session wraps."""
         return {id(p) for model in self._models for p in model.parameters()}
 
-    def _meet(self, optimiser: torch.optim.Optimizer) -> _Apart | None:
+    def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
         """What is to be compared of an optimiser that steps for the first time."""
-        parameters = _unwrapped(optimiser)
-        if not parameters:
-            return None
+        unwrapped, wrapped = _parted(optimiser)
         wrapping = [watch for watch in _watches if watch.in_step and watch._models]
-        if not wrapping:
+        if unwrapped and not wrapping:
             raise PacelineError(_REFUSAL)
-        words = _described(optimiser, parameters)
-        number = self._met[words]
-        if wrapping[0] is not self or number == _MOST_COMPARED:
-            return None
-        self._met[words] += 1
-        return _Apart(words, number, parameters)
+        if not wrapping or wrapping[0] is not self:
+            return []
+        apart = []
+        for warning, parameters in ((_WARNING, unwrapped), (_NOT_REDUCED, wrapped)):
+            if not parameters:
+                continue
+            words = _described(optimiser, parameters)
+            number = self._met[words]
+            if number < _MOST_COMPARED:
+                self._met[words] += 1
+                apart.append(_Apart(warning, words, number, parameters))
+        return apart
 
     def _publish(self, apart: _Apart, norms: tuple[float, float]) -> None:
         assert self._store is not None
@@ -166,14 +187,17 @@ class UnwrappedModels:
             self._uncompared.append(apart._replace(parameters=[]))
 
 
-def _unwrapped(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """An optimiser's parameters that are of no wrapped model.
+def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """An optimiser's parameters that are of no wrapped model, and those that are of one.
 
-    Other optimisers step plain tensors, such as made-up inputs.
+    Sharded parameters of wrapped models are left out: ranks have other parts of them. Other
+    optimisers step plain tensors, such as made-up inputs.
     """
-    wrapped = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
+    ours = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
     given = [tensor for group in optimiser.param_groups for tensor in group["params"]]
-    return [p for p in given if isinstance(p, nn.Parameter) and id(p) not in wrapped]
+    parameters = [p for p in given if isinstance(p, nn.Parameter)]
+    unwrapped = [p for p in parameters if id(p) not in ours]
+    return unwrapped, [p for p in parameters if id(p) in ours and not is_dtensor(p)]
 
 
 def _norms(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:

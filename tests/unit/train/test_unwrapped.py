@@ -43,6 +43,7 @@ class Rank:
         gradient: Tensor | float | None,
         optimiser: torch.optim.Optimizer | None = None,
         clip: bool = False,
+        reduces: bool = True,
     ) -> None:
         """A step of the loop, in which all gradients are this number, or this tensor."""
         optimiser = optimiser or self.optimiser
@@ -56,7 +57,7 @@ class Rank:
             session.current.running = IN_A_STEP
             session.knows.look()
         for session in sessions:
-            session.knows.stepping(optimiser)
+            session.knows.stepping(optimiser, reduces=reduces)
         for session in sessions:
             session.current.running = None
 
@@ -168,8 +169,9 @@ def test_what_does_not_train_apart_is_not_told_of(
 
 
 @pytest.mark.parametrize("kind", ["wrapped", "tensor", "sibling"])
-def test_an_optimiser_of_something_else_is_not_told_of(
-    ranks: list[Rank], make: Make, kind: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("differ", [False, True])
+def test_an_optimiser_of_something_else(
+    ranks: list[Rank], make: Make, kind: str, differ: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the wrapped model, of made-up inputs, or of a model that another session wraps."""
     siblings = [make(0), make(1)]
@@ -181,7 +183,19 @@ def test_an_optimiser_of_something_else_is_not_told_of(
             "sibling": list(siblings[number].wrapped.parameters()),
         }
         optimiser = torch.optim.SGD(parameters[kind], 0.1)
-        rank.steps(float(number + 1), optimiser)
+        rank.steps(1.0 + number * differ, optimiser)
+    ranks[0].knows.look()
+    assert len(caplog.records) == (differ and kind != "tensor")
+    assert "session.wrap() was not given" not in caplog.text
+    assert "they were not reduced" in caplog.text or not caplog.records
+
+
+def test_under_a_relaxed_policy_each_rank_has_its_own_gradients(
+    ranks: list[Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, rank in enumerate(ranks):
+        optimiser = torch.optim.SGD(rank.wrapped.parameters(), 0.1)
+        rank.steps(1.0 + number, optimiser, reduces=False)
     ranks[0].knows.look()
     assert not caplog.records
 
@@ -252,4 +266,4 @@ def test_beside_a_session_that_wraps_a_model_one_without_models_refuses_nothing(
         rank.steps(1.0 + number, torch.optim.SGD(both, 0.1))
     for rank in (loaders[0], trainers[0], others[0]):
         rank.knows.look()
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2  # of the wrapped model's parameters, and of the other one

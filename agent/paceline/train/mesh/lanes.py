@@ -83,9 +83,12 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
         ValueError: the mesh does not split the ranks into groups of equal size, or does not have
             them in their order.
     """
-    if mesh is None or mesh.mesh.numel() == meeting.world:
+    if mesh is None:
         return meeting
     mine = [int(rank) for rank in mesh.mesh.flatten()]
+    if len(mine) == meeting.world:
+        lanes_of([mine] * meeting.world)
+        return meeting
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
     # The default backend: models reduce their statistics in it, on the device that they are on.

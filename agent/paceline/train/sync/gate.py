@@ -431,7 +431,7 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
-        self._unwrapped.stepping(optimiser)
+        self._unwrapped.stepping(optimiser, reduces=self._relaxed is None)
         if running.step.more:
             self._hold_back(optimiser, args, kwargs)
             return

@@ -42,13 +42,13 @@ class MetricNames:
         self._known |= new
 
 
-def _check_value(place: str, value: object) -> None:
+def _check_value(place: str, value: object, *, dimensions: bool = False) -> None:
     if isinstance(value, torch.Tensor):
         if hasattr(value, "full_tensor"):  # reading it later would wait for other ranks
             raise TypeError(
                 f"{place} is a DTensor, of which each rank has a part: give its full_tensor()"
             )
-        if value.ndim:
+        if value.ndim and not (dimensions and value.numel() == 1):
             raise ValueError(
                 f"{place} has the shape {list(value.shape)}: give a number or a tensor without "
                 "dimensions, such as its mean()"
@@ -57,6 +57,15 @@ def _check_value(place: str, value: object) -> None:
             raise TypeError(f"{place} is complex: give a real number")
     elif not isinstance(value, Real):
         raise TypeError(f"{place} is {value!r}: give a number or a tensor without dimensions")
+
+
+def check_loss(loss: object) -> None:
+    """Checks the kind of a loss; a tensor of a single element may have dimensions.
+
+    Raises:
+        TypeError, ValueError: it is no number; the message says so.
+    """
+    _check_value("session.log: loss", loss, dimensions=True)
 
 
 def on_host(value: Value) -> Value:

@@ -1,0 +1,396 @@
+"""`paceline doctor` on the tutorial's script with a fault planted: it is named, with the mend.
+
+Each case is the clean script with one change, or with a change that is none of its business.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.node import paceline
+from support.waiting import TRAINING_S
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = """
+import paceline
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+torch.set_num_threads(1)
+
+
+class Sequences(Dataset):
+    def __init__(self):
+        random = torch.Generator().manual_seed(0)
+        self.lengths = [
+            3 + int(10 * float(x)) for x in torch.empty(100).exponential_(0.7, generator=random)
+        ]
+        self.data = [torch.randn(n, 1, generator=random) for n in self.lengths]
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index], float(self.data[index].mean() > 0)
+
+
+def collate(samples):
+    series, labels = zip(*samples)
+    lengths = torch.tensor([len(each) for each in series])
+    return pad_sequence(series, batch_first=True), lengths, torch.tensor(labels)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = nn.GRU(1, 8, batch_first=True)
+        self.answer = nn.Linear(8, 1)
+
+    def forward(self, series, lengths):
+        packed = pack_padded_sequence(series, lengths, batch_first=True, enforce_sorted=False)
+        return self.answer(self.read(packed)[1][-1]).squeeze(1)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = Sequences()
+session = paceline.Session(data, sizes=data.lengths, global_batch=16, seed=0)
+loader = session.loader(collate_fn=collate)
+model = session.wrap(Model())
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+session.checkpoint("checkpoints/x", model, optimizer, every_steps=100)
+for epoch in session.epochs(3):
+    for series, lengths, labels in loader:
+        loss = nn.functional.binary_cross_entropy_with_logits(model(series, lengths), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+session.close()
+dist.destroy_process_group()
+"""
+WRAP = "model = session.wrap(Model())"
+LOADER = "loader = session.loader(collate_fn=collate)"
+BACKWARD = "        loss.backward()\n"
+ITEM = "return self.data[index], float(self.data[index].mean() > 0)"
+LAYERS = "self.answer = nn.Linear(8, 1)"
+FORWARD = "return self.answer(self.read(packed)[1][-1]).squeeze(1)"
+OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)"
+Change = tuple[str, str]  # a part of the script, and what stands in its place
+
+
+def examined(folder: Path, *changes: Change) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and findings of the changed script."""
+    text = SCRIPT
+    for part, other in changes:
+        assert part in text, part
+        text = text.replace(part, other)
+    path = folder / "train.py"
+    path.write_text(text)
+    process = paceline("doctor", "--json", str(path), cwd=folder)
+    out, err = process.communicate(timeout=TRAINING_S)
+    assert "Traceback" not in err, err
+    return process.returncode, json.loads(out)["findings"]
+
+
+FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
+    # change → the check, words of what it says, words of what to do
+    "no session": (
+        [
+            ("session = paceline.Session(data, sizes=data.lengths, global_batch=16, seed=0)", ""),
+            (LOADER, "loader = DataLoader(data, 8, collate_fn=collate)"),
+            (WRAP, "model = nn.parallel.DistributedDataParallel(Model())"),
+            ('session.checkpoint("checkpoints/x", model, optimizer, every_steps=100)', ""),
+            ("session.epochs(3)", "range(3)"),
+            ("        session.log(loss=loss)\n", ""),
+            ("session.close()", ""),
+        ],
+        "session",
+        "no paceline.Session",
+        "Session(",
+    ),
+    "wrap missing": ([(WRAP, "model = Model()")], "refused", "session.wrap", "session.wrap"),
+    "own DistributedSampler": (
+        [
+            (
+                LOADER,
+                "loader = DataLoader("
+                "data, 8, sampler=DistributedSampler(data), collate_fn=collate)",
+            )
+        ],
+        "loader",
+        "another DataLoader",
+        "session.loader",
+    ),
+    "sampler given to the loader": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, sampler=DistributedSampler(data))")],
+        "refused",
+        "sampler",
+        "sampler",
+    ),
+    "batch_size given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, batch_size=8)")],
+        "refused",
+        "batch_size",
+        "global_batch",
+    ),
+    "shuffle given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, shuffle=True)")],
+        "refused",
+        "shuffle",
+        "seed",
+    ),
+    "drop_last given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, drop_last=True)")],
+        "refused",
+        "drop_last",
+        "Session(",
+    ),
+    "DDP on top": (
+        [(WRAP, "model = nn.parallel.DistributedDataParallel(session.wrap(Model()))")],
+        "refused",
+        "DistributedDataParallel",
+        "session.wrap",
+    ),
+    "DDP within": (
+        [(WRAP, "model = session.wrap(nn.parallel.DistributedDataParallel(Model()))")],
+        "refused",
+        "DistributedDataParallel",
+        "session.wrap",
+    ),
+    "BatchNorm": (
+        [
+            (LAYERS, LAYERS + "\n        self.norm = nn.BatchNorm1d(8)"),
+            (FORWARD, "return self.answer(self.norm(self.read(packed)[1][-1])).squeeze(1)"),
+        ],
+        "refused",
+        "BatchNorm1d",
+        "batchnorm=",
+    ),
+    "sizes missing": (
+        [("sizes=data.lengths, ", "")],
+        "sizes",
+        "No sizes are given",
+        "sizes=",
+    ),
+    "sizes of another order": (
+        [("sizes=data.lengths", "sizes=sorted(data.lengths)")],
+        "sizes",
+        "order",
+        "order",
+    ),
+    "sizes with a zero": (
+        [("sizes=data.lengths", "sizes=[0, *data.lengths[1:]]")],
+        "refused",
+        "sizes",
+        "",
+    ),
+    "padding": (
+        [(FORWARD, "return self.answer(self.read(series)[1][-1]).squeeze(1)")],
+        "padding",
+        "when it is padded beside a long one",
+        "pack sequences",
+    ),
+    "samples of a batch look at each other": (
+        [(FORWARD, "out = self.read(packed)[1][-1]; return self.answer(out - out.mean(0))[:, 0]")],
+        "padding",
+        "depends on the other samples",
+        "",
+    ),
+    "augmentation without a seed": (
+        [(ITEM, "series = self.data[index]; return series + torch.randn(1), float(series[0] > 0)")],
+        "random numbers",
+        "random numbers",
+        "paceline.seeded",
+    ),
+    "dropout, ranks seeded alike": (
+        [
+            (LAYERS, LAYERS + "\n        self.drop = nn.Dropout(0.5)"),
+            (FORWARD, "return self.answer(self.drop(self.read(packed)[1][-1])).squeeze(1)"),
+        ],
+        "random numbers",
+        "alike",
+        "session.rank",
+    ),
+    "optimizer of another model": (
+        [(WRAP, WRAP + "\nother = Model()"), ("model.parameters()", "other.parameters()")],
+        "model",
+        "not wrapped",
+        "",
+    ),
+    "loss with a parameter that is not wrapped": (
+        [
+            (
+                OPTIMIZER,
+                "weight = nn.Linear(1, 1)\n"
+                "optimizer = torch.optim.AdamW([*model.parameters(), *weight.parameters()])",
+            ),
+            (
+                BACKWARD,
+                "        loss = loss * weight(loss.detach()[None]).exp().mean()\n" + BACKWARD,
+            ),
+        ],
+        "model",
+        "weight",
+        "session.wrap",
+    ),
+    "the model within is called": (
+        [("model(series, lengths)", "model.module(series, lengths)")],
+        "model",
+        "",
+        "model",
+    ),
+    "sparse embedding": (
+        [
+            (LAYERS, LAYERS + "\n        self.words = nn.Embedding(4, 8, sparse=True)"),
+            (
+                FORWARD,
+                "out = self.read(packed)[1][-1] + self.words(lengths % 4); "
+                "return self.answer(out).squeeze(1)",
+            ),
+        ],
+        "refused",
+        "sparse",
+        "sparse=",
+    ),
+    "session before the process group": (
+        [
+            ('dist.init_process_group("gloo")\n', ""),
+            (LOADER, 'dist.init_process_group("gloo")\n' + LOADER),
+        ],
+        "refused",
+        "process group",
+        "init_process_group",
+    ),
+    "a batch of a fixed size": (
+        [(FORWARD, "return self.answer(self.read(packed)[1][-1]).view(7)")],
+        "script",
+        "view",
+        "",
+    ),
+    "set_epoch is left": (
+        [
+            (
+                "    for series, lengths, labels in loader:",
+                "    loader.sampler.set_epoch(epoch)\n    for series, lengths, labels in loader:",
+            )
+        ],
+        "script",
+        "set_epoch",
+        "",
+    ),
+    "global batch below 1": (
+        [("global_batch=16", "global_batch=0")],
+        "refused",
+        "global_batch",
+        "",
+    ),
+    "global batch for each rank": (
+        [("global_batch=16", "global_batch=200")],
+        "refused",
+        "global_batch",
+        "",
+    ),
+    "micro-batches and accumulation": (
+        [
+            ("seed=0)", "seed=0, micro_batches=True, limits=4)"),
+            (
+                "        loss.backward()\n",
+                "        with model.no_sync():\n            loss.backward()\n",
+            ),
+        ],
+        "refused",
+        "no_sync",
+        "",
+    ),
+    "a hook of communication": (
+        [
+            (
+                WRAP,
+                WRAP + "\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import "
+                "fp16_compress_hook\nmodel.register_comm_hook(None, fp16_compress_hook)",
+            )
+        ],
+        "refused",
+        "hook",
+        "",
+    ),
+}
+CLEAN: dict[str, list[Change]] = {
+    "the tutorial's": [],
+    "optimizer made before wrap": [
+        (WRAP, "model = Model()"),
+        (OPTIMIZER, OPTIMIZER + "\nmodel = session.wrap(model)"),
+    ],
+    "evaluation with a DataLoader of its own in the loop": [
+        (
+            "        session.log(loss=loss)\n",
+            "        session.log(loss=loss)\n"
+            "        with torch.no_grad():\n"
+            "            for series, lengths, labels in DataLoader(data, 50, collate_fn=collate):\n"
+            "                model(series, lengths)\n",
+        )
+    ],
+    "accumulation": [
+        (
+            "    for series, lengths, labels in loader:",
+            "    for number, (series, lengths, labels) in enumerate(loader):",
+        ),
+        (
+            "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
+            "        if number % 2 == 0:\n"
+            "            with model.no_sync():\n"
+            "                loss.backward()\n"
+            "        else:\n"
+            "            loss.backward()\n"
+            "            optimizer.step()\n"
+            "            optimizer.zero_grad()\n",
+        ),
+    ],
+    "augmentation by index": [
+        (
+            ITEM,
+            "with paceline.seeded(index):\n"
+            "            series = self.data[index]\n"
+            "            return series + torch.randn(1), float(series.mean() > 0)",
+        ),
+    ],
+    "a frozen part, and an average": [
+        (
+            WRAP,
+            "model = Model()\nmodel.read.requires_grad_(False)\nmodel = session.wrap(model)\n"
+            "average = torch.optim.swa_utils.AveragedModel(model.module)",
+        ),
+        (
+            "        optimizer.step()\n",
+            "        optimizer.step()\n        average.update_parameters(model.module)\n",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_fault_is_named(tmp_path: Path, fault: str) -> None:
+    changes, check, says, mend = FAULTS[fault]
+    code, findings = examined(tmp_path, *changes)
+    problems = [each for each in findings if each["level"] == "problem"]
+    named = [each for each in problems if each["check"] == check]
+    assert any(
+        says in each["says"] and mend in each["says"] + str(each.get("do", "")) for each in named
+    ), problems or findings
+    assert code == 1
+
+
+@pytest.mark.parametrize("script", list(CLEAN))
+def test_no_false_alarm(tmp_path: Path, script: str) -> None:
+    code, findings = examined(tmp_path, *CLEAN[script])
+    assert [each for each in findings if each["level"] == "problem"] == []
+    assert code == 0

@@ -1,0 +1,1104 @@
+"""Odd training scripts, each written as for one process, and what ranks make of them.
+
+`compare` trains a script on uneven ranks with `session.wrap`, and again in one process over the
+global batches. A script is a function of its models that returns a turn of its loop; the turn
+yields what shall be equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import math
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as f
+from torch.utils.checkpoint import checkpoint
+
+import paceline
+
+WIDTH = 4
+SAMPLES = 25  # of four steps: the last one has a single sample, so a rank has none
+BATCH = 8
+
+
+class Points(torch.utils.data.Dataset[Any]):
+    """Each sample: its index, numbers, what they make, and a few words' numbers."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        random = torch.Generator().manual_seed(7)
+        self.x = torch.randn(samples, WIDTH, generator=random)
+        self.y = torch.randn(samples, 1, generator=random)
+        self.words = torch.randint(0, 6, (samples, 3), generator=random)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        return index, self.x[index], self.y[index], self.words[index]
+
+
+@dataclass
+class Rows:
+    """A batch of `Points`."""
+
+    x: Tensor
+    y: Tensor
+    words: Tensor
+    empty: bool = False
+
+
+Turn = Callable[[Rows], Iterator[Tensor | None]]
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def loss_of(model: nn.Module, rows: Rows) -> Tensor:
+    return f.mse_loss(model(rows.x), rows.y)
+
+
+def sgd(*models: nn.Module, lr: float = 0.1, **options: Any) -> torch.optim.Optimizer:
+    parameters = {id(p): p for model in models for p in model.parameters()}
+    return torch.optim.SGD(parameters.values(), lr=lr, **options)
+
+
+def grads(*models: nn.Module) -> Iterator[Tensor | None]:
+    for model in models:
+        for parameter in model.parameters():
+            yield parameter.grad
+
+
+def unsynced(model: nn.Module) -> Any:
+    return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()  # type: ignore[operator]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model in session.wrap's."""
+    return getattr(model, "module", model)
+
+
+# Which parameters train
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(WIDTH, 5)
+        self.high = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.high(torch.tanh(self.low(x)))
+
+
+def frozen_low() -> nn.Module:
+    model = Halves()
+    model.low.requires_grad_(False)
+    return model
+
+
+def simple(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
+) -> Turn:
+    optimizer = optimizer or sgd(model, **options)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def with_momentum(model: nn.Module) -> Turn:
+    return simple(model, momentum=0.9)
+
+
+def unfreezes_later(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        if next(turns) == 1:
+            bare(model).low.requires_grad_(True)
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def freezes_later(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        if next(turns) == 1:
+            bare(model).low.requires_grad_(False)
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def freezes_by_turns(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        bare(model).low.requires_grad_(next(turns) % 2 == 1)
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, WIDTH)
+        self.answer = nn.Linear(WIDTH, 6, bias=False)
+        self.answer.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.answer(self.words(words).mean(1))
+
+
+def words_script(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.cross_entropy(model(rows.words), rows.words[:, 0]).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class Twice(nn.Module):
+    """One layer that is passed twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.answer = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Scalars(nn.Module):
+    """Parameters without dimensions, and one whose memory is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.matrix = nn.Parameter(torch.randn(5, WIDTH).t())
+        self.answers = nn.ParameterList([nn.Parameter(torch.randn(5, 1))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * torch.tanh(x @ self.matrix) @ self.answers[0]
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(WIDTH, 5, dtype=torch.complex64))
+        self.answer = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer((x.to(torch.complex64) @ self.matrix).abs())
+
+
+class Mixed(nn.Module):
+    """Parameters of float32 and of float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(WIDTH, 5)
+        self.high = nn.Linear(5, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.high(torch.tanh(self.low(x)).double()).float()
+
+
+class Counting(nn.Module):
+    """A buffer that the forward pass changes alike on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) / self.calls
+
+
+def weight_normed() -> nn.Module:
+    return nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh(), nn.Linear(5, 1)
+    )
+
+
+# Backward passes
+
+
+def two_passes(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        model(rows.x).square().mean().backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def two_forwards_one_backward(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        (loss_of(model, rows) + model(-rows.x).square().mean()).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def two_losses_at_once(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        out = model(rows.x)
+        torch.autograd.backward([f.mse_loss(out, rows.y), out.square().mean()])
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def retained(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        out = model(rows.x)
+        f.mse_loss(out, rows.y).backward(retain_graph=True)
+        out.square().mean().backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def retained_in_no_sync(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        with unsynced(model):
+            out = model(rows.x)
+            f.mse_loss(out, rows.y).backward(retain_graph=True)
+            out.square().mean().backward()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def penalty_after(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def penalty_before_forward(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def penalty_between(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+        loss.backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def penalty_in_the_loss(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        (loss + 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def put_before_backward(model: nn.Module) -> Turn:
+    """Puts the same decay into `.grad` on each rank, between forward and backward."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        for parameter in model.parameters():
+            parameter.grad = 0.1 * parameter.detach().clone()
+        loss.backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def put_after_backward(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        for parameter in model.parameters():
+            parameter.grad += 0.1 * parameter.detach()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def input_gradient_penalty(model: nn.Module) -> Turn:
+    """A second derivative, as WGAN-GP's."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        x = rows.x.clone().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (f.mse_loss(out, rows.y) + slope.square().sum(1).mean()).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def gradients_by_autograd_grad(model: nn.Module) -> Turn:
+    """`torch.autograd.grad` of parameters, put into `.grad` by hand."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        parameters = list(model.parameters())
+        for parameter, grad in zip(
+            parameters, torch.autograd.grad(loss_of(model, rows), parameters), strict=True
+        ):
+            parameter.grad = grad
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def backward_of_some(model: nn.Module) -> Turn:
+    """`backward(inputs=…)`: gradients of the last layer only."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def accumulates(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        last = next(turns) % 2 == 1
+        with contextlib.nullcontext() if last else unsynced(model):
+            (loss_of(model, rows) / 2).backward()
+        if last:
+            yield from grads(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return turn
+
+
+def accumulates_synced(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        (loss_of(model, rows) / 2).backward()
+        yield from grads(model)
+        if next(turns) % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    return turn
+
+
+def forward_outside_no_sync(model: nn.Module) -> Turn:
+    """The forward pass stands before `no_sync`, the backward pass in it."""
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        last = next(turns) % 2 == 1
+        loss = loss_of(model, rows) / 2
+        with contextlib.nullcontext() if last else unsynced(model):
+            loss.backward()
+        if last:
+            yield from grads(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return turn
+
+
+def clips_norm(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def clips_values(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def scales(model: nn.Module) -> Turn:
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, rows)).backward()
+        scaler.unscale_(optimizer)
+        yield from grads(model)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return turn
+
+
+def lbfgs(model: nn.Module) -> Turn:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, rows)
+            if dist.get_world_size() > 1 and hasattr(model, "no_sync"):  # as the tutorial of LBFGS
+                loss.backward()
+                return mean_over_ranks(loss.detach(), rows)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        yield from grads(model)
+
+    return turn
+
+
+def mean_over_ranks(value: Tensor, rows: Rows) -> Tensor:
+    n = torch.tensor(0.0 if rows.empty else float(len(rows.x)))
+    both = torch.stack([value * n, n])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+def sam(model: nn.Module) -> Turn:
+    """Sharpness-aware minimisation: the gradient at a point uphill."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad for p in model.parameters()]  # type: ignore[operator]
+            torch._foreach_add_(list(model.parameters()), moves)
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), moves)
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+# Hooks
+
+
+def doubling_hooks(model: nn.Module) -> Turn:
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: 2 * grad)
+    return simple(model)
+
+
+def post_hooks(model: nn.Module) -> Turn:
+    """Hooks after accumulation that scale `.grad` in place."""
+
+    def double(parameter: Tensor) -> None:
+        parameter.grad *= 2
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(double)
+    return simple(model)
+
+
+def steps_in_backward(model: nn.Module) -> Turn:
+    """An optimiser for each parameter, which steps in the backward pass."""
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        loss_of(model, rows).backward()
+        yield from (parameter.detach() for parameter in model.parameters())
+
+    return turn
+
+
+def module_hooks(model: nn.Module) -> Turn:
+    bare(model)[0].register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[index]
+    bare(model)[0].register_full_backward_hook(lambda module, gi, go: None)  # type: ignore[index]
+    return simple(model)
+
+
+# Evaluation and others' passes within the loop
+
+
+def evaluates_in_the_loop(model: nn.Module) -> Turn:
+    optimizer, held_out = sgd(model), Points(6)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        model.eval()
+        with torch.no_grad():
+            model(held_out.x)
+        model.train()
+        loss.backward()
+        with torch.inference_mode():
+            model(held_out.x)
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def evaluates_on_one_rank(model: nn.Module) -> Turn:
+    optimizer, held_out = sgd(model), Points(6)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+        if dist.get_rank() == 0:
+            model.eval()
+            with torch.no_grad():
+                bare(model)(held_out.x)
+            model.train()
+
+    return turn
+
+
+def passes_by(model: nn.Module) -> Turn:
+    """Calls the model within the wrapped one."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(bare(model)(rows.x), rows.y).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def averages(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+    average = torch.optim.swa_utils.AveragedModel(bare(model))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        optimizer.step()
+        average.update_parameters(bare(model))
+        yield from (parameter.detach() for parameter in average.parameters())
+
+    return turn
+
+
+def leaves_out_steps(model: nn.Module) -> Turn:
+    """All ranks leave out the second step, before their forward pass."""
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        if next(turns) == 1:
+            return
+        optimizer.zero_grad()
+        loss_of(model, rows).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def forward_without_backward(model: nn.Module) -> Turn:
+    """All ranks drop the second step's loss after the forward pass."""
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        loss = loss_of(model, rows)
+        if next(turns) == 1:
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def filler_is_nan(model: nn.Module) -> Turn:
+    """What a filler makes is no number."""
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        (loss_of(model, rows) * (math.nan if rows.empty else 1.0)).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+# Several models
+
+
+def gan(generator: nn.Module, discriminator: nn.Module, freeze: bool = True) -> Turn:
+    generating, discriminating = sgd(generator), sgd(discriminator)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        made = generator(rows.x)
+        discriminating.zero_grad()
+        real = f.softplus(-discriminator(rows.x)).mean()
+        fake = f.softplus(discriminator(made.detach())).mean()
+        (real + fake).backward()
+        yield from grads(discriminator)
+        discriminating.step()
+        generating.zero_grad()
+        if freeze:
+            discriminator.requires_grad_(False)
+        f.softplus(-discriminator(made)).mean().backward()
+        if freeze:
+            discriminator.requires_grad_(True)
+        yield from grads(generator)
+        generating.step()
+
+    return turn
+
+
+def gan_without_freezing(generator: nn.Module, discriminator: nn.Module) -> Turn:
+    return gan(generator, discriminator, freeze=False)
+
+
+def gan_two_passes(generator: nn.Module, discriminator: nn.Module) -> Turn:
+    """The discriminator's two losses have a backward pass each."""
+    generating, discriminating = sgd(generator), sgd(discriminator)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        discriminating.zero_grad()
+        f.softplus(-discriminator(rows.x)).mean().backward()
+        made = generator(rows.x)
+        f.softplus(discriminator(made.detach())).mean().backward()
+        yield from grads(discriminator)
+        discriminating.step()
+        generating.zero_grad()
+        f.softplus(-discriminator(made)).mean().backward()
+        yield from grads(generator)
+        generating.step()
+
+    return turn
+
+
+def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module) -> Turn:
+    """Two models under one loss, with one optimiser."""
+    optimizer = sgd(encoder, decoder)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(decoder(encoder(rows.x)), rows.x).backward()
+        yield from grads(encoder, decoder)
+        optimizer.step()
+
+    return turn
+
+
+def sharing() -> list[nn.Module]:
+    """Two models with a layer in common."""
+    common = nn.Linear(WIDTH, WIDTH)
+    return [nn.Sequential(common, nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+
+
+def pair() -> list[nn.Module]:
+    return [nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH))]
+
+
+class Margin(nn.Module):
+    """A loss function with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        return (self.weight * (out - y)).square().mean() - self.weight.log()
+
+
+def learned_loss(model: nn.Module, criterion: nn.Module) -> Turn:
+    optimizer = sgd(model, criterion)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        criterion(model(rows.x), rows.y).backward()
+        yield from grads(model, criterion)
+        optimizer.step()
+
+    return turn
+
+
+# What the forward pass takes and returns
+
+
+@dataclass
+class Out:
+    answer: Tensor
+    hidden: Tensor | None = None
+
+
+Pair = namedtuple("Pair", ["answer", "hidden"])
+
+
+class Returning(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = plain(), kind
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x)
+        return {
+            "dict": {"answer": out, "hidden": None, "more": [{"twice": 2 * out}]},
+            "dataclass": Out(out, hidden=None),
+            "tuple": (out, None, 3, "word"),
+            "namedtuple": Pair(out, None),
+            "list": [None, out],
+        }[self.kind]
+
+
+def answer_in(out: Any) -> Tensor:
+    if isinstance(out, dict):
+        return out["answer"] + out["more"][0]["twice"]
+    if isinstance(out, Out | Pair):
+        return out.answer
+    return next(part for part in out if isinstance(part, Tensor))
+
+
+def structured(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(answer_in(model(rows.x)), rows.y).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+def keyword_arguments(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(model(x=rows.x), rows.y).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class LossItself(nn.Module):
+    """Returns its loss, and what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        loss = self.inner(x).square().mean()
+        return loss, loss.item()
+
+
+def loss_itself(model: nn.Module) -> Turn:
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        model(rows.x)[0].backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(WIDTH, WIDTH), plain()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+
+
+class Branches(nn.Module):
+    """Passes one of two branches, by the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, first: bool) -> Tensor:
+        return self.first(x) if first else self.second(x)
+
+
+def by_steps(model: nn.Module) -> Turn:
+    optimizer, turns = sgd(model), iter(range(100))
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(model(rows.x, next(turns) % 2 == 0), rows.y).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class ByRow(nn.Module):
+    """A row passes one of two branches. A branch that no row of a batch passes is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(len(x), 1)
+        for layer, chosen in ((self.first, x[:, 0] > 0.9), (self.second, x[:, 0] <= 0.9)):
+            if bool(chosen.any()):
+                out = out.masked_scatter(chosen[:, None], layer(x[chosen]))
+        return out
+
+
+def compiled_first() -> nn.Module:
+    torch._dynamo.reset()
+    return torch.compile(plain(), backend="aot_eager")  # type: ignore[return-value]
+
+
+def compiles_wrapped(model: nn.Module) -> Turn:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = sgd(model)
+
+    def turn(rows: Rows) -> Iterator[Tensor | None]:
+        optimizer.zero_grad()
+        f.mse_loss(compiled(rows.x), rows.y).backward()
+        yield from grads(model)
+        optimizer.step()
+
+    return turn
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+
+    def forward(self, *, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+def with_keywords() -> nn.Module:
+    return Named()
+
+
+def plain_and_margin() -> list[nn.Module]:
+    return [plain(), Margin()]
+
+
+def double_plain() -> nn.Module:
+    return plain().double()
+
+
+# The comparison
+
+
+def compare(
+    build: Callable[[], nn.Module | list[nn.Module]],
+    script: Callable[..., Turn],
+    wrap: dict[str, Any] | None = None,
+    early: bool = False,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """How far ranks are from one process.
+
+    Args:
+        build: makes the models.
+        script: makes a turn of the loop.
+        wrap: options of `session.wrap`.
+        early: the optimiser is made before its model is wrapped.
+        dtype: of parameters and data.
+
+    Returns:
+        off: the largest difference, relative to each tensor's largest value; samples: this rank's,
+        by step; warnings: what Paceline logged.
+    """
+    torch.manual_seed(3)
+    made = build()
+    models = made if isinstance(made, list) else [made]
+    twins = copy.deepcopy(models)
+    data = Points()
+    with logged() as warnings:
+        session = paceline.Session(data, global_batch=BATCH, limits=[2, 6])
+        try:
+            loader = session.loader()
+            optimizer = sgd(*models) if early else None
+            wrapped = [session.wrap(model, **(wrap or {})) for model in models]
+            turn = simple(*wrapped, optimizer=optimizer) if early else script(*wrapped)
+            seen, batches, samples = [], [], []
+            for indices, *_ in loader:
+                rows = rows_of(data, indices.tolist(), dtype)
+                rows.empty = session.batch.empty
+                own = [] if rows.empty else indices.tolist()
+                gathered: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(gathered, own)
+                batches.append([index for part in gathered for index in part])
+                samples.append(len(own))
+                seen.append([None if t is None else t.detach().clone() for t in turn(rows)])
+        finally:
+            session.close()
+    alone, worst = script(*twins), 0.0
+    for indices, of_ranks in zip(batches, seen, strict=True):
+        rows = rows_of(data, indices, dtype)
+        expected = [None if t is None else t.detach().clone() for t in alone(rows)]
+        worst = max(worst, difference(of_ranks, expected))
+    parameters = [p.detach() for model in wrapped for p in model.parameters()]
+    expected_parameters = [p.detach() for twin in twins for p in twin.parameters()]
+    worst = max(worst, difference(parameters, expected_parameters))
+    return {"off": worst, "samples": samples, "warnings": warnings}
+
+
+def error_of(build: Callable[[], nn.Module], script: Callable[..., Turn]) -> str:
+    """What `compare` ends with."""
+    try:
+        compare(build, script)
+    except (RuntimeError, paceline.PacelineError) as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What Paceline logs within it."""
+    messages: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler, logger = Handler(logging.WARNING), logging.getLogger("paceline")
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+
+
+def rows_of(data: Points, indices: list[int], dtype: torch.dtype | None) -> Rows:
+    x, y = data.x[indices], data.y[indices]
+    return Rows(x.to(dtype) if dtype else x, y.to(dtype) if dtype else y, data.words[indices])
+
+
+def difference(these: list[Tensor | None], those: list[Tensor | None]) -> float:
+    assert len(these) == len(those), f"{len(these)} tensors against {len(those)}"
+    worst = 0.0
+    for number, (this, that) in enumerate(zip(these, those, strict=True)):
+        assert (this is None) == (that is None), f"tensor {number}: {this} against {that}"
+        if this is not None and that is not None:
+            off = float((this - that).abs().max()) / max(float(that.abs().max()), 1e-3)
+            worst = max(worst, off if math.isfinite(off) else math.inf)
+    return worst
