@@ -443,7 +443,7 @@ class Run(BaseModel):
     target: Target | None = Field(description="null: nobody has set one")
     evaluation: Evaluation | None = Field(description="the newest; null: there is none")
     notice: str | None = Field(
-        description="why it shows no steps, or takes no policy, in words; null: nothing to say",
+        description="why it shows no steps, or is not planned, in words; null: nothing to say",
         examples=[None],
     )
 

@@ -20,6 +20,7 @@ from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.insight import costs
 from paceline_backend.insight.reuse import Reused
+from paceline_backend.policies.streams import problem_of
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
@@ -197,7 +198,8 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
     """Why the policy that a run began under plans nothing of it; None: it plans, or is unknown."""
-    if run["token_budget"] is None:
+    streamed = run["attempt"] is not None and run["samples"] is None
+    if run["token_budget"] is None and not streamed:
         return None
     with store.read() as connection:
         switch = switches.latest(connection, runs_store.key_of(connection, run["id"]))
@@ -205,7 +207,7 @@ def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
         made = policies.make(switch.policy, switch.parameters)
     except ValueError:
         return None
-    reason = policies.unsuited(made, run["token_budget"])
+    reason = problem_of(made) if streamed else policies.unsuited(made, run["token_budget"])
     return None if reason is None else f"It trains as plain DDP: {reason}."
 
 

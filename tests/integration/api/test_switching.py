@@ -149,3 +149,21 @@ def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says
     made = client.post("/api/v1/runs/t/policy", json={"policy": "paceline"}, headers=ANY)
     assert made.status_code == 202
     assert client.get("/api/v1/runs/t").json()["notice"] is None
+
+
+def test_a_run_of_a_stream_under_a_policy_that_cannot_plan_it_says_so(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    add_run(store, "s", nproc=2, state="running")
+    add_first_policy(store, "s", "chronica")
+    assert client.get("/api/v1/runs/s").json()["notice"] is None  # it has not said hello
+    telemetry.write(store, [("s", hello(2, sizes=b"", stream=True, uneven_steps=False))])
+    shown = client.get("/api/v1/runs/s").json()
+    assert shown["samples"] is None
+    assert shown["notice"].startswith("It trains as plain DDP: chronica cannot plan a stream")
+    free = {"policy": "paceline", "parameters": {"mode": "free"}}
+    refused = client.post("/api/v1/runs/s/policy", json=free, headers=ANY)
+    assert refused.status_code == 422
+    made = client.post("/api/v1/runs/s/policy", json={"policy": "paceline"}, headers=ANY)
+    assert made.status_code == 202
+    assert client.get("/api/v1/runs/s").json()["notice"] is None

@@ -280,6 +280,8 @@ def test_what_does_not_go_with_a_stream_is_refused_by_name() -> None:
         ({"micro_batches": True}, "micro_batches: not with a stream"),
         ({"uneven_steps": True}, "uneven_steps: not with a stream"),
         ({"sizes": [1.0]}, "sizes: a stream has its own"),
+        ({"global_batch": None, "token_budget": 9}, "Stream and token_budget do not go together"),
+        ({"token_limits": 9}, "token_limits is for steps of a token budget"),
         ({"global_batch": 9}, r"Stream\(buffer=32\): at least 4 times global_batch, so 36"),
     ]
     for options, words in refused:

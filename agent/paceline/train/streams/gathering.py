@@ -87,7 +87,8 @@ class Gathering:
         if ledger.over:
             raise PacelineError(
                 f"the stream gave {sum(ledger.known)} samples in epoch {ledger.epoch}, which is "
-                "not one step: give a source that begins anew in each epoch"
+                "not one step: give a source that begins anew in each epoch, or, with drop_last, "
+                "a smaller global_batch"
             )
 
     def _hear(self, ledger: StreamLedger, rank: int) -> None:
