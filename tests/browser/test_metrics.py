@@ -71,6 +71,21 @@ def test_metrics_appear_by_themselves_each_in_a_chart(
     until(lambda: (course(page, "chart-training-2") or [[]])[0][-1:] == [39], "its chart")
 
 
+def test_evaluations_that_could_not_load_are_asked_for_again(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    """A page asks for them once it has loaded; the stream tells only further ones."""
+    training = Training(store, bus_url, "r")
+    training.train(20)
+    training.report(evaluated(19, runs.get(store, "r")["started_at"], accuracy=0.5))
+    page.route("**/evaluations?*", lambda route: route.abort())
+    with page.expect_event("requestfailed", lambda request: "/evaluations?" in request.url):
+        open_run(page, web, "r")
+    expect(page.locator("#metrics")).to_be_hidden()
+    page.unroute_all()
+    until(lambda: course(page, "chart-evaluations-0") == [[19], [0.5]], "the chart")
+
+
 def test_an_operator_sets_a_target_and_sees_when_it_was_met(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:

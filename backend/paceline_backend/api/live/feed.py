@@ -81,7 +81,7 @@ class Feed:
                 happened = [] if lost else await self.reader.events(changes, entries, False)
             except (redis.RedisError, StoreUnavailableError):  # the reader's log tells it
                 changes.forget()
-                for chunk in self._awaited(self.position):
+                for chunk in self._waiting(self.position):
                     yield chunk
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -107,7 +107,7 @@ class Feed:
             elif follower.over:
                 return
             elif self.reader.awaited != self.awaited:
-                yield self._awaited(channel.position)[0]
+                yield self._waiting(channel.position)[0]
             elif time.monotonic() - spoke > _COMMENT_S:
                 yield b": still here\n\n"
             else:
@@ -115,7 +115,7 @@ class Feed:
                 continue
             spoke = time.monotonic()
 
-    def _awaited(self, position: str) -> list[bytes]:
+    def _waiting(self, position: str) -> list[bytes]:
         """Tells a client what all streams wait for, if it does not know."""
         if self.reader.awaited == self.awaited:
             return []

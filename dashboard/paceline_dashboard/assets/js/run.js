@@ -115,6 +115,7 @@ class RunPage {
     /** @type {Record<string, string>} */
     this.requested = {}; // table → key of its last request: step and state of the run
     this.waits = false; // for earlier steps, which the server is asked for
+    this.starts = 0; // how often the page took a view: each has evaluations of its own
     this.asked = 0; // number of requests for rounds
     this.lookAfter = 0; // time of the next request for the run's state
     this.meetAfter = 0; // time of the next request: rounds of a long run are an expensive answer
@@ -290,12 +291,21 @@ class RunPage {
     this.painter.request();
   }
 
-  /** Requests all evaluations; further ones come by the stream. */
+  /** Requests all evaluations, until the server answers: nothing else asks for them, and the stream tells only further ones. */
   async #evaluations() {
-    const answer = await get(`${this.path}/evaluations?limit=10000`);
-    if (this.closed) return;
-    this.metrics.start(answer);
-    this.painter.request();
+    const start = ++this.starts;
+    while (!this.closed && start === this.starts) {
+      try {
+        const answer = await get(`${this.path}/evaluations?limit=10000`);
+        if (this.closed || start !== this.starts) return;
+        this.metrics.start(answer);
+        this.painter.request();
+        return;
+      } catch (error) {
+        if (error.status !== 0 && !(error.status >= 500)) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 1000 * POLL_S));
+      }
+    }
   }
 
   /** Requests the training metrics of the steps shown. */
