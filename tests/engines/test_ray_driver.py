@@ -38,8 +38,12 @@ def of_ray() -> Iterator[Path]:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    """Its agent starts scripts with the Python of the tests, which finds Ray."""
+def stack(tmp_path: Path, of_ray: Path) -> Iterator[Stack]:
+    """Its agent starts scripts with the Python of the tests, which finds Ray.
+
+    It ends them before Ray's files are deleted.
+    """
+    assert of_ray.exists()
     made = Stack(tmp_path / "server", 0)
     env = environment()
     made.agent_env = {
