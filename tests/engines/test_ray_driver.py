@@ -50,6 +50,7 @@ def stack(tmp_path: Path, of_ray: Path) -> Iterator[Stack]:
         **env,
         "PYTHONPATH": f"{RAY}:{env['PYTHONPATH']}",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine is no failure
+        "RAY_DEDUP_LOGS": "0",  # else the second worker's lines, which are alike, come late
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "HOME": str(tmp_path),
