@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline_backend.server.stack import Stack
-from support.e2e import wait_for_end, wait_for_step
+from support.e2e import PAUSE_S, wait_for_end
 from support.frameworks import WORLD, environment
 from support.ray import BINARIES, MISSING
 from support.waiting import TRAINING_S, until
@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
 
+STARTING_S = 900.0  # Ray starts a dozen processes of Python, which takes minutes on a busy machine
 SCRIPT = Path(__file__).with_name("ray_driver_script.py")
 RAY = sysconfig.get_path("purelib", vars={"base": str(BINARIES.parent)})
 
@@ -37,14 +38,19 @@ def of_ray() -> Iterator[Path]:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    """Its agent starts scripts with the Python of the tests, which finds Ray."""
+def stack(tmp_path: Path, of_ray: Path) -> Iterator[Stack]:
+    """Its agent starts scripts with the Python of the tests, which finds Ray.
+
+    It ends them before Ray's files are deleted.
+    """
+    assert of_ray.exists()
     made = Stack(tmp_path / "server", 0)
     env = environment()
     made.agent_env = {
         **env,
         "PYTHONPATH": f"{RAY}:{env['PYTHONPATH']}",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine is no failure
+        "RAY_DEDUP_LOGS": "0",  # else the second worker's lines, which are alike, come late
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "HOME": str(tmp_path),
@@ -65,11 +71,12 @@ def start(stack: Stack, folder: Path, of_ray: Path) -> str:
     return str(stack.api("POST", "/runs", body)["id"])
 
 
+@pytest.mark.timeout(3600)
 def test_a_run_of_ray_trains_workers_hangs_is_stopped_and_goes_on(
     stack: Stack, tmp_path: Path, of_ray: Path
 ) -> None:
     run = start(stack, tmp_path, of_ray)
-    wait_for_step(stack, run, 10)
+    reaches(stack, run, 10)
     until(lambda: "worker 1 of 2 begins" in log(stack, run), "a worker's output", TRAINING_S)
     with pytest.raises(InputError, match="its only log is that of rank 0"):
         stack.api("GET", f"/runs/{run}/logs/1")
@@ -88,7 +95,7 @@ def test_a_run_of_ray_trains_workers_hangs_is_stopped_and_goes_on(
     assert not left(run), "Ray ends with its driver"
 
     stack.api("POST", f"/runs/{run}/resume")
-    wait_for_step(stack, run, stopped["step"] + 20)
+    reaches(stack, run, stopped["step"] + 20)
     now = stack.api("GET", f"/runs/{run}")
     assert (now["attempt"], now["world"], now["driver"]) == (1, WORLD, True)
     assert "worker 1 of 2 begins" in log(stack, run)
@@ -99,6 +106,15 @@ def test_a_run_of_ray_trains_workers_hangs_is_stopped_and_goes_on(
     assert wait_for_end(stack, run, "stopped")["message"] == "stopped over the API"
     until(lambda: not left(run), "the end of all that Ray has started", TRAINING_S)
     assert "the driver is through" not in log(stack, run)
+
+
+def reaches(stack: Stack, run: str, step: int) -> None:
+    def reached() -> bool:
+        now = stack.api("GET", f"/runs/{run}")
+        assert now["state"] not in ("failed", "stopped"), now["message"]
+        return now["step"] is not None and now["step"] >= step
+
+    until(reached, f"step {step} of run {run}", STARTING_S, PAUSE_S)
 
 
 def log(stack: Stack, run: str) -> str:
