@@ -104,6 +104,18 @@ def test_torch_is_bsp(program: Any) -> None:
     assert sampler["over_limit"] == pytest.approx(balance.ours(setting, "bsp", {})["over_limit"])
 
 
+def test_noise_is_in_no_figure_of_a_peer(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy, peers = program("noisy"), program("peers")
+    monkeypatch.setattr(noisy, "STEPS", 4)
+    monkeypatch.setattr(noisy, "PEERS", peers.PEERS[:1])
+    setting = noisy.Setting("pareto", "quadratic", False, 4)
+    figures = []
+    for noise in (0.0, 0.5):
+        monkeypatch.setattr(noisy, "NOISE", noise)
+        figures.append(noisy.measure(setting)[peers.PEERS[0].name])
+    assert figures[0] == figures[1]
+
+
 def test_probes_compares_with_the_paper(
     program: Any,
     tmp_path: Path,

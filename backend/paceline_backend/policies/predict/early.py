@@ -17,6 +17,7 @@ Bools = npt.NDArray[np.bool_]
 YOUNG = 24  # rows of a rank; from so many on, forecasts of the rows decide (`linear`)
 _PLAUSIBLE = 0.02  # a cost with a smaller probability is not considered
 _CURVES = np.exp2(np.arange(-2.0, 7.0))  # κ to weigh, in units of 1 ÷ the typical long size
+_SIZED = (0.02, 0.05, 0.1, 0.2)  # sizes' shares of a cost that goes by the number of samples
 # The share of a mean batch's cost that a step takes besides, with its prior probability.
 _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
 # Standard deviations of the logarithms: of the noise, and of the ranks' speeds. All combinations
@@ -34,7 +35,7 @@ class Weighed:
     cost: Cost
     probability: float
     noise: float  # standard deviation of a row's time under this cost, relative
-    by_count: bool = False  # all samples cost the same, whatever their sizes
+    sized: float = 1.0  # share that goes by sizes; the rest is alike for all samples
 
 
 def plausible(rows: Feedback) -> list[Weighed]:
@@ -42,7 +43,7 @@ def plausible(rows: Feedback) -> list[Weighed]:
 
     A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
     around a common mean. The time of the oldest step may be off by a factor that all ranks share.
-    At most one cost each is given by count, linear and quadratic in the sizes, padded and not.
+    At most one cost each is given mostly by count, linear and quadratic in the sizes, padded and not.
 
     Args:
         rows: of some ranks, [S, W] arrays; each rank has a usable row.
@@ -52,7 +53,9 @@ def plausible(rows: Feedback) -> list[Weighed]:
         return [Weighed(SUM, 1.0, 0.0)]
     time = np.log(np.where(valid, rows.compute_s, 1.0))
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
-    made = [_weighed(time, valid, [rows.samples], by_count=True)]
+    alike = rows.samples * float(rows.load[valid].sum() / rows.samples[valid].sum())
+    counted = [share * rows.load + (1 - share) * alike for share in _SIZED]
+    made = [_weighed(time, valid, counted, sized=_SIZED)]
     for padded in (False, True):
         for curves in ([0.0], (_CURVES / typical).tolist()):
             costs = [Cost(kappa, padded) for kappa in curves]
@@ -71,7 +74,7 @@ def _weighed(
     loads: list[Any],
     costs: Sequence[Cost] = (SUM,),
     *,
-    by_count: bool = False,
+    sized: Sequence[float] = (),
 ) -> Weighed:
     """The mean of some costs, with the logarithm of their likelihood for a probability.
 
@@ -80,17 +83,22 @@ def _weighed(
         valid: which rows count, [S, W].
         loads: of the rows' batches under each cost, each [S, W].
         costs: that differ in κ only.
-        by_count: see `Weighed`.
+        sized: instead of costs, sizes' shares of the sum.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
     weights = np.exp(of[:, 0] - of[best, 0])
-    cost = costs[best]
+    likely, noise = float(of[best, 0] + np.log(weights.mean())), float(of[best, 1])
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.exp(np.average(np.log(values), weights=weights)))
+
+    if sized:
+        return Weighed(SUM, likely, noise, mean(sized))
+    cost = costs[0]
     if len(costs) > 1:
-        kappa = np.exp(np.average(np.log([each.kappa for each in costs]), weights=weights))
-        cost = Cost(float(kappa), cost.padded)
-    likely = float(of[best, 0] + np.log(weights.mean()))
-    return Weighed(cost, likely, float(of[best, 1]), by_count)
+        cost = Cost(mean([each.kappa for each in costs]), cost.padded)
+    return Weighed(cost, likely, noise)
 
 
 def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:

@@ -39,7 +39,6 @@ _SURE = 0.98  # probability from which on a young run's cost is expected to stay
 _ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible` takes 10 ms
 _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
-_LITTLE = 0.02  # what sizes add to a sample's cost where only samples seem to count
 _EXACT = 0.003  # smaller residuals count like this one
 
 
@@ -86,11 +85,14 @@ class LinearPredictor:
 
     def _weighed(self, rows: Feedback, of: Weighed) -> Models:
         """The models under a cost that may be right."""
-        if not of.by_count:
+        if of.sized == 1:
             return self._models(rows, of.cost, of.noise)
-        counted = self._models(replace(rows, load=rows.samples.astype(float)), SUM, of.noise)
-        c = counted.a + counted.c
-        return replace(counted, a=_LITTLE * c * float(rows.samples.sum() / rows.load.sum()), c=c)
+        mean = float(rows.load.sum() / rows.samples.sum())
+        load = of.sized * rows.load + (1 - of.sized) * mean * rows.samples
+        mixed = self._models(replace(rows, load=load), SUM, of.noise)
+        return replace(
+            mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a
+        )
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
         """The models under a cost.

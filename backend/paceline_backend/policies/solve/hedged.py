@@ -1,8 +1,9 @@
 """Divides a global batch while it is not decided how sizes add up to the cost of a batch.
 
-Each cost that may be right has its own best partition. One more is tried: the batch sorted by size
-and cut into runs, which suits padded batches, at places where no cost that may be right is far
-above its best. Of all these the partition with the least expected time is taken, where each cost's
+Each cost that may be right has its own best partition. Others suit several costs: the numbers of
+samples that are best under one cost, with loads that are levelled under another; and the batch
+sorted by size and cut into runs, which suits padded batches, at places where no cost that may be
+right is far above its best. Of all these the partition with the least expected time is taken, where each cost's
 time counts relative to its best.
 """
 
@@ -37,6 +38,11 @@ def partition_hedged(
         return partition(sizes, models, None, limits, laid_out=laid_out)
     chances, given = zip(*models.weighed(), strict=True)
     tried = [partition(sizes, each, None, limits, laid_out=laid_out) for each in given]
+    sums = [each for each in given if not each.cost.padded]
+    for each, ranks in zip(given, tried[:], strict=True):
+        if not each.cost.padded:
+            counts = np.bincount(ranks, minlength=each.world)
+            tried += [partition(sizes, of, counts) for of in sums if of is not each]
     slowest_s = [[_slowest(sizes, each, ranks) for each in given] for ranks in tried]
     best_s = np.maximum(np.array(slowest_s).min(axis=0), 1e-300)
     order = descending(sizes)

@@ -51,7 +51,7 @@ COSTS = [SUM, Cost(0.01), Cost(padded=True), Cost(0.01, padded=True)]
 def test_four_steps_tell_the_cost(cost: Cost, seed: int) -> None:
     best = plausible(rows(cost, 4, seed=seed).by_step(WORLD))[0]
     assert best.probability > 0.7
-    assert not best.by_count
+    assert best.sized == 1
     assert (best.cost.padded, best.cost.kappa > 0) == (cost.padded, cost.kappa > 0)
     if cost.kappa:
         assert best.cost.kappa == pytest.approx(cost.kappa, rel=0.7)
@@ -59,7 +59,7 @@ def test_four_steps_tell_the_cost(cost: Cost, seed: int) -> None:
 
 def test_four_steps_tell_that_only_samples_count() -> None:
     feedback = rows(SUM, 4, by_count=True)
-    assert plausible(feedback.by_step(WORLD))[0].by_count
+    assert plausible(feedback.by_step(WORLD))[0].sized < 0.1
     models = LinearPredictor(cost="auto").fit(feedback, WORLD)
     sizes = np.array([1.0, 1000.0])
     small, large = models.ett(
@@ -71,7 +71,8 @@ def test_four_steps_tell_that_only_samples_count() -> None:
             ),
         )
     )
-    assert large == pytest.approx(small, rel=0.01)
+    assert np.all(large > small)  # loads are levelled among ranks of equal counts
+    assert large == pytest.approx(small, rel=0.15)
 
 
 def test_equal_sizes_tell_nothing() -> None:

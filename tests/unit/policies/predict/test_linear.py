@@ -121,6 +121,21 @@ def test_a_is_positive_even_when_the_feedback_says_otherwise(
     assert models.a[0] > 0
 
 
+@pytest.mark.parametrize("per_sample", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_times_that_do_not_depend_on_sizes_are_not_divided_by_them(
+    per_sample: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    samples = rng.integers(12, 20, 48)
+    load = samples * rng.lognormal(5, 0.4, 48)
+    time_s = samples / 16 if per_sample else np.ones(48)
+    rows = feedback(load, time_s * (1 + 0.05 * rng.standard_normal(48)), samples)
+    models = LinearPredictor().fit(rows, world=1)
+    for size in (50, 150, 600):
+        assert ett(models, 16 * size, 16) == pytest.approx(1.0, rel=0.15)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_constant_n_under_bsp_forecasts_other_n(noise: float) -> None:
     """n is collinear with the constant: c and b cannot be told apart, and must not run wild."""

@@ -307,3 +307,23 @@ def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
         load = np.concatenate([part.features.load.sum(axis=1) for part in ran])[4:]
         rates.append(seconds.sum() / load.sum())
     assert rates[0] < 1.1 * rates[1]
+
+
+@pytest.mark.parametrize("mode", ["exact", "free"])
+@pytest.mark.parametrize("sized", [0.0, 0.1])
+def test_no_harm_is_done_where_sizes_hardly_matter(mode: str, sized: float) -> None:
+    """Neither while the cost is unknown, nor once many steps have shown it."""
+    sizes = np.random.default_rng(9).lognormal(0, 1, 128 * 30)
+    a = sized / float(sizes.mean()) / 16
+    devices = Emulation(
+        a_s=[a] * 8, b_s=[0.02] * 8, c_s=[(1 - sized) / 16] * 8, noise=0.05, seed=3
+    )
+    epochs = {}
+    for name, parameters in (("bsp", {}), ("paceline", {"mode": mode})):
+        policy = policies.make(name, parameters)
+        simulation = Simulation(training(sizes, 8, 128), devices, policy)
+        ran = []
+        while not simulation.finished:
+            ran.append(simulation.advance().step_s)
+        epochs[name] = np.concatenate(ran).reshape(2, 30).sum(axis=1)
+    assert (epochs["paceline"] <= 1.03 * epochs["bsp"]).all()
