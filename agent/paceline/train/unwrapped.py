@@ -48,9 +48,10 @@ _WARNING = (
 _NOT_REDUCED = (
     "%s steps a model of session.wrap(), and its gradients differ between ranks: they were not "
     "reduced, or the script has changed them since. Reduced is what backward() computes after a "
-    "forward pass of the model that session.wrap() returned. Not reduced are passes of model.module, "
-    "gradients of torch.autograd.grad, another backward() without a forward pass before it, and what "
-    "an optimiser steps within backward(). If the ranks' gradients shall differ, ignore this"
+    "forward pass of the model that session.wrap() returned. Not reduced are passes of "
+    "model.module, gradients of torch.autograd.grad, another backward() without a forward pass "
+    "before it, and what an optimiser steps within backward(). If the ranks' gradients shall "
+    "differ, ignore this"
 )
 _ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
 _MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
