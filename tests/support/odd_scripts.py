@@ -5,6 +5,8 @@ global batches. A script is a function of its models that returns a turn of its 
 yields what shall be equal.
 """
 
+# mypy: disable-error-code="no-untyped-call, no-any-return"
+
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +14,7 @@ import copy
 import logging
 import math
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -1038,7 +1040,7 @@ def compare(
             loader = session.loader()
             optimizer = sgd(*models) if early else None
             wrapped = [session.wrap(model, **(wrap or {})) for model in models]
-            turn = simple(*wrapped, optimizer=optimizer) if early else script(*wrapped)
+            turn = simple(wrapped[0], optimizer) if early else script(*wrapped)
             seen, batches, samples = [], [], []
             for indices, *_ in loader:
                 rows = rows_of(data, indices.tolist(), dtype)
@@ -1093,7 +1095,7 @@ def rows_of(data: Points, indices: list[int], dtype: torch.dtype | None) -> Rows
     return Rows(x.to(dtype) if dtype else x, y.to(dtype) if dtype else y, data.words[indices])
 
 
-def difference(these: list[Tensor | None], those: list[Tensor | None]) -> float:
+def difference(these: Sequence[Tensor | None], those: Sequence[Tensor | None]) -> float:
     assert len(these) == len(those), f"{len(these)} tensors against {len(those)}"
     worst = 0.0
     for number, (this, that) in enumerate(zip(these, those, strict=True)):

@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         [(LOADER, "loader = session.loader(collate_fn=collate, drop_last=True)")],
         "refused",
         "drop_last",
-        "Session(",
+        "give Session",
     ),
     "DDP on top": (
         [(WRAP, "model = nn.parallel.DistributedDataParallel(session.wrap(Model()))")],
@@ -222,9 +222,9 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
     ),
     "optimizer of another model": (
         [(WRAP, WRAP + "\nother = Model()"), ("model.parameters()", "other.parameters()")],
-        "model",
-        "not wrapped",
-        "",
+        "optimizer",
+        "the wrapped model is not trained",
+        "the model that session.wrap() returned",
     ),
     "loss with a parameter that is not wrapped": (
         [
@@ -239,8 +239,8 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
             ),
         ],
         "model",
-        "weight",
-        "session.wrap",
+        "session.wrap() was not given",
+        "Wrap each model that is trained",
     ),
     "the model within is called": (
         [("model(series, lengths)", "model.module(series, lengths)")],

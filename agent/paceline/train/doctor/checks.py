@@ -118,7 +118,7 @@ def models(seen: Seen) -> Iterator[Finding]:
 
 
 def optimiser(seen: Seen) -> Iterator[Finding]:
-    """Whether relaxed policies find the optimiser."""
+    """Whether an optimiser trains what is wrapped, and whether relaxed policies find it."""
     for known in seen.sessions:
         if known.session is None or not known.calls or not known.steps:
             continue
@@ -129,6 +129,16 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
                 f"No torch.optim.Optimizer has stepped in {known.steps} steps.",
                 "If gradients accumulate over more steps, give --steps more of them. Policies that "
                 "relax synchronisation act where the optimiser steps.",
+            )
+            continue
+        wrapped = {id(p) for calls in known.calls for p in calls.model.parameters()}
+        if not wrapped & seen.stepped:
+            yield Finding(
+                "optimizer",
+                Level.PROBLEM,
+                "Optimisers step, but none of them has a parameter of a model that session.wrap() "
+                "was given: the wrapped model is not trained.",
+                "Make the optimiser of the parameters of the model that session.wrap() returned.",
             )
             continue
         why = known.session._loop.gate.suitability.refusal()

@@ -49,6 +49,7 @@ class Seen:
     other_loaders: list[str] = field(default_factory=list)  # where the script reads a DataLoader
     outside: dict[int, int] = field(default_factory=dict)  # optimiser's id → steps in no session
     inside: int = 0  # steps of optimisers in a session's step
+    stepped: set[int] = field(default_factory=set)  # `id`s of the parameters that they have
     warnings: list[logging.LogRecord] = field(default_factory=list)  # of Paceline
     failed: bool = False  # the script ended with an error
 
@@ -207,6 +208,7 @@ def _note_optimisers(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> Non
     def stepped(optimiser: torch.optim.Optimizer, *_: Any) -> None:
         if any(s.session is not None and in_step(s.session) for s in seen.sessions):
             seen.inside += 1
+            seen.stepped |= {id(p) for group in optimiser.param_groups for p in group["params"]}
             return
         if not any(s.loader is not None for s in seen.sessions):
             made = seen.outside[id(optimiser)] = seen.outside.get(id(optimiser), 0) + 1
