@@ -90,9 +90,7 @@ class LinearPredictor:
         mean = float(rows.load.sum() / rows.samples.sum())
         load = of.sized * rows.load + (1 - of.sized) * mean * rows.samples
         mixed = self._models(replace(rows, load=load), SUM, of.noise)
-        return replace(
-            mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a
-        )
+        return replace(mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
         """The models under a cost.

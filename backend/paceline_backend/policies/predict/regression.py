@@ -281,13 +281,18 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     hc, hb = fit[7] + ridge * fit[_USUAL + 1], fit[8] + ridge * fit[_USUAL + 2]
     # Eliminate a, which has no prior.
     c, b = _edged(
-        cc, cb - ac * ab / aa, bb, ac * ac / aa, ab * ab / aa,
-        hc - ac * fit[6] / aa, hb - ab * fit[6] / aa,
+        cc,
+        cb - ac * ab / aa,
+        bb,
+        ac * ac / aa,
+        ab * ab / aa,
+        hc - ac * fit[6] / aa,
+        hb - ab * fit[6] / aa,
     )
     a = (fit[6] - ac * c - ab * b) / aa
     if a <= _LEAST * (c + b):  # sizes hardly matter
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
-        a = _LEAST * (c + b)
+        a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 

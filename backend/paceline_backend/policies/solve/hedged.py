@@ -3,8 +3,8 @@
 Each cost that may be right has its own best partition. Others suit several costs: the numbers of
 samples that are best under one cost, with loads that are levelled under another; and the batch
 sorted by size and cut into runs, which suits padded batches, at places where no cost that may be
-right is far above its best. Of all these the partition with the least expected time is taken, where each cost's
-time counts relative to its best.
+right is far above its best. Of all these the partition with the least expected time is taken, where
+each cost's time counts relative to its best.
 """
 
 from __future__ import annotations

@@ -315,9 +315,7 @@ def test_no_harm_is_done_where_sizes_hardly_matter(mode: str, sized: float) -> N
     """Neither while the cost is unknown, nor once many steps have shown it."""
     sizes = np.random.default_rng(9).lognormal(0, 1, 128 * 30)
     a = sized / float(sizes.mean()) / 16
-    devices = Emulation(
-        a_s=[a] * 8, b_s=[0.02] * 8, c_s=[(1 - sized) / 16] * 8, noise=0.05, seed=3
-    )
+    devices = Emulation(a_s=[a] * 8, b_s=[0.02] * 8, c_s=[(1 - sized) / 16] * 8, noise=0.05, seed=3)
     epochs = {}
     for name, parameters in (("bsp", {}), ("paceline", {"mode": mode})):
         policy = policies.make(name, parameters)
