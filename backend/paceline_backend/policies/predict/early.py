@@ -43,7 +43,7 @@ def plausible(rows: Feedback) -> list[Weighed]:
 
     A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
     around a common mean. The time of the oldest step may be off by a factor that all ranks share.
-    At most one cost each is given mostly by count, linear and quadratic in the sizes, padded and
+    At most one cost each is given: mostly by count; linear and quadratic in the sizes, padded and
     not.
 
     Args:

@@ -292,7 +292,7 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     a = (fit[6] - ac * c - ab * b) / aa
     if a <= _LEAST * (c + b):  # sizes hardly matter
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
-        a = _LEAST * (c + b)
+        a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 

@@ -71,8 +71,9 @@ def test_four_steps_tell_that_only_samples_count() -> None:
             ),
         )
     )
-    assert np.all(large > small)  # loads are levelled among ranks of equal counts
-    assert large == pytest.approx(small, rel=0.15)
+    # Their sizes are 1,000 to 1. A little stays with them, which levels loads at equal counts.
+    assert np.all(large > small)
+    assert large == pytest.approx(small, rel=0.3)
 
 
 def test_equal_sizes_tell_nothing() -> None:
