@@ -80,6 +80,7 @@ def test_best_values_of_odd_evaluations(ranks: Ranks, plane: Plane) -> None:
     ranks.run(odd.reports, env={"PACELINE_RUN": "r1", "PACELINE_BUS": plane.bus_url})
     ingest_all(plane.store, plane.bus_url)
     evaluations = plane.client.get("runs/r1/evaluations").json()
+    assert isinstance(evaluations, list), evaluations
     assert [each["step"] for each in evaluations] == [-1, 1, 3, 5]
     assert evaluations[0]["metrics"] == {"accuracy": 0.125}
     assert [each["metrics"].get("alone") for each in evaluations[1:]] == [3.0, None, 1.0]
