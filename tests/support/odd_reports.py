@@ -150,23 +150,6 @@ def many_names() -> tuple[list[str | None], list[str | None]]:
     return logged, evaluated
 
 
-def reports() -> None:
-    """Two epochs with changing metrics, evaluations of parts, and odd values among them."""
-    with training() as (session, loader, model, optimizer):
-        session.evaluated(accuracy=np.float32(0.125))
-        for epoch in session.epochs(3):
-            for loss in turns(session, loader, model, optimizer):
-                by_epoch = {"even": 1.0} if epoch % 2 == 0 else {"odd": torch.tensor(2.0)}
-                session.log(loss=loss, **by_epoch)
-            if session.rank == 0:
-                session.evaluated(alone=[3.0, math.nan, 1.0][epoch])
-            # The best accuracy is epoch 1's: (0.5 * 1 + 1.0 * 3) / 4.
-            session.evaluated(
-                samples=[1, 3][session.rank],
-                accuracy=torch.tensor([[0.2, 0.5, 0.1], [0.4, 1.0, 0.1]][session.rank][epoch]),
-            )
-
-
 # Meshes
 
 
@@ -184,7 +167,7 @@ MESHES: dict[str, Callable[[], Any]] = {
     "another order of groups": lambda: DeviceMesh(
         "cpu", [[2, 3], [0, 1]], mesh_dim_names=("dp", "tp")
     )["dp"],
-    "on some ranks": lambda: whole()["dp"] if dist.get_rank() < 2 else None,
+    "on some ranks": lambda: [whole()["dp"], None][dist.get_rank() // 2],
     "the data-parallel part": lambda: whole()["dp"],
     "all ranks": lambda: init_device_mesh("cpu", (4,)),
 }

@@ -184,14 +184,8 @@ def profile_ranks(
         What each rank measured.
 
     Raises:
-        TypeError: `run_batch` is no function.
         PacelineError, and what `run_batch` raises: see `gather`.
     """
-    if not callable(run_batch):
-        raise TypeError(
-            f"run_batch is {run_batch!r}: give a function of n that runs forward and backward on n "
-            "samples"
-        )
     models = list(models)
     with unreduced(models), _unstepped(models):
         of_sizes = hold(shared_moments(meeting.store, meeting.sizes))

@@ -374,9 +374,10 @@ class Session:
             most: samples at most; None: the global batch, more than a rank ever gets.
 
         Raises:
-            PacelineError: training has begun; nothing fits into memory, or the ranks' memory
-                together does not hold a global batch; or profiling failed on another rank, which
-                the message names.
+            TypeError, ValueError: `run_batch` is no function, or `most` no whole number ≥ 1.
+            PacelineError: training has begun; `run_batch` steps an optimiser; nothing fits into
+                memory, or the ranks' memory together does not hold a global batch; or profiling
+                failed on another rank, which the message names.
             BaseException: whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
@@ -385,6 +386,11 @@ class Session:
         lanes.refuse_profile(loop.meeting.lanes)
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
+        if not callable(run_batch):
+            raise TypeError(
+                f"profile: run_batch is {run_batch!r}: give a function of n that runs forward and "
+                "backward on n samples"
+            )
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)

@@ -8,9 +8,7 @@ from functools import partial
 import pytest
 
 from support import odd_reports as odd
-from support.ingesting import ingest_all
 from support.ranks import Ranks
-from support.reported import Plane
 
 pytestmark = pytest.mark.ranks
 
@@ -73,23 +71,6 @@ def test_a_metric_too_many_is_named(ranks: Ranks) -> None:
         assert all("m6_0 would be one metric too many" in said for said in logged[6:7])
         assert evaluated[:32] == [None] * 32
         assert "e32 would be one metric too many: a run has at most 32" in evaluated[32]
-
-
-def test_best_values_of_odd_evaluations(ranks: Ranks, plane: Plane) -> None:
-    """Parts of ranks, NaN, rank 0 alone, before the first step, and changing metrics of steps."""
-    ranks.run(odd.reports, env={"PACELINE_RUN": "r1", "PACELINE_BUS": plane.bus_url})
-    ingest_all(plane.store, plane.bus_url)
-    evaluations = plane.client.get("runs/r1/evaluations").json()
-    assert [each["step"] for each in evaluations] == [-1, 1, 3, 5]
-    assert evaluations[0]["metrics"] == {"accuracy": 0.125}
-    assert [each["metrics"].get("alone") for each in evaluations[1:]] == [3.0, None, 1.0]
-    assert [each["metrics"]["accuracy"] for each in evaluations[1:]] == pytest.approx(
-        [0.35, 0.875, 0.1]
-    )
-    best = {(b["metric"], b["figure"]): b for b in plane.client.get("runs/r1/best").json()}
-    assert best["accuracy", "greatest"]["value"] == pytest.approx(0.875)
-    assert best["accuracy", "greatest"]["step"] == 3
-    assert (best["alone", "least"]["value"], best["alone", "greatest"]["value"]) == (1.0, 3.0)
 
 
 # Meshes
