@@ -313,6 +313,9 @@ def test_a_bus_that_lost_its_data_resets_clients_at_once(store: Store, tmp_path:
         with redis.Redis.from_url(bus.url) as own:
             tell_stored(store, own, hello())
         with following(client) as events:
+            with redis.Redis.from_url(bus.url) as own:
+                tell_stored(store, own, step(0, 0), step(0, 1))
+            until(lambda: events.steps(), "the client has caught up")
             bus.kill()
             for file in (tmp_path / "bus" / "appendonlydir").iterdir():
                 file.unlink()
