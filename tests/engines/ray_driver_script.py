@@ -71,16 +71,28 @@ def train(config: dict[str, Any]) -> None:
     print(f"worker {rank} is through", flush=True)
 
 
+def start_ray(folder: str) -> None:
+    """Ray gives its node 30 s to start, which a busy machine may exceed."""
+    for tries_left in reversed(range(6)):
+        try:
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=80_000_000,
+                _temp_dir=folder,
+            )
+            return
+        except Exception:
+            if not tries_left:
+                raise
+            ray.shutdown()
+
+
 def main() -> None:
     folder, of_ray = sys.argv[1:3]
     least, _, most = (sys.argv[3] if len(sys.argv) > 3 else "2").partition(":")
     if "RAY_ADDRESS" not in os.environ:
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=80_000_000,
-            _temp_dir=of_ray,
-        )
+        start_ray(of_ray)
     workers: Any = (int(least), int(most)) if most else int(least)
     every = {"elastic_resize_monitor_interval_s": 1} if most else {}
     TorchTrainer(
