@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,8 @@ def test_a_client_hears_that_the_bus_is_away(store: Store, tmp_path: Path) -> No
             bus.kill()
             until(lambda: waits(events) == "bus", "nobody says that the bus is away")
             with following(client) as late:  # a page that is opened meanwhile
-                until(lambda: waits(late) == "bus", "only those who were there hear it")  # type: ignore[misc]
+                until(partial(waits, late), "only those who were there hear it")
+                assert waits(late) == "bus"
             bus.start()
             until(lambda: waits(events) is None, "nobody says that the bus is back")
         assert not events.ended.is_set()
