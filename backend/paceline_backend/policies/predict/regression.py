@@ -290,10 +290,18 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
         hb - ab * fit[6] / aa,
     )
     a = (fit[6] - ac * c - ab * b) / aa
-    if a <= _LEAST * (c + b):  # sizes hardly matter
-        c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
-        a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
+    flat = a <= _LEAST * (c + b)
+    if flat:
+        a, c, b = fit[6] / aa, 0.0, 0.0
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
+    if flat:
+        # Sizes hardly matter if that explains the rows clearly better. An odd row does not.
+        proportional = _unlikely(fit, variance, share)
+        c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
+        if c + b > 0:
+            fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = _LEAST * (c + b), c, b
+            if _unlikely(fit, variance, share) + _RARE > proportional:
+                fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, 0.0, 0.0
 
 
 @compiled
