@@ -6,6 +6,7 @@ Each case is the clean script with one change, or with a change that is none of 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -377,18 +378,30 @@ CLEAN: dict[str, list[Change]] = {
 }
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+SOME = {"wrap missing", "sizes missing", "padding", "optimizer of another model", "the tutorial's"}
+NOTES = {  # good to know; all others train wrongly, or not at all
+    "augmentation without a seed",
+    "dropout, ranks seeded alike",
+    "sizes of another order",  # what samples cost may have little to do with their elements
+}
+
+
+def of(cases: Iterable[str]) -> list[Any]:
+    """Each case trains two steps in processes of its own: some suffice every day."""
+    return [pytest.param(case, marks=[] if case in SOME else pytest.mark.long) for case in cases]
+
+
+@pytest.mark.parametrize("fault", of(FAULTS))
 def test_a_fault_is_named(tmp_path: Path, fault: str) -> None:
     changes, check, says, mend = FAULTS[fault]
     code, findings = examined(tmp_path, *changes)
     named = [each for each in findings if each["check"] == check and each["level"] != "ok"]
     said = [each["says"] + each["do"] for each in named]
     assert any(says in words and mend in words for words in said), findings
-    # Random numbers that depend on the rank are good to know; all others train wrongly.
-    assert code == (check != "random numbers")
+    assert code == (fault not in NOTES)
 
 
-@pytest.mark.parametrize("script", list(CLEAN))
+@pytest.mark.parametrize("script", of(CLEAN))
 def test_no_false_alarm(tmp_path: Path, script: str) -> None:
     code, findings = examined(tmp_path, *CLEAN[script])
     assert [each for each in findings if each["level"] == "problem"] == []
