@@ -24,6 +24,7 @@ Bools = npt.NDArray[np.bool_]
 
 _JITTER = 0.3  # of the logarithms of sizes when ordinary samples are sorted
 _FILLERS = 0.2  # share of the samples, the smallest, that fill the bins of the largest samples
+_ALIKE = 1.02  # times the fastest worker's time with a large sample: so long others' bins are, too
 
 
 def compose(
@@ -290,16 +291,16 @@ def _deal(
     for i in range(samples):
         while opened < steps:
             time_s = uncommitted / (speed * (steps - opened))
-            alone = np.inf  # least time of a step with this sample and otherwise small samples
-            for j in range(world):
-                if counts[j]:
-                    load = sizes[i] + (counts[j] - 1) * small
-                    alone = min(alone, w.a[j] * load + w.c[j] * counts[j] + w.b[j])
+            # Each worker's time with this sample and otherwise small ones; the least.
+            alone = w.a * (sizes[i] + (counts - 1) * small) + w.c * counts + w.b
+            alone = alone[counts > 0]
             until = steps
-            if alone > time_s:
+            if alone.min() > time_s:
                 if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
                     break
-                until, time_s = opened + 1, alone
+                # Speeds are measured. Where they seem to differ a little, other workers' bins shall
+                # have room for samples as large: else each would be in a step of its own.
+                until, time_s = opened + 1, alone[alone <= _ALIKE * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
             uncommitted -= time_s * speed * (until - opened)

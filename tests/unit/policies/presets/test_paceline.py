@@ -240,6 +240,20 @@ def test_composed_steps_of_whole_numbers_come_out_even(world: int, local: int) -
     assert (load.max(axis=1) - load.mean(axis=1)).sum() <= 2
 
 
+def test_large_samples_share_steps_though_measured_speeds_differ_a_little() -> None:
+    """Each was in a step of its own, which took as long as the sample."""
+    world, batch = 8, 64
+    sizes = np.minimum(np.random.default_rng(1).lognormal(5.5, 1.0, batch * 64), 2048)
+    cost = Cost(kappa=1.2e-3)
+    a = 1e-3 * np.linspace(1.0, 1.01, world)
+    models = Models(a, np.zeros(world), np.zeros(world), cost=cost)
+    scheduler = PacelineScheduler(free=True)
+    work = problem(sizes, world, batch)
+    made = scheduler.schedule(replace(work, order=scheduler.compose(work, models)), models)
+    step_s = models.ett(features(sizes[made.samples], made.counts)).max(axis=1)
+    assert step_s.sum() <= 1.001 * cost.sizes(sizes).sum() / (1 / a).sum()
+
+
 def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
     models = Models(np.array([1.0, 0.5]), np.zeros(2), np.array([0.0, 3200.0]))
     sizes = np.repeat([150.0, 50.0], 128)  # at the mean share both take the same
