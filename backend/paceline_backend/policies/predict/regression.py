@@ -17,7 +17,7 @@ _NOISE, _BELIEF = 0.05, 4.0  # prior standard deviation of the noise, with the w
 # speeds drift while a plan balances them: their times are the same whatever their loads, which
 # looks like a large b.
 SHARES = (0.25, 0.03)
-_LEAST = 1e-3  # load must explain this share of the time
+_LEAST = 1e-3  # share of c and b that a is at least
 # Filters that follow a speed which drifts: the weight of the newest residual in the level, and in
 # its slope. The first one says that the speed stays.
 _GAINS = np.array(
@@ -290,18 +290,10 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
         hb - ab * fit[6] / aa,
     )
     a = (fit[6] - ac * c - ab * b) / aa
-    flat = a <= _LEAST * (c + b)
-    if flat:
-        a, c, b = fit[6] / aa, 0.0, 0.0
-    fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
-    if flat:
-        # Sizes hardly matter if that explains the rows clearly better. An odd row does not.
-        proportional = _unlikely(fit, variance, share)
+    if a <= _LEAST * (c + b):  # sizes hardly matter
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
-        if c + b > 0:
-            fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = _LEAST * (c + b), c, b
-            if _unlikely(fit, variance, share) + _RARE > proportional:
-                fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, 0.0, 0.0
+        a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
+    fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 
 @compiled
