@@ -274,7 +274,7 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
     "a batch of a fixed size": (
         [(FORWARD, "return self.answer(self.read(packed)[1][-1]).view(7)")],
         "script",
-        "view",
+        "shape '[7]' is invalid",
         "",
     ),
     "set_epoch is left": (
