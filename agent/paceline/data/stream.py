@@ -251,15 +251,21 @@ class Sharding:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
         while (piece := claim(len(order))) is not None:
             name = self._shards[order[piece.shard]]
-            yield from self._read(name, piece)
+            yield from self._read(name, piece, looks=epoch == 0)
 
-    def _read(self, name: Any, piece: Claim) -> Iterator[Any]:
+    def _read(self, name: Any, piece: Claim, *, looks: bool) -> Iterator[Any]:
         """A shard's samples that are in a piece.
+
+        Args:
+            name: of the shard.
+            piece: of it.
+            looks: also yields the order of all samples, if others read other parts. It takes
+                time for each sample, so one epoch suffices.
 
         Raises:
             PacelineError: it cannot be read; the message names the shard.
         """
-        number, seen = 0, None if piece.end - piece.first == PARTS else Seen()
+        number, seen = 0, Seen() if looks and piece.end - piece.first < PARTS else None
         try:
             shard = self.open_shard(name)
             if shard is None:

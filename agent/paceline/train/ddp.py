@@ -68,6 +68,7 @@ class CurrentStep:
         self.weighs = True  # False: gradients stay the means of each rank's own batch
         self.reduces = False  # in the call of a collective that is not the script's
         self.device_rounds = False  # rounds are reduced on the ranks' devices now
+        self.reduced = set[int]()  # `id`s of parameters that a wrapped model reduces
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
@@ -155,9 +156,9 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
         parameter.requires_grad_(False)
 
 
-def _refuse_gradient(current: CurrentStep, name: str, _: torch.Tensor) -> None:
+def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
     """A parameter that was frozen has a gradient. Outside the loop it is the script's own."""
-    if current.running is not None:
+    if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 
 
@@ -344,10 +345,12 @@ class WeightedDDP(DistributedDataParallel):
             self.broadcast_buffers = False
         self._current = current
         parameters = [p for p in module.parameters() if p.requires_grad]
+        current.reduced |= {id(p) for p in parameters}
         self._weighing = _Weighing(current, parameters, self.process_group)
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad and current.world > 1:
-                _hook_frozen(parameter, partial(_refuse_gradient, current, name))
+                refuse = partial(_refuse_gradient, current, name, id(parameter))
+                _hook_frozen(parameter, refuse)
         super().register_comm_hook(self._weighing, _mean)
 
     @property

@@ -54,7 +54,7 @@ from paceline.train.refusals import refuse_accumulation, refuse_model, refuse_se
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.streams.reader import Reader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
-from paceline.train.telling.metrics import MetricNames, Value, check_loss, on_host
+from paceline.train.telling.metrics import MetricNames, Value, check_loss
 from paceline.wire import Evaluation
 
 if TYPE_CHECKING:
@@ -518,7 +518,11 @@ class Session:
         if samples == 0 or (samples is None and self.rank > 0):
             self._loop.refuse_closed()
             return  # these values do not count
-        loop, values = self._loop, {name: float(on_host(value)) for name, value in metrics.items()}
+        values = {
+            name: float(value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in metrics.items()
+        }
+        loop = self._loop
         now, trained = time.time(), loop.trained.upto(self.step)
         loop.evaluated(
             Evaluation(0, self.rank, self.step, self.epoch, trained, now, samples, values)

@@ -161,6 +161,14 @@ class UnwrappedModels:
         """The `id`s of the parameters of the models that the session wraps."""
         return {id(p) for model in self._models for p in model.parameters()}
 
+    @property
+    def _trained(self) -> int:
+        """The least number of parameters of a model that the session wraps."""
+        return min(
+            len([p for p in model.parameters() if p.requires_grad and not is_dtensor(p)])
+            for model in self._models
+        )
+
     def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
         """What is to be compared of an optimiser that steps for the first time."""
         unwrapped, wrapped = _parted(optimiser)
@@ -173,6 +181,8 @@ class UnwrappedModels:
         for warning, parameters in ((_WARNING, unwrapped), (_NOT_REDUCED, wrapped)):
             if not parameters:
                 continue
+            if warning is _NOT_REDUCED and len(parameters) < self._trained:
+                continue  # ranks may step other parts of them, as ZeroRedundancyOptimizer does
             words = _described(optimiser, parameters)
             number = self._met[words]
             if number < _MOST_COMPARED:

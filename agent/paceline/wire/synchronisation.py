@@ -153,7 +153,8 @@ class Averaging(_Synchroniser, frozen=True, tag="averaging"):
     @property
     def alone(self) -> int | None:
         """Most steps or rounds after which a rank's work reaches others; None: any number."""
-        return self.parameters.every
+        rules = self.parameters
+        return None if rules.every is None else rules.every + rules.overlap
 
 
 class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):

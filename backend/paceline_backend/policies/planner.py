@@ -139,7 +139,7 @@ def plan(
     return Plan(
         batches,
         ett_s=_ett_s(problem, models, batches),
-        shares=shares_of(policy, models, problem.counts),
+        shares=shares_of(policy, models, feedback, problem.counts),
         placement=problem.placement,
         order=problem.order,
         moved=moved,
@@ -212,12 +212,15 @@ def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[floa
     return list((ett_s if models.factors is None else ett_s * models.factors).tolist())
 
 
-def shares_of(policy: Policy, models: Models, counts: Ints | None = None) -> list[float]:
+def shares_of(
+    policy: Policy, models: Models, feedback: Feedback, counts: Ints | None = None
+) -> list[float]:
     """Each rank's share of the load while the leader coasts, [W]; empty: equal counts.
 
     Args:
         policy: that plans.
         models: of all ranks.
+        feedback: that the models were fitted to.
         counts: of samples, by the allocator; None: speeds alone decide.
     """
     if not policy.balances:
@@ -225,6 +228,8 @@ def shares_of(policy: Policy, models: Models, counts: Ints | None = None) -> lis
     if counts is not None:
         return list((counts / counts.sum()).tolist())
     if models.known:
-        speed = 1.0 / models.a
+        samples = max(int(feedback.samples.sum()), 1)
+        size = float(models.cost.load(feedback.features).sum()) / samples
+        speed = 1.0 / (models.a * (size or 1.0) + models.c)  # of mean samples
         return list((speed / speed.sum()).tolist())
     return []

@@ -48,7 +48,7 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
     return Plan(
         Batches(np.zeros((steps, world), np.int64), none),
         ett_s=[],
-        shares=shares_of(policy, models),
+        shares=shares_of(policy, models, feedback),
         placement=none,
         order=none,
         moved=0,

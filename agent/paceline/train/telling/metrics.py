@@ -44,7 +44,8 @@ class MetricNames:
 
 def _check_value(place: str, value: object, *, dimensions: bool = False) -> None:
     if isinstance(value, torch.Tensor):
-        if hasattr(value, "full_tensor"):  # reading it later would wait for other ranks
+        # Reading a part later would wait for other ranks.
+        if not all(each.is_replicate() for each in getattr(value, "placements", ())):
             raise TypeError(
                 f"{place} is a DTensor, of which each rank has a part: give its full_tensor()"
             )

@@ -52,7 +52,7 @@ class PresetForecast(BaseModel):
     harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
     alone: int | None = Field(
         description="most steps or rounds after which a rank's work reaches other ranks; null: "
-        "only at an epoch's end",
+        "only at an epoch's end. In forecasts of older releases it is 0 for all",
         examples=[0],
     )
 

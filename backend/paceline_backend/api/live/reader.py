@@ -274,6 +274,8 @@ class Reader:
         """Reads once for all channels but those still at their last entries; whether some came."""
         idle = {run: each for run, each in self._channels.items() if run not in self._advancing}
         came = await self._read(idle) if idle else {}
+        if idle:
+            self._bus_away = False
         for run, channel in idle.items():
             entries = came.get(live(run), [])
             if entries or channel.missed:
@@ -285,7 +287,6 @@ class Reader:
             await self._advanced()
         if not self._advancing:  # what is under way may still fail
             self._outage.over()
-            self._bus_away = False
         return bool(came)
 
     async def _advanced(self) -> None:

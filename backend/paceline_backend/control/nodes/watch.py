@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 LOOK_STEPS = 20  # between two verdicts about a run, at least
 PAUSE_S = 3.0  # and so long
-_LONG = 10  # pauses after which it is made anew without further steps: the last may have failed
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
@@ -79,28 +78,35 @@ class Watch:
         self._looked = {key: looked for key, looked in self._looked.items() if key in newest}
         for run in watched:
             if not stop.is_set() and self._is_due(run, newest[run.key]):
-                self._looked[run.key] = (run.attempt, newest[run.key], time.monotonic())
-                self._guarded(run, newest[run.key], forecaster, stop)
+                # Due again after a pause, if this fails.
+                self._looked[run.key] = (-1, 0, time.monotonic())
+                if self._guarded(run, newest[run.key], forecaster, stop):
+                    self._looked[run.key] = (run.attempt, newest[run.key], time.monotonic())
 
     def _is_due(self, run: Watched, step: int) -> bool:
         attempt, before, at = self._looked.get(run.key, (-1, 0, -self._pause_s))
-        waited_s = time.monotonic() - at
-        if waited_s < self._pause_s:
+        if time.monotonic() < at + self._pause_s:
             return False
-        fewest = LOOK_STEPS if waited_s < _LONG * self._pause_s else 0
-        return attempt != run.attempt or step >= before + fewest
+        return attempt != run.attempt or step >= before + LOOK_STEPS
 
     def _guarded(
         self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
-    ) -> None:
+    ) -> bool:
+        """Whether a verdict was made: not if the ranks have just been placed, or it failed."""
         try:
+            with self._store.read() as connection:
+                placement = attempts.placement(connection, run.key)
+            if placement is None or placement.attempt != run.attempt:
+                return False
             slow = self.look(run, step)
             if slow is not None and self._has_forecast(run, slow, step, forecaster, stop):
                 self._replace(run, slow, step)
+            return True
         except (StoreUnavailableError, redis.RedisError):
             raise
         except Exception:  # a verdict is not worth a worker, which plans runs
             log.exception("run %s: no verdict", run.id)
+            return False
 
     def look(self, run: Watched, step: int) -> Slow | None:
         """Notes the verdict about a run's newest steps; the node that it names.

@@ -127,8 +127,9 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     whose saving may be below `MARGIN` are left out.
 
     No forecast knows how many samples the same loss needs. It is more of them, the longer ranks
-    train without each other. So of options that change the training, the one under which ranks
-    are `alone` for the fewest steps goes first, if it takes at most `MARGIN` longer.
+    train without each other. So if the fastest option changes the training, the one under which
+    ranks are `alone` for the fewest steps goes first, among all that take at most `MARGIN` longer.
+    Options that leave the training's updates alone count as 0.
     """
     worth = [
         option

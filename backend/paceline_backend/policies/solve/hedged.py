@@ -38,11 +38,17 @@ def partition_hedged(
         return partition(sizes, models, None, limits, laid_out=laid_out)
     chances, given = zip(*models.weighed(), strict=True)
     tried = [partition(sizes, each, None, limits, laid_out=laid_out) for each in given]
-    sums = [each for each in given if not each.cost.padded]
-    for each, ranks in zip(given, tried[:], strict=True):
-        if not each.cost.padded:
-            counts = np.bincount(ranks, minlength=each.world)
-            tried += [partition(sizes, of, counts) for of in sums if of is not each]
+    sums = [
+        (each, _counts(r, each))
+        for each, r in zip(given, tried, strict=True)
+        if not each.cost.padded
+    ]
+    for each, counts in sums:
+        tried += [
+            partition(sizes, other, counts)
+            for other, own in sums
+            if other is not each and (own != counts).any()
+        ]
     slowest_s = [[_slowest(sizes, each, ranks) for each in given] for ranks in tried]
     best_s = np.maximum(np.array(slowest_s).min(axis=0), 1e-300)
     order = descending(sizes)
@@ -121,3 +127,7 @@ def _filled(
             counts[k] += 1
             at += 1
     return counts
+
+
+def _counts(ranks: Ints, models: Models) -> Ints:
+    return np.bincount(ranks, minlength=models.world)
