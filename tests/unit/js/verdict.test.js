@@ -78,7 +78,7 @@ describe("a run that hangs", () => {
   it("says what to do", () => {
     assert.equal(said.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. Then replace gpu-b2, or stop the run and resume it from its newest checkpoint.");
     const driver = hanging({ ...run, world: 8, driver: true }, hang, "gpu-b2", null);
-    assert.equal(driver.remedy.join(""), "What to do: the stacks of rank 6 say where it stands; its script starts the ranks itself, so ask for them there, on Ray by ray stack on the machine. Then stop the run and resume it from its newest checkpoint.");
+    assert.equal(driver.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. The run's script starts its ranks itself: on Ray, run ray stack on their machine. Then stop the run and resume it from its newest checkpoint.");
     const nobody = hanging({ ...run, world: 8 }, { ...hang, holding: [], words: "No step has ended for 120 s." }, "", null);
     assert.equal(nobody.title, "Hung: no step has ended for 2 min");
     assert.equal(nobody.remedy.join(""), "What to do: the stacks of the ranks say where they stand. Then stop the run and resume it from its newest checkpoint.");

@@ -193,8 +193,10 @@ class Reader:
         channel.missed |= ended and not channel.changes.ended
         channel.clients += 1
         if self._task is None or self._task.done():
+            self._bus_away = False  # what was known when nobody followed is old
             self._task = asyncio.create_task(self._run())
         if self._watch is None or self._watch.done():
+            self._database_away = False
             self._watch = asyncio.create_task(self._watch_database())
         return channel
 

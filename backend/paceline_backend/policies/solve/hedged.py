@@ -39,8 +39,8 @@ def partition_hedged(
     chances, given = zip(*models.weighed(), strict=True)
     tried = [partition(sizes, each, None, limits, laid_out=laid_out) for each in given]
     sums = [
-        (each, _counts(r, each))
-        for each, r in zip(given, tried, strict=True)
+        (each, np.bincount(ranks, minlength=each.world))
+        for each, ranks in zip(given, tried, strict=True)
         if not each.cost.padded
     ]
     for each, counts in sums:
@@ -127,7 +127,3 @@ def _filled(
             counts[k] += 1
             at += 1
     return counts
-
-
-def _counts(ranks: Ints, models: Models) -> Ints:
-    return np.bincount(ranks, minlength=models.world)

@@ -16,6 +16,7 @@ from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Problem, plan
 from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.presets.paceline import PacelineScheduler
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.exchange import evened as even_out
@@ -252,6 +253,19 @@ def test_large_samples_share_steps_though_measured_speeds_differ_a_little() -> N
     made = scheduler.schedule(replace(work, order=scheduler.compose(work, models)), models)
     step_s = models.ett(features(sizes[made.samples], made.counts)).max(axis=1)
     assert step_s.sum() <= 1.001 * cost.sizes(sizes).sum() / (1 / a).sum()
+
+
+def test_where_sizes_hardly_matter_shares_while_coasting_go_by_samples() -> None:
+    """What is left of a speed per size is noise there."""
+    models = Models(np.array([1e-9, 5e-9]), np.array([0.01, 0.03]), np.zeros(2))
+    rows = np.arange(2)
+    ones = np.ones(2)
+    feedback = Feedback(
+        **dict.fromkeys(Feedback.__dataclass_fields__, ones)
+        | {"rank": rows, "step": rows * 0, "samples": ones.astype(np.int64)}
+    )
+    shares = shares_of(policies.make("paceline", {}), models, feedback)
+    assert shares == pytest.approx([0.75, 0.25], rel=1e-4)
 
 
 def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
