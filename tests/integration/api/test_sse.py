@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from paceline.wire import TELEMETRY, Fallback, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
+from paceline_backend.api.live import reader
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.silence import Sweep
 from paceline_backend.server.embedded import EmbeddedBus
@@ -277,6 +278,29 @@ def test_a_client_hears_that_the_database_is_away(store: Store, bus_url: str) ->
         until(lambda: waits(events) == "database", "nobody says that the database is away")
         path.with_suffix(".away").rename(path)
         until(lambda: waits(events) is None, "nobody says that the database is back")
+        assert not events.ended.is_set()
+
+
+def test_a_client_hears_that_the_database_hangs(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_run(store, RUN)
+    asked: list[Store] = []
+    answers = threading.Event()
+
+    def ask(of: Store) -> None:
+        asked.append(of)
+        answers.wait(DEADLINE_S)
+
+    monkeypatch.setattr(reader.meta, "ask", ask)
+    monkeypatch.setattr(reader, "_ANSWER_S", 0.5)
+    with serving(store, bus_url) as client, following(client) as events:
+        try:
+            until(lambda: waits(events) == "database", "nobody says that the database hangs")
+            assert len(asked) == 1, "each question takes a thread until it is answered"
+        finally:
+            answers.set()
+        until(lambda: waits(events) is None, "nobody says that the database answers again")
         assert not events.ended.is_set()
 
 

@@ -256,15 +256,23 @@ class Reader:
     async def _watch_database(self) -> None:
         """Looks whether the database answers: without it nothing is committed, and no entry comes.
 
-        Apart from `_run`, which a database that hangs must not hold up.
+        Apart from `_run`, which a database that hangs must not hold up. A question that is not
+        answered in time is waited for, and no other one is asked meanwhile.
         """
+        asked: asyncio.Future[None] | None = None
         while self._channels:
+            asked = asked or asyncio.create_task(anyio.to_thread.run_sync(meta.ask, self.store))
+            done, _ = await asyncio.wait((asked,), timeout=_ANSWER_S)
+            if not done:
+                self._database_away = True
+                continue
             try:
-                await anyio.to_thread.run_sync(meta.ask, self.store)
+                asked.result()
                 self._database_away = False
             except StoreError as error:
                 log.debug("event streams wait for the database: %s", error)
                 self._database_away = True
+            asked = None
             await asyncio.sleep(_LOOK_S)
 
     def _miss(self) -> None:
