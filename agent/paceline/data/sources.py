@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
+
+if TYPE_CHECKING:  # imported where a client is made: few scripts read over HTTP
+    import httpx
 
 _TRIES = 4  # of a read over HTTP
 _AGAIN_S = 0.25  # before the second; each further one waits twice as long
@@ -132,6 +135,8 @@ class _Http:
             PacelineError: the server does not answer range requests, or refuses this one.
             OSError: the server cannot be reached.
         """
+        import httpx
+
         for attempt in range(_TRIES):
             try:
                 return self._read(start, size)
@@ -145,18 +150,20 @@ class _Http:
         wanted = {**self._headers, "Range": f"bytes={start}-{start + size - 1}"}
         with self._connected().stream("GET", self._url, headers=wanted) as answer:
             status = answer.status_code
-            if status == httpx.codes.PARTIAL_CONTENT:
+            if status == HTTPStatus.PARTIAL_CONTENT:
                 data = answer.read()
                 if len(data) != size:
                     raise _StumbledError(f"{len(data)} bytes came of {size}")
                 return data
         if status in _STUMBLES:
             raise _StumbledError(f"the server answers {status}")
-        plain = status == httpx.codes.OK
+        plain = status == HTTPStatus.OK
         why = "does not answer range requests" if plain else "refuses the request"
         raise PacelineError(f"{self._url}: the server {why} (status {status})")
 
     def _connected(self) -> httpx.Client:
+        import httpx
+
         if self._client is None or self._process != os.getpid():
             self._client = httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True)
             self._process = os.getpid()

@@ -279,12 +279,13 @@ class Rounds:
         called = time.perf_counter()
         with self._changed:
             vector, own, extra, copied_s = self._contribution()
-        group = self._ranks.group  # kept here: `Ranks.close` removes it
+        group = self._ranks.group  # both are kept here: `Ranks.close` removes them
+        beside = None if self._device_sums is None else self._ranks.device_group
         on_device = self._pack_on_device(own)
         dist.all_reduce(vector, group=group)
         total, facts = self._vector.unpack(vector)
-        if on_device is not None:
-            on_device = self._reduce_on_device(on_device, facts)
+        if on_device is not None and beside is not None:
+            on_device = self._reduce_on_device(on_device, facts, beside)
         if facts.extra:
             extra = torch.empty(self._extra) if extra is None else extra
             dist.broadcast(extra, group=group, group_src=0)
@@ -342,7 +343,9 @@ class Rounds:
             ]
         )
 
-    def _reduce_on_device(self, own: torch.Tensor, facts: Facts) -> torch.Tensor | None:
+    def _reduce_on_device(
+        self, own: torch.Tensor, facts: Facts, group: dist.ProcessGroup
+    ) -> torch.Tensor | None:
         """The sum on the devices; None: nobody has contributed.
 
         All ranks have reduced the facts before, so none waits here for one that is not in the
@@ -352,7 +355,7 @@ class Rounds:
         if not facts.contributors:
             return None
         assert self._device_sums is not None
-        self._device_sums.reduce(own, self._ranks.device_group)
+        self._device_sums.reduce(own, group)
         with self._changed:
             full = len(self._sums) >= _SUMS_ON_DEVICE
         return self._device_sums.to_host(own) if full else own

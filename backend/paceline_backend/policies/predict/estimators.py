@@ -5,6 +5,9 @@
 
 `linear.LinearPredictor` follows changes of speed and suits nearly always. A regressor looks at all
 steps of its window alike.
+
+scikit-learn is imported where a regressor is made: it takes longer to start than all the rest of a
+server, and few runs use it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,6 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from msgspec import Meta
 from scipy.optimize import nnls
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import HuberRegressor, LinearRegression, QuantileRegressor
-from sklearn.model_selection import TimeSeriesSplit
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.parts import Predictor
@@ -53,11 +53,25 @@ class Estimator(Protocol):
         ...
 
 
+def linear() -> Any:
+    """scikit-learn's `LinearRegression`: least squares."""
+    from sklearn.linear_model import LinearRegression
+
+    return LinearRegression()
+
+
+def quantile() -> Any:
+    """scikit-learn's `QuantileRegressor` of the median: half of the steps take longer."""
+    from sklearn.linear_model import QuantileRegressor
+
+    return QuantileRegressor(alpha=0.0)
+
+
 class Huber:
     """scikit-learn's `HuberRegressor`: least squares in which single wild steps count little."""
 
     def __init__(self) -> None:
-        self._fitted: Any = LinearRegression()
+        self._fitted = linear()
 
     def fit(self, inputs: Floats, times: Floats) -> Huber:
         """See `Estimator.fit`. Rows without noise, whose scale is 0, are fitted by least squares.
@@ -65,6 +79,8 @@ class Huber:
         Raises:
             ValueError: it does not converge.
         """
+        from sklearn.linear_model import HuberRegressor
+
         self._fitted.fit(inputs, times)
         if (np.abs(self._fitted.predict(inputs) - times) > _EXACT * times).any():
             self._fitted = HuberRegressor(alpha=0.0, max_iter=1000).fit(inputs, times)
@@ -75,17 +91,12 @@ class Huber:
         return self._fitted.predict(inputs)
 
 
-class Quantile(QuantileRegressor):  # type: ignore[misc]  # scikit-learn has no types
-    """scikit-learn's `QuantileRegressor` of the median: half of the steps take longer."""
-
-    def __init__(self) -> None:
-        super().__init__(alpha=0.0)
-
-
 class Isotonic:
     """scikit-learn's `IsotonicRegression`: times that rise with the load, in any way."""
 
     def __init__(self) -> None:
+        from sklearn.isotonic import IsotonicRegression
+
         self._fitted = IsotonicRegression(out_of_bounds="clip")
 
     def fit(self, inputs: Floats, times: Floats) -> Isotonic:
@@ -99,7 +110,7 @@ class Isotonic:
 
 
 REGRESSORS: Mapping[str, Callable[[], Estimator]] = MappingProxyType(
-    {"linear": LinearRegression, "huber": Huber, "quantile": Quantile, "isotonic": Isotonic}
+    {"linear": linear, "huber": Huber, "quantile": quantile, "isotonic": Isotonic}
 )
 
 # A parameter of presets whose paper learns times by a regression.
@@ -204,6 +215,8 @@ class _Rank:
 
     def off(self, make: Callable[[], Estimator]) -> float:
         """How far forecasts of later steps from earlier ones are off, relative, in the mean."""
+        from sklearn.model_selection import TimeSeriesSplit
+
         made: list[Floats] = []
         for earlier, later in TimeSeriesSplit(_SPLITS).split(self.inputs):
             try:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
-from sklearn.linear_model import LinearRegression
 
 from paceline_backend.policies.base import (
     Allocation,
@@ -78,6 +77,8 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     Args:
         points: (samples, s), at least one.
     """
+    from sklearn.linear_model import LinearRegression  # takes long to import, and few runs need it
+
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
     # Weights of 1/T² make errors relative. The intercept a0 must not be negative, either.
