@@ -246,9 +246,9 @@ class _Weighing:
         weight = self.current.weight if self._by_bucket else 1.0
         if weight == 0:
             return bucket.zero_()
-        if weight != 1:
-            bucket.mul_(weight)
-        return bucket.div_(self.current.world)
+        if weight == 1:  # bit by bit as DDP divides
+            return bucket.div_(self.current.world)
+        return bucket.mul_(weight / self.current.world)
 
     def end(self) -> None:
         """The pass's last bucket was divided."""

@@ -15,6 +15,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import State
 from paceline_backend.control.nodes.watch import Watch
 from paceline_backend.insight import replacements
+from paceline_backend.insight.whatif.answer import NodeForecast
 from paceline_backend.store import Store, audit, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
 from paceline_backend.store.nodes.slowness import Watched
@@ -96,6 +97,36 @@ def test_a_verdict_that_failed_is_made_again_though_no_step_follows(
     assert kept["run"] == run
 
 
+def test_a_spare_that_comes_later_is_used_though_no_step_follows(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launch(store, bus_url, 2, 2, spares=1, replace_slow_nodes=True)
+    training = trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+    times = {"step_time_s": 0.05, "low_s": 0.04, "high_s": 0.06}
+    saved = {"saving": 0.5, "saving_low": 0.4, "saving_high": 0.6}
+    forecast = NodeForecast("n2", [2, 3], 3.0, **times, **saved, words="That saves half.")
+    monkeypatch.setattr(replacements, "forecast_of", mock.Mock(return_value=forecast))
+    watch, stop = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    watch.scan(mock.Mock(), stop)
+    training.train(training.step + 150)
+    training.store(store, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(nodes, "ALIVE_S", 0)
+        watch.scan(mock.Mock(), stop)
+        assert not replacing(store, key)
+    watch.scan(mock.Mock(), stop)
+    assert replacing(store, key)
+
+
+def replacing(store: Store, run: int) -> bool:
+    """Whether n3 replaces n2."""
+    with store.read() as connection:
+        rows = run_nodes.of_runs(connection, [run])[run]
+    return any(row.node == "n3" and row.replaces == "n2" for row in rows)
+
+
 @pytest.mark.timeout(700)  # forecasts have a low priority
 def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: str) -> None:
     run = launch(store, bus_url, 2, 2, spares=1, replace_slow_nodes=True)
@@ -107,17 +138,12 @@ def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: st
         with store.read() as connection:
             return replacements.forecast_of(connection, key, "n2", 0)
 
-    def joined() -> bool:
-        with store.read() as connection:
-            rows = run_nodes.of_runs(connection, [key])[key]
-        return any(row.node == "n3" and row.replaces == "n2" for row in rows)
-
     with working(Watch(store, bus_url, "worker", pause_s=0.0).run):
         until(forecast, "a forecast", 300)
-        assert not joined(), "it was slow for too few steps"
+        assert not replacing(store, key), "it was slow for too few steps"
         training.train(training.step + 150)
         training.store(store, run)
-        until(joined, "the spare", 300)
+        until(lambda: replacing(store, key), "the spare", 300)
     with store.read() as connection:
         change = audit.page(connection, run=run)[0][0]
         newest = forecasts.newest_step(connection, key)

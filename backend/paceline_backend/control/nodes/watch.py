@@ -52,7 +52,8 @@ class Watch:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        self._looked: dict[int, tuple[int, int, float]] = {}  # run → attempt, step, clock's time
+        # Run → attempt, step and the clock's time from which the next look is due.
+        self._next: dict[int, tuple[int, int, float]] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out bus and database."""
@@ -75,24 +76,25 @@ class Watch:
         with self._store.read() as connection:
             watched = slowness.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
-        self._looked = {key: looked for key, looked in self._looked.items() if key in newest}
+        self._next = {key: due for key, due in self._next.items() if key in newest}
         for run in watched:
-            if not stop.is_set() and self._is_due(run, newest[run.key]):
-                # Due again after a pause, if this fails.
-                self._looked[run.key] = (-1, 0, time.monotonic())
-                if self._guarded(run, newest[run.key], forecaster, stop):
-                    self._looked[run.key] = (run.attempt, newest[run.key], time.monotonic())
+            step = newest[run.key]
+            if not stop.is_set() and self._is_due(run, step):
+                settled = self._guarded(run, step, forecaster, stop)
+                due = step + LOOK_STEPS if settled else 0
+                self._next[run.key] = (run.attempt, due, time.monotonic() + self._pause_s)
 
     def _is_due(self, run: Watched, step: int) -> bool:
-        attempt, before, at = self._looked.get(run.key, (-1, 0, -self._pause_s))
-        if time.monotonic() < at + self._pause_s:
-            return False
-        return attempt != run.attempt or step >= before + LOOK_STEPS
+        attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
+        return time.monotonic() >= at and (attempt != run.attempt or step >= due)
 
     def _guarded(
         self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Whether a verdict was made: not if the ranks have just been placed, or it failed."""
+        """Makes a verdict and acts on it; whether there is nothing more to do about these steps.
+
+        There is if the ranks have just been placed, if it failed, or if no spare is there now.
+        """
         try:
             with self._store.read() as connection:
                 placement = attempts.placement(connection, run.key)
@@ -100,7 +102,7 @@ class Watch:
                 return False
             slow = self.look(run, step)
             if slow is not None and self._has_forecast(run, slow, step, forecaster, stop):
-                self._replace(run, slow, step)
+                return self._replace(run, slow, step)
             return True
         except (StoreUnavailableError, redis.RedisError):
             raise
@@ -155,18 +157,26 @@ class Watch:
             forecasts.add(connection, run.key, msgspec.to_builtins(made))
         return made.slow_node.node == slow.node
 
-    def _replace(self, run: Watched, slow: Slow, step: int) -> None:
-        """Lets a spare take the node's place, if that is allowed and surely worth it."""
+    def _replace(self, run: Watched, slow: Slow, step: int) -> bool:
+        """Lets a spare take the node's place, if that is allowed and surely worth it.
+
+        Returns:
+            False if it is, and could not be done now.
+        """
         if not run.replace_slow_nodes or step < slow.step + AUTO_STEPS:
-            return
+            return True
         with self._store.read() as connection:
             forecast = replacements.forecast_of(connection, run.key, slow.node, slow.step)
             names = spares.of_run(run.id, nodes.listed(connection))
-        if not names or forecast is None or forecast.saving_low <= MARGIN:
-            return
+        if forecast is None or forecast.saving_low <= MARGIN:
+            return True
+        if not names:
+            return False
         by = Requester(CONTROL_PLANE.name, why=f"{slow.words} {forecast.words}")
         try:
             requests.replace(self._store, self._bus_url, run.id, slow.node, by, other=names[0])
             log.warning("run %s: %s replaces %s", run.id, names[0], slow.node)
         except (ConflictError, InvalidRequestError) as error:
             log.warning("run %s: %s is not replaced: %s", run.id, slow.node, error)
+            return False
+        return True
