@@ -114,12 +114,18 @@ def test_from_the_heat_map_to_a_rank_by_mouse_and_keyboard(
     open_run(page, web, "r")
     wait_for_chart(page, "se", 59)
     canvas = page.locator("#heatmap")
-    canvas.hover(position={"x": 200, "y": 7})
-    expect(page.locator("#heatmap-readout")).to_contain_text("rank 0, step")
+    readout = page.locator("#heatmap-readout")
+
+    def hovered() -> bool:  # the heat map may still be drawn, and move, when the chart is there
+        canvas.hover(position={"x": 190, "y": 7})
+        canvas.hover(position={"x": 200, "y": 7})
+        return "rank 0, step" in readout.inner_text()
+
+    until(hovered, "the mouse to find rank 0", pause_s=0.2)
     canvas.focus()
     for _ in range(SLOW):
         page.keyboard.press("ArrowDown")
-    expect(page.locator("#heatmap-readout")).to_contain_text(f"rank {SLOW}, step")
+    expect(readout).to_contain_text(f"rank {SLOW}, step")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/runs/r/ranks/{SLOW}")
     expect(page.locator("#rank-title")).to_have_text(f"rank {SLOW}")

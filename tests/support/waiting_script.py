@@ -1,8 +1,14 @@
-"""A rank whose processes wait for a piece that never comes; it prints its number of children."""
+"""A rank whose processes wait for a piece that never comes; it prints its number of children.
+
+With the argument "late", the second of them begins when the rank is dead.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 
 import psutil
 
@@ -10,6 +16,12 @@ from paceline.core.streaming.claiming import Claim
 from paceline.data import Stream
 from paceline.train.streams.processes import in_processes
 from support.streams import shard, size_of
+
+
+def begin(process: int) -> None:
+    rank = os.getppid()
+    while process == 1 and sys.argv[1:] == ["late"] and os.getppid() == rank:
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -21,7 +33,7 @@ def main() -> None:
         return first.pop()
 
     reading = Stream.shards([0, 1], shard, size=size_of).reading
-    samples = in_processes(reading, 0, claim, {"num_workers": 2})
+    samples = in_processes(reading, 0, claim, {"num_workers": 2, "worker_init_fn": begin})
     next(samples)
     print(len(psutil.Process().children()), flush=True)
     threading.Event().wait()

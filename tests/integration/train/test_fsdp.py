@@ -168,7 +168,7 @@ def test_waiting_in_collectives_is_no_computing(ranks: Ranks, where: str) -> Non
         ("twice", "a session has wrapped it already"),
         ("profile", "no rank can try batches by itself"),
         ("later", "the model has a gradient divide factor of 1.0"),
-        ("logged", "norm is a DTensor, of which each rank has a part: give its full_tensor()"),
+        ("logged", "weight is a DTensor, of which each rank has a part: give its full_tensor()"),
     ],
 )
 def test_what_would_train_wrongly_is_refused(ranks: Ranks, kind: str, says: str) -> None:

@@ -253,8 +253,9 @@ def test_a_claim_that_fails_reaches_the_reader() -> None:
         list(in_processes(reading, 0, claim, {"num_workers": 1}))
 
 
-def test_processes_that_wait_for_a_piece_end_with_their_rank() -> None:
-    command = [sys.executable, "-m", "support.waiting_script"]
+@pytest.mark.parametrize("begins", ["at once", "late"])
+def test_processes_that_wait_for_a_piece_end_with_their_rank(begins: str) -> None:
+    command = [sys.executable, "-m", "support.waiting_script", begins]
     tests = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tests) as rank:
         assert rank.stdout is not None

@@ -33,14 +33,15 @@ class _Pieces(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-        parent = os.getppid()
+        # Of a rank that is dead by now, the parent's number is another one already.
+        rank, parent = multiprocessing.parent_process(), os.getppid()
 
         def claim(shards: int) -> Claim | None:
             while True:
                 try:
                     piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
                 except queue.Empty:
-                    if os.getppid() != parent:
+                    if os.getppid() != parent or rank is None or not rank.is_alive():
                         os._exit(1)  # the rank was killed: nobody takes what is left
                 else:
                     return piece
