@@ -18,6 +18,7 @@ from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import stream_script
 from support.e2e import PAUSE_S, wait_for_end, wait_for_step
+from support.marks import some_long
 from support.stream_script import BATCH, SAMPLES, size_of
 from support.waiting import until
 
@@ -41,7 +42,8 @@ def start(stack: Stack, folder: Path, kind: str, policy: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "policy"), [("shards", "paceline"), ("none", "paceline"), ("ranks", "bsp")]
+    ("kind", "policy"),
+    some_long([("shards", "paceline"), ("none", "paceline"), ("ranks", "bsp")], 3),
 )
 def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, policy: str) -> None:
     run = start(stack, tmp_path, kind, policy)

@@ -84,7 +84,8 @@ def assert_ends_exact(cluster: Cluster, run: str) -> None:
     assert all(epoch["exact"] for epoch in covered["epochs"]), covered
 
 
-@pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", [False, True])
 def test_a_slow_node_is_named_and_replaced(cluster: Cluster, host: bool) -> None:
     run, slow, spare = start(cluster, host=host)
     cluster.reaches(run, 12, 2)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from support.command_line import Main, in_process
+from support.marks import some_long
 from support.node import command, paceline, script
 from support.waiting import TRAINING_S, until
 
@@ -59,19 +60,30 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "check", "says"),
-    [
-        ("session", "session", "makes no paceline.Session"),
-        ("loader", "loader", "batches of another DataLoader, which it reads at faulty_script.py:"),
-        ("wrap", "refused", "no model was given to session.wrap()"),
-        ("second", "model", "discriminator = session.wrap(discriminator)"),
-        ("sizes", "sizes", "No sizes are given, but samples differ"),
-        ("padding", "padding", "when it is padded beside a long one"),
-        ("contrast", "padding", "depends on the other samples of its batch"),
-        ("batchnorm", "refused", "norm is a BatchNorm1d: its statistics are of the local batch"),
-        ("iterable", "refused", "dataset has no len()"),
-        ("raises", "script", "On rank 1: faulty_script.py:"),
-        ("dies", "script", "rank 1 was killed by SIGKILL"),
-    ],
+    some_long(
+        [
+            ("session", "session", "makes no paceline.Session"),
+            (
+                "loader",
+                "loader",
+                "batches of another DataLoader, which it reads at faulty_script.py:",
+            ),
+            ("wrap", "refused", "no model was given to session.wrap()"),
+            ("second", "model", "discriminator = session.wrap(discriminator)"),
+            ("sizes", "sizes", "No sizes are given, but samples differ"),
+            ("padding", "padding", "when it is padded beside a long one"),
+            ("contrast", "padding", "depends on the other samples of its batch"),
+            (
+                "batchnorm",
+                "refused",
+                "norm is a BatchNorm1d: its statistics are of the local batch",
+            ),
+            ("iterable", "refused", "dataset has no len()"),
+            ("raises", "script", "On rank 1: faulty_script.py:"),
+            ("dies", "script", "rank 1 was killed by SIGKILL"),
+        ],
+        3,
+    ),
 )
 def test_a_fault_is_found_and_no_other(tmp_path: Path, fault: str, check: str, says: str) -> None:
     code, document = faulty(tmp_path, fault)
@@ -150,7 +162,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", some_long(EXAMPLES))
 def test_the_examples_are_right(example: str, tmp_path: Path) -> None:
     more = ["--checkpoints", str(tmp_path)] if example.endswith("transformers.py") else []
     code, document = examined(str(ROOT / "examples" / example), *more)

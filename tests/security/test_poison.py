@@ -209,7 +209,7 @@ def check(field: Field, client: httpx.Client, routes: list[str], run: str) -> No
     assert faults(client, OTHERS, field.theirs) == []
 
 
-@pytest.mark.parametrize("name", some_long(ODD))
+@pytest.mark.parametrize("name", some_long(ODD, 8))
 def test_odd_telemetry(field: Field, client: httpx.Client, routes: list[str], name: str) -> None:
     run, url = a_run(field)
     report(url, run, good(run))

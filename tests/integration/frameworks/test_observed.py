@@ -16,6 +16,7 @@ from paceline.core.errors import PacelineError
 from paceline_backend.server.stack import Stack
 from support.e2e import wait_for_end
 from support.frameworks import ROOT, WORLD, environment, read
+from support.marks import some_long
 from support.waiting import until
 
 pytestmark = pytest.mark.ranks
@@ -38,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_long(KINDS, 3))
 def test_an_unchanged_script_is_observed(server: Stack, tmp_path: Path, kind: str) -> None:
     for name in ("plain", "seen"):
         (tmp_path / name).mkdir()

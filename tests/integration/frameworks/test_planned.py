@@ -10,10 +10,11 @@ import pytest
 
 from paceline_backend.server.stack import Stack
 from support.frameworks import ROOT, planned
+from support.marks import some_long
 
 pytestmark = pytest.mark.ranks
 
-FRAMEWORKS = ["accelerate", "transformers", "lightning"]
+FRAMEWORKS = ["transformers", "accelerate", "lightning"]
 TRAINED = {"count": 320, "epochs": 8}
 
 
@@ -23,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", some_long(FRAMEWORKS, 3))
 def test_training_is_the_frameworks_own(server: Stack, tmp_path: Path, framework: str) -> None:
     script, plain = script_of(framework), {**TRAINED, "plain": True}
     _, ((got, wanted), (other, _)) = planned(server, script, tmp_path, TRAINED, plain)

@@ -23,6 +23,7 @@ from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Ranks, Supervisor
 from paceline.wire import FAILED_ELSEWHERE, Hello, Launch, Meet
+from support.marks import some_long
 from support.node import script, states, telemetry
 from support.waiting import TRAINING_S, until
 
@@ -203,7 +204,9 @@ FAILS = """
 """
 
 
-@pytest.mark.parametrize(("restarts", "code"), [(0, 7), (1, 7), (0, reform.EXIT_CODE)])
+@pytest.mark.parametrize(
+    ("restarts", "code"), some_long([(1, 7), (0, 7), (0, reform.EXIT_CODE)], 3)
+)
 def test_a_rank_that_fails_uses_up_restarts(
     started: list[Nodes], tmp_path: Path, bus_url: str, restarts: int, code: int
 ) -> None:
@@ -314,7 +317,7 @@ def test_a_launcher_is_lost_between_a_round_and_its_roll(
 
 @pytest.mark.parametrize("late", [pytest.param("a", marks=pytest.mark.long), "b"])
 @pytest.mark.parametrize(
-    "then", ["raise SystemExit(7)", "open(sys.argv[1] + '/done', 'w').close()"]
+    "then", some_long(["raise SystemExit(7)", "open(sys.argv[1] + '/done', 'w').close()"])
 )
 def test_nodes_wait_for_the_slowest_script(
     started: list[Nodes], tmp_path: Path, bus_url: str, late: str, then: str

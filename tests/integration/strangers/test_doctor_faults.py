@@ -378,7 +378,7 @@ CLEAN: dict[str, list[Change]] = {
 }
 
 
-SOME = {"wrap missing", "sizes missing", "padding", "optimizer of another model", "the tutorial's"}
+SOME = {"sizes missing", "optimizer of another model", "the tutorial's"}
 NOTES = {  # good to know; all others train wrongly, or not at all
     "augmentation without a seed",
     "dropout, ranks seeded alike",

@@ -26,7 +26,7 @@ from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_rounds import Deal, Ran, train
 
-EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 60 or 500
+EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 30 or 500
 
 TRACES = Path(__file__).with_name("relaxed_traces.json.gz")  # by commit 30b5758
 

@@ -18,7 +18,7 @@ from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_replicas import Ran, train
 
-EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 60 or 500
+EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 30 or 500
 
 
 def of_ranks(given: Scenario) -> Ran:
