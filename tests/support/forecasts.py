@@ -17,13 +17,14 @@ from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, rela
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.sync import Costs
+from paceline_backend.simulator.communication import Communication
 from paceline_backend.store import Store, telemetry
 from support.records import hello
 
 Floats = npt.NDArray[np.float64]
 
-COMMUNICATION_S = 0.004
+RING = Communication(bytes=8e6, bandwidth=3e9)
+COMMUNICATION_S = 0.004  # of all four ranks
 
 
 def drawn(samples: int, spread: float, seed: int = 0) -> Floats:
@@ -52,7 +53,7 @@ class Training:
             devices,
             policies.make(policy),
             communication=_communication,
-            costs=lambda world: Costs(COMMUNICATION_S),
+            costs=RING.costs,
         )
         self.effective = [0]
         self.ran: list[TrainedSegment] = []

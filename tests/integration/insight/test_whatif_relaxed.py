@@ -94,6 +94,7 @@ def test_what_is_measured_under_it(policy: str, devices: Emulation) -> None:
     assert measured.rest_s == pytest.approx([0.0] * 4, abs=1e-9)
     assert measured.round_s == pytest.approx(COMMUNICATION_S)
     assert measured.remainder_s == pytest.approx([COMMUNICATION_S] * len(measured))
+    assert measured.loading_s == pytest.approx([0.0] * 4), "waiting for a plan is no loading"
     cut = measured.since(10)
     assert [span.end - span.first for span in cut.relaxed_spans][1:] == [
         span.end - span.first for span in measured.relaxed_spans if span.first >= 10

@@ -37,7 +37,7 @@ from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.simulator.sync import Costs, Work, without_empty
+from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
 REPLICATES = 5  # most simulations of each preset
@@ -231,7 +231,7 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
             work_s=work_s[part],
             samples=measured.features.samples[part],
             all_reduce_s=np.zeros_like(work_s[part]),
-            costs=Costs(measured.round_s),
+            costs=measured.costs(),
             epoch_end=span.over,
         )
         if span.pooled and not isinstance(span.synchroniser, Averaging):

@@ -10,10 +10,17 @@ import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline.wire import Segment
-from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
+from paceline.wire.synchronisation import (
+    Averaging,
+    Hierarchical,
+    Pairwise,
+    Partial,
+    Synchronisation,
+)
 from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.simulator.sync import Costs
 
 _FEWEST = 16  # steady steps that are needed to measure the policy in force
 
@@ -75,6 +82,18 @@ class Measured:
         """Which records are of one batch, [S, W]: not of none, and not of several."""
         single = self.features.samples > 0
         return np.asarray(single if self.several is None else single & ~self.several, bool)
+
+    @property
+    def loading_s(self) -> Floats:
+        """What loading a batch takes each rank, in the mean, [W]; 0 for a rank without any.
+
+        Where ranks share batches, one that is through with a segment waits for the next plan. Its
+        next record says so as loading.
+        """
+        known = self.single.copy()
+        known[[span.first for span in self.relaxed_spans if span.pooled]] = False
+        total_s = np.where(known, self.data_s, 0.0).sum(axis=0)
+        return np.asarray(total_s / np.maximum(known.sum(axis=0), 1))
 
     @property
     def feedback(self) -> Feedback:
@@ -213,6 +232,20 @@ class Measured:
             return float(max(np.median(self._beyond_s[means].min(axis=1)) - usual_s, 0.0))
         return self.reported_round_s or 0.0
 
+    def costs(self, own_s: Floats | float = 0.0) -> Costs:
+        """What exchanges of relaxed synchronisers take.
+
+        Args:
+            own_s: see `Costs`.
+        """
+        round_s, world = self.round_s, self.compute_s.shape[1]
+        return Costs(
+            round_s,
+            own_s=own_s,
+            pair_s=round_s * _moved(1, world),
+            group_s=lambda ranks: round_s * _moved(ranks, world) if ranks > 1 else 0.0,
+        )
+
     @property
     def _beyond_s(self) -> Floats:
         """Time of steps beyond loading and computing, [S, W]."""
@@ -266,11 +299,31 @@ def with_spans(
     names = [span.synchroniser.name for span in spans if span.synchroniser.name != "averaging"]
     seqs = [span.seq for span in spans if span.synchroniser.name in names[-1:]]
     reported = reduced_s(seqs)
-    # A pairwise record holds the time of the answer only: double it.
-    ways = 2 if names[-1:] == ["pairwise"] else 1
-    reported_round_s = ways * float(np.median(reported)) if reported else None
-    measured = measured.of_segments(list(relaxed))
-    return replace(measured, relaxed_spans=spans, reported_round_s=reported_round_s)
+    measured = replace(measured.of_segments(list(relaxed)), relaxed_spans=spans)
+    if not reported:
+        return measured
+    [newest] = [span.synchroniser for span in spans if span.synchroniser.name in names[-1:]][-1:]
+    round_s = float(np.median(reported)) / _share_of_round(newest, measured.compute_s.shape[1])
+    return replace(measured, reported_round_s=round_s)
+
+
+def _share_of_round(synchroniser: Synchronisation, world: int) -> float:
+    """What its records report ÷ what a round of all ranks takes."""
+    if isinstance(synchroniser, Pairwise):
+        return _moved(1, world) / 2  # the answer only
+    if isinstance(synchroniser, Hierarchical):
+        return _moved(max(map(len, synchroniser.parameters.groups)), world)
+    return 1.0
+
+
+def _moved(ranks: int, world: int) -> float:
+    """What a ring of so many ranks moves ÷ what one of all moves; 1: a vector there and back.
+
+    A ring of n ranks moves 2(n−1)/n vectors, and most of its time is for that: see
+    `paceline_backend.simulator.communication`.
+    """
+    vectors = (ranks - 1) / ranks if ranks > 1 else 1.0
+    return vectors * world / (world - 1) if world > 1 else 1.0
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:

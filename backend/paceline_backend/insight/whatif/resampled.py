@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation, Rates
@@ -27,8 +26,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     models: Models
     ratio: Floats  # [S, W]
     remainder_s: Floats  # [S]
-    rest_s: Floats  # [W]
-    round_s: float
+    exchanges: Costs
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
@@ -46,7 +44,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
 
     def costs(self, world: int) -> Costs:
         """What exchanges of relaxed synchronisers take."""
-        return Costs(self.round_s, own_s=self.rest_s)
+        return self.exchanges
 
     def _row(self, step: int) -> int:
         return (step - self.first_step) % len(self.ratio)
@@ -67,12 +65,11 @@ def resampled(models: Models, measured: Measured, ratio: Floats, first_step: int
         a_s=[],
         b_s=[],
         cost=models.cost,
-        data_s=_mean(measured.data_s, measured.single, usual=0.0).tolist(),
+        data_s=measured.loading_s.tolist(),
         models=models,
         ratio=ratio,
         remainder_s=measured.remainder_s,
-        rest_s=measured.rest_s,
-        round_s=measured.round_s,
+        exchanges=measured.costs(measured.rest_s),
         first_step=first_step,
     )
 
@@ -98,10 +95,3 @@ def filled(ratio: Floats) -> Floats:
     never = np.isnan(ratio).all(axis=0)
     ratio = np.where(never, 1.0, ratio)
     return np.asarray(np.where(np.isnan(ratio), np.nanmedian(ratio, axis=0), ratio))
-
-
-def _mean(values: Any, known: npt.NDArray[np.bool_], usual: float = 1.0) -> Floats:
-    """Mean of each rank over its known steps, [W]; `usual` without any."""
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), usual)
