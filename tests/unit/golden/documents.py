@@ -53,7 +53,6 @@ _RUN = (
     "/snapshot",
     "/snapshot?last=12&worker_last=3",
     "/events",
-    "/events?since=0-0",
     "/events?since=x",
 )
 _KEPT = "/whatif"  # where a forecast is kept: a new one would be made at other times

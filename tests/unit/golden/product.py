@@ -7,6 +7,7 @@ was made.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import entry_points
@@ -31,6 +32,7 @@ from paceline_backend.store import Store
 Plain = dict[str, Any]
 
 _NO_BUS = "redis://127.0.0.1:1/0"  # nothing listens there
+_LONGEST_S = 120.0  # of a request
 _TOKEN = "of-golden-tests-0123456789"
 _FORECAST_STEPS = 64  # newest steps of a run that a recorded forecast rests on
 
@@ -152,7 +154,15 @@ async def answers(database: Path, paths: list[str]) -> list[httpx.Response]:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", headers=headers
         ) as client:
-            return [await client.get(path) for path in paths]
+            return [await _got(client, path) for path in paths]
+
+
+async def _got(client: httpx.AsyncClient, path: str) -> httpx.Response:
+    """An answer; the application waits for nothing, so a request that does not end fails."""
+    try:
+        return await asyncio.wait_for(client.get(path), _LONGEST_S)
+    except TimeoutError:
+        raise AssertionError(f"GET {path} has not ended after {_LONGEST_S:g} s") from None
 
 
 def replayed(database: Path, run: str) -> Plain:
