@@ -26,6 +26,7 @@ def shown_s(text: str, before: str) -> float:
     return float(match[1]) * (60 if match[2] == "min" else 1)
 
 
+@pytest.mark.long
 def test_times_agree_with_the_scripts_own_clock(page: Page, stack: Stack, tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     body = {"script": str(SCRIPT), "args": [str(kept)], "nproc": 2, "policy": "bsp"}

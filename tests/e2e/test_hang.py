@@ -48,6 +48,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_rank_without_a_batch_is_named(stack: Stack, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -23,6 +23,7 @@ from support.waiting import TRAINING_S, until
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
+@pytest.mark.long
 def test_switch_in_mid_run(stack: Stack) -> None:
     """The run goes on until the switch shows in what its ranks were assigned."""
     run = start_training(stack)

@@ -62,6 +62,7 @@ def start(cluster: Cluster, **fields: Any) -> str:
     return run
 
 
+@pytest.mark.long
 def test_stacks_come_from_both_nodes(cluster: Cluster) -> None:
     run = start(cluster)
 

@@ -20,6 +20,7 @@ from support.waiting import until
 pytestmark = NEEDS_NETWORKS
 
 
+@pytest.mark.long
 def test_ranks_on_three_nodes_train_exactly(cluster: Cluster) -> None:
     cluster.start_agents(1, 2, 3)
     run = cluster.start_run(3, 3, 4)

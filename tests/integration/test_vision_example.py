@@ -79,6 +79,7 @@ def test_it_learns_under_torchrun_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result").read_text())["accuracy"][-1] > 0.6
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
 def test_it_learns_while_a_controller_plans_for_uneven_ranks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor
 from paceline.wire import Launch
 from support import memory_script
+from support.marks import some_long
 from support.memory_script import BUDGET, EPOCHS, SAMPLES
 from support.sessions import Sized
 from support.waiting import until
@@ -79,7 +80,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("rooms", "micro"), [([None, 7.0], False), ([None, 5.0], True), ([5.0, 5.0], True)]
+    ("rooms", "micro"),
+    some_long([([5.0, 5.0], True), ([None, 7.0], False), ([None, 5.0], True)], 3),
 )
 def test_memory_runs_out_once_on_a_rank(
     tmp_path: Path, calm: list[Any], rooms: list[float | None], micro: bool

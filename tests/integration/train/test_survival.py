@@ -88,6 +88,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     assert names == ["step-000000015", "step-000000018"]
 
 
+@pytest.mark.long
 def test_a_run_without_checkpoints_says_what_a_restart_costs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
