@@ -260,7 +260,7 @@ class Reader:
         answered in time is waited for, and no other one is asked meanwhile.
         """
         asked: asyncio.Future[None] | None = None
-        while self._channels:
+        while self._channels or asked is not None:
             asked = asked or asyncio.create_task(anyio.to_thread.run_sync(meta.ask, self.store))
             done, _ = await asyncio.wait((asked,), timeout=_ANSWER_S)
             if not done:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LOOK_STEPS = 20  # between two verdicts about a run, at least
 PAUSE_S = 3.0  # and so long
+_AGAIN = 10  # pauses until the same steps are looked at again, if there is more to do about them
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
@@ -81,8 +82,9 @@ class Watch:
             step = newest[run.key]
             if not stop.is_set() and self._is_due(run, step):
                 settled = self._guarded(run, step, forecaster, stop)
-                due = step + LOOK_STEPS if settled else 0
-                self._next[run.key] = (run.attempt, due, time.monotonic() + self._pause_s)
+                due, pauses = (step + LOOK_STEPS, 1) if settled else (0, _AGAIN)
+                at = time.monotonic() + pauses * self._pause_s
+                self._next[run.key] = (run.attempt, due, at)
 
     def _is_due(self, run: Watched, step: int) -> bool:
         attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
@@ -161,7 +163,7 @@ class Watch:
         """Lets a spare take the node's place, if that is allowed and surely worth it.
 
         Returns:
-            False if it is, and could not be done now.
+            False if it is, and no spare is there now.
         """
         if not run.replace_slow_nodes or step < slow.step + AUTO_STEPS:
             return True
@@ -178,5 +180,4 @@ class Watch:
             log.warning("run %s: %s replaces %s", run.id, names[0], slow.node)
         except (ConflictError, InvalidRequestError) as error:
             log.warning("run %s: %s is not replaced: %s", run.id, slow.node, error)
-            return False
         return True

@@ -242,8 +242,8 @@ class Measured:
         return Costs(
             round_s,
             own_s=own_s,
-            pair_s=round_s * _moved(1, world),
-            group_s=lambda ranks: round_s * _moved(ranks, world) if ranks > 1 else 0.0,
+            pair_s=round_s / _ring(world),
+            group_s=lambda ranks: round_s * _ring(ranks) / _ring(world),
         )
 
     @property
@@ -295,35 +295,38 @@ def with_spans(
     spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:
         return measured
-    # "averaging" is left out: its records include the time that a rank waits for others.
-    names = [span.synchroniser.name for span in spans if span.synchroniser.name != "averaging"]
-    seqs = [span.seq for span in spans if span.synchroniser.name in names[-1:]]
-    reported = reduced_s(seqs)
     measured = replace(measured.of_segments(list(relaxed)), relaxed_spans=spans)
-    if not reported:
+    # "averaging" is left out: its records include the time that a rank waits for others.
+    counted = [span for span in spans if not isinstance(span.synchroniser, Averaging)]
+    newest = counted[-1].synchroniser if counted else None
+    alike = [span.seq for span in counted if isinstance(span.synchroniser, type(newest))]
+    reported = reduced_s(alike)
+    if newest is None or not reported:
         return measured
-    [newest] = [span.synchroniser for span in spans if span.synchroniser.name in names[-1:]][-1:]
     round_s = float(np.median(reported)) / _share_of_round(newest, measured.compute_s.shape[1])
     return replace(measured, reported_round_s=round_s)
 
 
 def _share_of_round(synchroniser: Synchronisation, world: int) -> float:
     """What its records report ÷ what a round of all ranks takes."""
+    if world == 1:
+        return 1.0
     if isinstance(synchroniser, Pairwise):
-        return _moved(1, world) / 2  # the answer only
+        return 0.5 / _ring(world)  # the answer only
     if isinstance(synchroniser, Hierarchical):
-        return _moved(max(map(len, synchroniser.parameters.groups)), world)
+        largest = max(map(len, synchroniser.parameters.groups))
+        return _ring(max(largest, 2)) / _ring(world)  # a rank alone reduces nothing
     return 1.0
 
 
-def _moved(ranks: int, world: int) -> float:
-    """What a ring of so many ranks moves ÷ what one of all moves; 1: a vector there and back.
+def _ring(ranks: int) -> float:
+    """Vectors that a ring of so many ranks moves there, and as many back.
 
-    A ring of n ranks moves 2(n−1)/n vectors, and most of its time is for that: see
-    `paceline_backend.simulator.communication`.
+    A vector to another rank and back counts 1.
+
+    Most of its time is for that: see `paceline_backend.simulator.communication`.
     """
-    vectors = (ranks - 1) / ranks if ranks > 1 else 1.0
-    return vectors * world / (world - 1) if world > 1 else 1.0
+    return (ranks - 1) / ranks
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
