@@ -19,7 +19,7 @@ from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
-from paceline.train.ddp import CurrentStep
+from paceline.train.ddp import CurrentStep, trained
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
@@ -625,6 +625,7 @@ class Loop:
             self._uneven_steps,
             self.data,
             None if terms.token_budget is None else self.epoch_steps.of(start.epoch),
+            sum(p.numel() * p.element_size() for p in trained(self.gate.models)),
         )
         wiring = connect(
             terms,

@@ -170,6 +170,7 @@ def describe(
     uneven_steps: bool,
     data: NodeData | None = None,
     steps_per_epoch: int | None = None,
+    gradient_bytes: int | None = None,
 ) -> Hello | None:
     """On rank 0, the run's description for the control plane.
 
@@ -187,6 +188,7 @@ def describe(
         uneven_steps: see `Session`.
         data: where data lives on nodes.
         steps_per_epoch: with a token budget.
+        gradient_bytes: of all gradients of a rank.
     """
     if meeting.sizes is None:
         return None
@@ -220,6 +222,7 @@ def describe(
         token_limits=limits.tokens_of_parts,
         steps_per_epoch=steps_per_epoch,
         stream=not terms.samples,
+        gradient_bytes=gradient_bytes,
     )
 
 

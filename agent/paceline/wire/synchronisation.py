@@ -124,6 +124,11 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         """Most steps or rounds after which a rank's work reaches others; None: any number."""
         return 0
 
+    @property
+    def stale(self) -> bool:
+        """Whether gradients go into parameters other than those that they were computed with."""
+        return False
+
     def problem(self, world: int | None = None) -> str | None:
         """Why `world` ranks cannot train with it; None if they can, or if they can for some world.
 
@@ -180,6 +185,11 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
         return rules.lead if rules.staleness is None else rules.staleness
 
     @property
+    def stale(self) -> bool:
+        """Whether gradients go into parameters other than those that they were computed with."""
+        return self.parameters.staleness != 0
+
+    @property
     def steals(self) -> bool:
         """Whether a rank that is ahead takes over part of the slowest one's next batch."""
         return self.parameters.steals
@@ -194,6 +204,11 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
     def alone(self) -> int | None:
         """Most steps or rounds after which a rank's work reaches others; None: any number."""
         return self.parameters.every
+
+    @property
+    def stale(self) -> bool:
+        """Whether gradients go into parameters other than those that they were computed with."""
+        return self.parameters.staleness != 0
 
     def _problem(self, world: int) -> str | None:
         groups = self.parameters.groups

@@ -302,6 +302,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             profiles=self._profiles(devices, float(sizes.mean())) if self.profile else [],
             limits=self.memory_limits(),
             uneven_steps=True,
+            gradient_bytes=round(self.communication.bytes) or None,
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:

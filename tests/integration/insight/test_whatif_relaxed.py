@@ -38,6 +38,7 @@ RELAXED = (
 PRESETS = ("bsp", "paceline", "adaptive", *RELAXED)
 ALONE = {"local-sgd": 8, "osa": None, "ad-psgd": 1, "rna": 4, "rna-hierarchical": 4, "adaptive": 4}
 ALONE |= {"ssp": 3, "flexrr": 2}
+STALE = ("adaptive", "rna", "ssp", "flexrr", "rna-hierarchical")
 SIZES = drawn(6_000, 0.5)
 EQUAL = Emulation(a_s=[1e-5] * 4, b_s=[0.005] * 4, noise=0.03)
 SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
@@ -75,6 +76,7 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
         assert preset.low_s < preset.step_time_s < preset.high_s
         assert preset.relaxed == policies.make(preset.policy).relaxed
         assert preset.alone == ALONE.get(preset.policy, 0)
+        assert preset.stale == (preset.policy in STALE)
         if preset.policy != policy:
             assert ("but change the training" in preset.words) == preset.relaxed
     assert answer.current.measured_s == pytest.approx(then[policy], rel=0.05)

@@ -227,6 +227,9 @@ def test_batches_stay_as_they_are_unless_others_are_clearly_faster() -> None:
     ("savings", "chosen"),
     [
         ({"osa": 0.52, "local-sgd": 0.51, "ad-psgd": 0.5, "rna": 0.4}, "ad-psgd"),
+        ({"osa": 0.5, "flexrr": 0.52, "local-sgd": 0.51}, "local-sgd"),  # not with stale gradients
+        ({"osa": 0.52, "rna": 0.5}, "rna"),
+        ({"osa": 0.52, "rna": 0.5, "flexrr": 0.5}, "flexrr"),
         ({"osa": 0.6, "local-sgd": 0.59, "ad-psgd": 0.5}, "local-sgd"),
         ({"osa": 0.6, "ad-psgd": 0.5}, "osa"),
         ({"osa": 0.52, "chronica": 0.5}, "chronica"),  # which lets all meet in each step
@@ -236,12 +239,13 @@ def test_of_presets_that_are_about_as_fast_the_one_whose_ranks_meet_most_often(
     savings: dict[str, float], chosen: str
 ) -> None:
     """On uneven lengths `osa` took 2 % less time a sample than `ad-psgd`, and 1.6 times as long."""
-    alone = {"osa": None, "local-sgd": 8, "ad-psgd": 1, "rna": 4}
+    alone = {"osa": None, "local-sgd": 8, "ad-psgd": 1, "rna": 4, "flexrr": 2}
     options = [
         msgspec.structs.replace(
             option,
             changes="training" if option.policy in alone else "batches",
             alone=alone.get(option.policy, 0),
+            stale=option.policy in ("rna", "flexrr"),
         )
         for option in made(200, savings).forecasts
     ]

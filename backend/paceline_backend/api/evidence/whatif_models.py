@@ -55,6 +55,10 @@ class PresetForecast(BaseModel):
         "only at an epoch's end. In forecasts of older releases it is 0 for all",
         examples=[0],
     )
+    stale: bool = Field(
+        description="gradients go into parameters other than those that they were computed with. "
+        "In forecasts of older releases it is false for all"
+    )
 
 
 class Saving(BaseModel):

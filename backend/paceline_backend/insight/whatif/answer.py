@@ -44,6 +44,7 @@ class PresetForecast(msgspec.Struct, frozen=True):
     warnings: list[str] = []  # what to know before a switch; `insight.fitness`
     harmful: bool = False  # of the warnings, the first says that plain DDP is faster
     alone: int | None = 0  # most steps after which a rank's work reaches others; None: an epoch
+    stale: bool = False  # gradients go into others than the parameters they were computed with
 
 
 class NodeForecast(msgspec.Struct, frozen=True):
@@ -127,9 +128,11 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     whose saving may be below `MARGIN` are left out.
 
     No forecast knows how many samples the same loss needs. It is more of them, the longer ranks
-    train without each other. So if the fastest option changes the training, the one under which
-    ranks are `alone` for the fewest steps goes first, among all that take at most `MARGIN` longer.
-    Options that leave the training's updates alone count as 0.
+    train without each other, and where gradients are `stale`. So if the fastest option changes the
+    training, another that takes at most `MARGIN` longer may go before it. Last are those whose
+    ranks meet only at an epoch's end, and before these those with stale gradients. Among the rest
+    the first is the one under which ranks are `alone` for the fewest steps. Options that leave the
+    training's updates alone count as 0.
     """
     worth = [
         option
@@ -150,7 +153,12 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
         return best
     longest = (1 + MARGIN) * (1 - best.saving)
     near = [option for option in worth if 1 - option.saving <= longest]
-    return min(near, key=lambda option: (option.alone is None, option.alone or 0, -option.saving))
+    return min(near, key=_worth)
+
+
+def _worth(option: PresetForecast) -> tuple[bool, bool, int, float]:
+    """What a step's samples are worth under it: less, the higher. See `best_of`."""
+    return option.alone is None, option.stale, option.alone or 0, -option.saving
 
 
 def recommended(forecast: Forecast) -> PresetForecast | None:

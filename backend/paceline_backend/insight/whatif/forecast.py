@@ -340,6 +340,7 @@ def _preset(
         name,
         of.in_force,
         alone=of.alone,
+        stale=of.stale,
     )
 
 

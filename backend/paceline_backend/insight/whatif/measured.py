@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,7 @@ class Measured:
     reported_round_s: float | None = None  # median of the newest rounds' records; None: no rounds
     fallback: str = ""  # why the newest relaxed segment was all-reduced; empty: it was not
     several: npt.NDArray[np.bool_] | None = None  # [S, W] records of several batches; None: none
+    gradient_bytes: int | None = None  # of all gradients of a rank; None: unknown
 
     @property
     def single(self) -> npt.NDArray[np.bool_]:
@@ -238,12 +240,16 @@ class Measured:
         Args:
             own_s: see `Costs`.
         """
-        round_s, world = self.round_s, self.compute_s.shape[1]
+        round_s, whole = self.round_s, _all_reduce(self.compute_s.shape[1])
+
+        def takes_s(exchange: _Exchange) -> float:
+            return _scaled(round_s, whole, exchange, self.gradient_bytes)
+
         return Costs(
             round_s,
             own_s=own_s,
-            pair_s=round_s / _ring(world),
-            group_s=lambda ranks: round_s * _ring(ranks) / _ring(world),
+            pair_s=takes_s(_PAIR),
+            group_s=lambda ranks: takes_s(_all_reduce(ranks)),
         )
 
     @property
@@ -303,30 +309,52 @@ def with_spans(
     reported = reduced_s(alike)
     if newest is None or not reported:
         return measured
-    round_s = float(np.median(reported)) / _share_of_round(newest, measured.compute_s.shape[1])
+    world, reported_s = measured.compute_s.shape[1], float(np.median(reported))
+    whole, reports = _all_reduce(world), _reported(newest, world)
+    round_s = _scaled(reported_s, reports, whole, measured.gradient_bytes)
     return replace(measured, reported_round_s=round_s)
 
 
-def _share_of_round(synchroniser: Synchronisation, world: int) -> float:
-    """What its records report ÷ what a round of all ranks takes."""
-    if world == 1:
-        return 1.0
+class _Exchange(NamedTuple):
+    """Messages that follow each other in an exchange, and how often one holds all gradients."""
+
+    messages: float
+    vectors: float
+
+
+_PAIR = _Exchange(2, 2)  # a vector to another rank, and one back
+_SLOW = 1.25e8  # bytes a second: 1 Gbit/s, the slowest network that is expected
+
+
+def _all_reduce(ranks: int) -> _Exchange:
+    """A ring's; see `paceline_backend.simulator.communication`."""
+    return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
+
+
+def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
+    """What the time in its records is of."""
     if isinstance(synchroniser, Pairwise):
-        return 0.5 / _ring(world)  # the answer only
+        return _Exchange(1, 1)  # the answer only
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))
-        return _ring(max(largest, 2)) / _ring(world)  # a rank alone reduces nothing
-    return 1.0
+        return _all_reduce(max(largest, 2))  # a rank alone reduces nothing
+    return _all_reduce(world)
 
 
-def _ring(ranks: int) -> float:
-    """Vectors that a ring of so many ranks moves there, and as many back.
+def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | None) -> float:
+    """How long an exchange takes, as another one takes `seconds`.
 
-    A vector to another rank and back counts 1.
-
-    Most of its time is for that: see `paceline_backend.simulator.communication`.
+    Gradients count as moving for as long as a slow network would take for them. The rest of the
+    time is that of messages, however short these are. So a pair takes 1/(W − 1) of an all-reduce if
+    the model is small, and W/(W − 1) if it is large. If its size is unknown, it counts as large.
     """
-    return (ranks - 1) / ranks
+    if not of.messages:  # one rank, which reduces nothing
+        return seconds
+    moving_s = seconds
+    if gradient_bytes is not None:
+        moving_s = min(seconds, of.vectors * gradient_bytes / _SLOW)
+    messages_s = seconds - moving_s
+    return messages_s * to.messages / of.messages + moving_s * to.vectors / of.vectors
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:

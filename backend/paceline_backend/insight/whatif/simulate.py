@@ -64,6 +64,7 @@ class Simulated:
     early: float = 0.0  # mean of the first `_EARLY` of them
     shifts: list[float] = field(default_factory=list)  # log of early means, by other models
     alone: int | None = 0  # `Synchronisation.alone`, of the loosest of the counted segments
+    stale: bool = False  # `Synchronisation.stale`, of any of them
 
     @property
     def changes(self) -> Changes:
@@ -78,6 +79,7 @@ class Simulated:
         self.mean = float(step_s.sum() / load.sum())
         self.early = float(step_s[:_EARLY].sum() / load[:_EARLY].sum())
         alone = [run.segment.synchroniser.alone for run in trained]
+        self.stale = any(run.segment.synchroniser.stale for run in trained)
         self.alone = None if None in alone else max(filter(None, alone), default=0)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:

@@ -92,6 +92,7 @@ def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps
         sync_s=column["sync_s"],
         rank_step_s=column["step_s"],
         load=column["load"].sum(axis=1),
+        gradient_bytes=hello.gradient_bytes,
     )
 
 

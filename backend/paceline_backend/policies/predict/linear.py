@@ -13,7 +13,7 @@ from msgspec import Meta
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
 from paceline_backend.policies.predict.regression import SHARES, fit_ranks
-from paceline_backend.policies.values import LEAST, Feedback, Floats, Models, usable
+from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
@@ -40,6 +40,8 @@ _ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible
 _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
 _EXACT = 0.003  # smaller residuals count like this one
+_DOUBT = 1.5  # error of a fit of three costs that follows changes ÷ that of a mean of its rows
+_MEANS = 30  # on the way to a peak, each comes three times as close where all are alike
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,8 @@ def _fit_shares(
     fits = np.where(is_wide[:, None], wide, narrow)
     noise = _noise(np.where(is_wide, by_wide, by_narrow))
     fits = _again_where_noisy(rows, cost, window, fits, is_wide, noise)
-    errors = noise / np.sqrt(np.maximum(count, 1))
-    young = unknown / np.sqrt(np.maximum(valid.sum(axis=0), 1))
+    errors = _DOUBT * noise / np.sqrt(np.maximum(count, 1))
+    young = _DOUBT * unknown / np.sqrt(np.maximum(valid.sum(axis=0), 1))
     return fits, np.where(noise > 0, errors, young)
 
 
@@ -165,10 +167,11 @@ def _noise(jumps: Floats) -> Floats:
 
 
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
-    """The fits, where ranks that may well be equally fast are drawn to their common mean.
+    """The fits, where ranks that may well be equally fast are drawn together.
 
-    Ranks weigh by how likely noise alone makes them as different as they seem. Without noise
-    nothing changes.
+    Ranks around one peak of the levels' density that differ by no more than noise lets them get
+    their common fit. Others are drawn to the mean of the ranks near them, which weigh by how likely
+    noise alone makes them as different as they seem. Without noise nothing changes.
 
     Args:
         fits: of each rank, [W, 3].
@@ -186,6 +189,33 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     level = np.log(fits[known] @ batch)
     order = np.argsort(level)
     level, variance = level[order], errors[known][order] ** 2
+    drawn = _drawn(level, variance)
+    ranks = np.flatnonzero(known)[order]
+    shrunk = fits.copy()
+    shrunk[ranks] *= np.exp(drawn - level)[:, None]
+    first = _peaks(level, drawn, variance)
+    weight = 1 / variance
+    total = np.add.reduceat(weight, first)
+    mean = np.add.reduceat(weight * level, first) / total
+    count = np.diff(first, append=len(level))
+    apart = np.add.reduceat(weight * (level - np.repeat(mean, count)) ** 2, first)
+    # Of so many normal values, the squares of their distances in standard errors add up to this.
+    free = count - 1.0
+    equal = (count > 1) & (apart <= free + 2 * np.sqrt(2 * free))
+    shape = weight[:, None] * fits[ranks] / np.exp(level)[:, None]
+    common = np.add.reduceat(shape, first) / total[:, None] * np.exp(mean)[:, None]
+    among = np.repeat(equal, count)
+    shrunk[ranks[among]] = np.repeat(common, count, axis=0)[among]
+    return shrunk
+
+
+def _drawn(level: Floats, variance: Floats) -> Floats:
+    """Each level as the mean of those near it.
+
+    Args:
+        level: sorted logarithms.
+        variance: of each by noise.
+    """
     made = np.empty_like(level)
     for at in range(len(level)):  # sorted: what is far away weighs nothing
         near = slice(
@@ -195,9 +225,19 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
         both = variance[near] + variance[at]
         weight = np.exp(-0.5 * (level[near] - level[at]) ** 2 / both)
         made[at] = np.average(level[near], weights=weight)
-    shift = np.zeros(len(fits))
-    shift[np.flatnonzero(known)[order]] = made - level
-    return np.asarray(fits * np.exp(shift)[:, None])
+    return made
+
+
+def _peaks(level: Floats, drawn: Floats, variance: Floats) -> Ints:
+    """Where in the sorted levels those of each peak of their density begin.
+
+    Who goes from each level to the mean of those near it, and on like this, comes to a peak.
+    """
+    drawn = at = np.maximum.accumulate(drawn)
+    for _ in range(_MEANS):
+        at = np.interp(at, level, drawn)
+    apart = np.diff(at) > 0.5 * np.sqrt(variance[1:])
+    return np.concatenate([[0], np.flatnonzero(apart) + 1])
 
 
 def _again_where_noisy(
