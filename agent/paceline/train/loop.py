@@ -596,6 +596,11 @@ class Loop:
                 "memory ran out in earlier attempts: token_limits is %s now", self.limits.tokens
             )
 
+    def _gradient_bytes(self) -> int | None:
+        """Of all gradients of the models that are wrapped so far; None: there are none."""
+        parameters = {id(p): p for p in trained(self.gate.models)}
+        return sum(p.numel() * p.element_size() for p in parameters.values()) or None
+
     def _connect(self, lookahead: int) -> Wiring:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
@@ -625,7 +630,7 @@ class Loop:
             self._uneven_steps,
             self.data,
             None if terms.token_budget is None else self.epoch_steps.of(start.epoch),
-            sum(p.numel() * p.element_size() for p in trained(self.gate.models)),
+            self._gradient_bytes(),
         )
         wiring = connect(
             terms,

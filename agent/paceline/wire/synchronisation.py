@@ -126,7 +126,7 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
 
     @property
     def stale(self) -> bool:
-        """Whether gradients go into parameters other than those that they were computed with."""
+        """Whether rounds may apply gradients that were computed rounds before."""
         return False
 
     def problem(self, world: int | None = None) -> str | None:
@@ -186,7 +186,7 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
 
     @property
     def stale(self) -> bool:
-        """Whether gradients go into parameters other than those that they were computed with."""
+        """Whether rounds may apply gradients that were computed rounds before."""
         return self.parameters.staleness != 0
 
     @property
@@ -207,7 +207,7 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
 
     @property
     def stale(self) -> bool:
-        """Whether gradients go into parameters other than those that they were computed with."""
+        """Whether rounds may apply gradients that were computed rounds before."""
         return self.parameters.staleness != 0
 
     def _problem(self, world: int) -> str | None:

@@ -56,8 +56,8 @@ class PresetForecast(BaseModel):
         examples=[0],
     )
     stale: bool = Field(
-        description="gradients go into parameters other than those that they were computed with. "
-        "In forecasts of older releases it is false for all"
+        description="rounds may apply gradients that were computed rounds before. In forecasts of "
+        "older releases it is false for all"
     )
 
 

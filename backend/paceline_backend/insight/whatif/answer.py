@@ -44,7 +44,7 @@ class PresetForecast(msgspec.Struct, frozen=True):
     warnings: list[str] = []  # what to know before a switch; `insight.fitness`
     harmful: bool = False  # of the warnings, the first says that plain DDP is faster
     alone: int | None = 0  # most steps after which a rank's work reaches others; None: an epoch
-    stale: bool = False  # gradients go into others than the parameters they were computed with
+    stale: bool = False  # rounds may apply gradients that were computed rounds before
 
 
 class NodeForecast(msgspec.Struct, frozen=True):
@@ -153,11 +153,11 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
         return best
     longest = (1 + MARGIN) * (1 - best.saving)
     near = [option for option in worth if 1 - option.saving <= longest]
-    return min(near, key=_worth)
+    return min(near, key=_order)
 
 
-def _worth(option: PresetForecast) -> tuple[bool, bool, int, float]:
-    """What a step's samples are worth under it: less, the higher. See `best_of`."""
+def _order(option: PresetForecast) -> tuple[bool, bool, int, float]:
+    """What sorts options that take about as long: the first is preferred; see `best_of`."""
     return option.alone is None, option.stale, option.alone or 0, -option.saving
 
 

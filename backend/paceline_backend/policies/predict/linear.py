@@ -41,7 +41,9 @@ _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were groupe
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
 _EXACT = 0.003  # smaller residuals count like this one
 _DOUBT = 1.5  # error of a fit of three costs that follows changes ÷ that of a mean of its rows
-_MEANS = 30  # on the way to a peak, each comes three times as close where all are alike
+_SHIFTS = 30  # of the mean shift; each comes three times as close to its peak where all are alike
+_ALIKE_RANKS = 4  # fewer of many ranks may be near each other by chance
+_SHAPES = 2  # standard errors at half and twice the usual batch ÷ those at the usual one
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ def _noise(jumps: Floats) -> Floats:
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     """The fits, where ranks that may well be equally fast are drawn together.
 
-    Ranks around one peak of the levels' density that differ by no more than noise lets them get
-    their common fit. Others are drawn to the mean of the ranks near them, which weigh by how likely
+    Ranks around one peak of the levels' density get a common fit if they differ by no more than
+    noise lets them. Others are drawn to the mean of the ranks near them, which weigh by how likely
     noise alone makes them as different as they seem. Without noise nothing changes.
 
     Args:
@@ -187,26 +189,53 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
         [float(np.mean(cost.load(rows.features)[valid])), float(np.mean(rows.samples[valid])), 1.0]
     )
     level = np.log(fits[known] @ batch)
-    order = np.argsort(level)
-    level, variance = level[order], errors[known][order] ** 2
-    drawn = _drawn(level, variance)
-    ranks = np.flatnonzero(known)[order]
+    ranks = np.flatnonzero(known)[np.argsort(level)]
+    level, error = np.sort(level), errors[ranks]
+    drawn = _drawn(level, error**2)
     shrunk = fits.copy()
     shrunk[ranks] *= np.exp(drawn - level)[:, None]
-    first = _peaks(level, drawn, variance)
-    weight = 1 / variance
-    total = np.add.reduceat(weight, first)
-    mean = np.add.reduceat(weight * level, first) / total
-    count = np.diff(first, append=len(level))
-    apart = np.add.reduceat(weight * (level - np.repeat(mean, count)) ** 2, first)
-    # Of so many normal values, the squares of their distances in standard errors add up to this.
-    free = count - 1.0
-    equal = (count > 1) & (apart <= free + 2 * np.sqrt(2 * free))
-    shape = weight[:, None] * fits[ranks] / np.exp(level)[:, None]
-    common = np.add.reduceat(shape, first) / total[:, None] * np.exp(mean)[:, None]
-    among = np.repeat(equal, count)
-    shrunk[ranks[among]] = np.repeat(common, count, axis=0)[among]
+    equal, common = _common(fits[ranks], level, error, _peaks(level, drawn, error), batch)
+    shrunk[ranks[equal]] = common[equal]
     return shrunk
+
+
+def _common(
+    fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
+) -> tuple[Bools, Floats]:
+    """Which ranks may be equally fast as the others of their peak, [n], and these' fit, [n, 3].
+
+    A rank that is further from the peak's median than the furthest of so many equal ones would be
+    is none of them. Neither is one whose forecast of half or twice the usual batch differs from the
+    common one.
+
+    Args:
+        fits: of ranks in the order of their levels, [n, 3].
+        level: logarithms of their times of the usual batch, sorted.
+        error: by how much noise lets each be off.
+        first: where each peak begins.
+        batch: the usual one: load, samples and 1.
+    """
+    count = np.diff(first, append=len(level))
+    peak = np.repeat(np.arange(len(first)), count)  # of each rank
+    limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
+    near = np.abs(level - level[first + count // 2][peak]) <= limit
+    weight = near / error**2
+    total = np.maximum(np.add.reduceat(weight, first), LEAST)
+    mean = (np.add.reduceat(weight * level, first) / total)[peak]
+    weighted_fits = weight[:, None] * fits / np.exp(level)[:, None]
+    common = (np.add.reduceat(weighted_fits, first) / total[:, None])[peak]
+    common *= np.exp(mean)[:, None]
+    for times in (0.5, 2.0):
+        other = batch * [times, times, 1.0]
+        off = np.abs(np.log((fits @ other) / np.maximum(common @ other, LEAST)))
+        near &= off <= _SHAPES * limit
+    # Of normal values, the squares of the distances from their mean, in standard errors, add up to
+    # one less than their number, plus or minus what this allows.
+    number = np.add.reduceat(near.astype(np.float64), first)
+    free = np.maximum(number - 1, 0.0)
+    apart = np.add.reduceat(near * ((level - mean) / error) ** 2, first)
+    alike = (number >= min(_ALIKE_RANKS, len(level))) & (apart <= free + np.sqrt(2 * free))
+    return near & alike[peak], common
 
 
 def _drawn(level: Floats, variance: Floats) -> Floats:
@@ -228,15 +257,21 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
     return made
 
 
-def _peaks(level: Floats, drawn: Floats, variance: Floats) -> Ints:
-    """Where in the sorted levels those of each peak of their density begin.
+def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
+    """Where in the sorted levels those of each peak of their density begin, by mean shift.
 
-    Who goes from each level to the mean of those near it, and on like this, comes to a peak.
+    Source: Fukunaga and Hostetler, "The estimation of the gradient of a density function", IEEE
+    Trans. Inf. Theory 21, 1975.
+
+    Args:
+        level: sorted logarithms.
+        drawn: each as the mean of those near it: a step of the mean shift.
+        error: of each by noise.
     """
     drawn = at = np.maximum.accumulate(drawn)
-    for _ in range(_MEANS):
+    for _ in range(_SHIFTS):
         at = np.interp(at, level, drawn)
-    apart = np.diff(at) > 0.5 * np.sqrt(variance[1:])
+    apart = np.diff(at) > 0.5 * np.maximum(error[1:], error[:-1])
     return np.concatenate([[0], np.flatnonzero(apart) + 1])
 
 
