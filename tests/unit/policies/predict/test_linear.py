@@ -497,7 +497,7 @@ def test_a_rank_that_is_a_little_slower_than_many_equal_ones_stays_slower(
     speed[5] += slower
     for seed in range(3):
         taken_s = seconds(LinearPredictor().fit(noisy(speed, 0.03, seed), world))
-        assert taken_s[5] > (1 + slower / 2) * np.median(taken_s)
+        assert taken_s[5] > (1 + slower / 3) * np.median(taken_s)
 
 
 def test_ranks_of_other_costs_that_take_as_long_for_usual_batches_keep_theirs() -> None:
