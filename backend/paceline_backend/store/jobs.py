@@ -125,7 +125,7 @@ def current(connection: Connection, run: EngineRun) -> bool:
 
 
 def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
-    """Whether a job is still to be submitted: what was read before may be seconds old."""
+    """Whether a job is still to be submitted. The caller may have read the run seconds ago."""
     asked = _asked_now(connection, run, runs.c.state.in_(_GOING_ON))
     return asked is not None and part in asked["jobs"] and asked["jobs"][part] is None
 

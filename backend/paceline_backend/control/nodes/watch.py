@@ -93,9 +93,11 @@ class Watch:
     def _guarded(
         self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Makes a verdict and acts on it; whether there is nothing more to do about these steps.
+        """Makes a verdict and acts on it.
 
-        There is if the ranks have just been placed, if it failed, or if no spare is there now.
+        Returns:
+            Whether these steps need no further verdict. They need one if the ranks have just been
+            placed, if the verdict failed, or if there is no spare now.
         """
         try:
             with self._store.read() as connection:

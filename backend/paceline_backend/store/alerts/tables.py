@@ -102,7 +102,7 @@ alert_deliveries = Table(
     Index("ix_alert_deliveries_webhook_key", "webhook", "key"),
 )
 
-# Work that one worker does for all, such as evaluating alerts.
+# Which worker does what only one of all workers may do, such as evaluating alerts.
 duties = Table(
     "duties",
     metadata,

@@ -20,8 +20,8 @@ from paceline_backend.store.rollups.metrics import of_same_step, over
 from paceline_backend.store.schema import attempts, runs, steps, worker_steps
 
 DAY_S = 86_400.0
-MOST_STEPS = 20_000  # that one transaction counts,
-_MOST_ROWS = 200_000  # and ranks' steps, where ranks are on several nodes
+MOST_STEPS = 20_000  # most steps that one transaction counts
+_MOST_ROWS = 200_000  # most steps of ranks, where the ranks are on several nodes
 _TIMES = ("worker_s", "waited_s", "node_s", "node_waited_s")
 _LATE_STEPS = 20  # the newest steps of a run that trains may still be reported again
 
@@ -29,8 +29,8 @@ _LATE_STEPS = 20  # the newest steps of a run that trains may still be reported 
 def count(connection: sa.Connection, run: int, *, ended: bool) -> bool:
     """Counts steps of a run that are not counted yet; False: there are no more for now.
 
-    A step that is trained again after a restart counts again, as its time was spent again: once
-    the new attempt has trained it, not before.
+    A step that is trained again after a restart counts again, because its time was spent again. It
+    counts once the new attempt has trained it.
 
     Args:
         connection: to write with.
