@@ -17,10 +17,11 @@ from paceline.data import Stream
 from paceline.train.streams.processes import in_processes
 from support.streams import shard, size_of
 
+RANK = os.getpid()  # also in its processes, which are forked
+
 
 def begin(process: int) -> None:
-    rank = os.getppid()
-    while process == 1 and sys.argv[1:] == ["late"] and os.getppid() == rank:
+    while process == 1 and sys.argv[1:] == ["late"] and os.getppid() == RANK:
         time.sleep(0.01)
 
 
