@@ -192,6 +192,7 @@ HELLO: dict[str, bytes] = {
     "sizes are negative": changed(hello(), sizes=np.full(32, -1.0).tobytes()),
     "loss_mean is unknown": changed(hello(), loss_mean="median"),
     "epochs is negative": changed(hello(), epochs=-1),
+    "gradient_bytes is negative": changed(hello(), gradient_bytes=-1),
     "lookahead is negative": changed(hello(), lookahead=-1),
     "step is negative": changed(hello(), step=-1),
     "step is 64 bits": changed(hello(), step=2**63 - 1),

@@ -182,9 +182,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     token_limits: list[float] = []  # what each rank's part of a step may hold; empty: no limits
     steps_per_epoch: int | None = None  # with a token budget; epochs differ by a few steps
     stream: bool = False  # the data is a stream: `sizes` is empty, and nobody knows its length
-    gradient_bytes: int | None = (
-        None  # of all gradients of a rank; None: unknown, as of older releases
-    )
+    # Of all gradients of a rank. None: unknown, as of older releases.
+    gradient_bytes: int | None = None
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

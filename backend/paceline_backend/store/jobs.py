@@ -133,7 +133,10 @@ def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
 def _asked_now(
     connection: Connection, run: EngineRun, *conditions: sa.ColumnElement[bool]
 ) -> Mapping[str, Any] | None:
-    """What a run asks for now; None: it is elsewhere, was resumed, or a condition is not met."""
+    """What a run asks its engine for now.
+
+    None if its engine is another one now, if it was resumed meanwhile, or if a condition fails.
+    """
     here = (runs.c.key == run.key, runs.c.backend == run.backend)
     query = sa.select(runs.c.backend_jobs).where(*here, *conditions)
     asked: Mapping[str, Any] | None = connection.execute(query).scalar()

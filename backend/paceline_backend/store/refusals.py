@@ -67,6 +67,8 @@ def of_hello(hello: Hello) -> str | None:
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
+    if hello.gradient_bytes is not None and hello.gradient_bytes < 0:
+        return f"gradient_bytes is {hello.gradient_bytes}: it must be at least 0"
     reason = (
         _of_budget_alone(hello) or _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
     )

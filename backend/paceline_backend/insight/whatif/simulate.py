@@ -79,8 +79,8 @@ class Simulated:
         self.mean = float(step_s.sum() / load.sum())
         self.early = float(step_s[:_EARLY].sum() / load[:_EARLY].sum())
         alone = [run.segment.synchroniser.alone for run in trained]
-        self.stale = any(run.segment.synchroniser.stale for run in trained)
         self.alone = None if None in alone else max(filter(None, alone), default=0)
+        self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
         """Adds a simulation with other models: `_EARLY` steps after the warm-up."""

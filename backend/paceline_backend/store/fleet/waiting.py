@@ -20,14 +20,14 @@ from paceline_backend.store.rollups.metrics import of_same_step, over
 from paceline_backend.store.schema import attempts, runs, steps, worker_steps
 
 DAY_S = 86_400.0
-MOST_STEPS = 20_000  # most steps that one transaction counts
-_MOST_ROWS = 200_000  # most steps of ranks, where the ranks are on several nodes
+MOST_STEPS = 20_000  # one transaction counts no more steps,
+_MOST_ROWS = 200_000  # and reads no more rows of ranks that are on several nodes
 _TIMES = ("worker_s", "waited_s", "node_s", "node_waited_s")
 _LATE_STEPS = 20  # the newest steps of a run that trains may still be reported again
 
 
 def count(connection: sa.Connection, run: int, *, ended: bool) -> bool:
-    """Counts steps of a run that are not counted yet; False: there are no more for now.
+    """Counts steps of a run that are not counted yet.
 
     A step that is trained again after a restart counts again, because its time was spent again. It
     counts once the new attempt has trained it.
@@ -36,6 +36,9 @@ def count(connection: sa.Connection, run: int, *, ended: bool) -> bool:
         connection: to write with.
         run: key of the run.
         ended: whether it has ended, so that all of its steps count.
+
+    Returns:
+        Whether there may be more steps to count.
     """
     state = _state(connection, run)
     if state is None:
