@@ -171,7 +171,6 @@ def test_policies_keep_the_contract(name: str) -> None:
     check_policy(policies.get(name), cases=12, seed=8)
 
 
-@pytest.mark.xfail(strict=True, reason="after a tiny last step, costs are taken for quadratic")
 def test_an_epochs_tiny_last_step_spoils_no_plan() -> None:
     """The lognormal setting of `benchmarks/tokens.py`: 32 equal ranks, the speeds known by then."""
     drawn = np.random.default_rng(7).lognormal(np.log(400), 1.0, 400_000)

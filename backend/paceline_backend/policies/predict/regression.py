@@ -103,7 +103,7 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            loss += min(off * off, _CAP**2)
+            loss += min(off * off, _CAP**2) / (1 + _unsure(now, rows[k], variance, share))
             judged += 1
         if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
             squares += off * off
@@ -227,6 +227,28 @@ def _unlikely(fit: Floats, variance: float, share: float) -> float:
 def _off(fit: Floats, row: Floats) -> float:
     """The residual of a row."""
     return math.log(row[2] / _forecast(fit, row))
+
+
+@compiled
+def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
+    """Variance of a row's forecast that the fit's costs are to blame for, ÷ the noise's.
+
+    An epoch's last step may be a thirtieth of the others. What it takes is mostly c and b, of which
+    equal steps told nothing, so its residual says nothing about the cost of a batch.
+    """
+    forecast = _forecast(fit, row)
+    x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast
+    aa, ac, ab = fit[0], fit[1], fit[2]
+    if aa <= 0:
+        return 0.0
+    ridge = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    cc, cb, bb = fit[3] + ridge - ac * ac / aa, fit[4] - ac * ab / aa, fit[5] + ridge - ab * ab / aa
+    y, z = y - ac * x / aa, z - ab * x / aa
+    det = cc * bb - cb * cb
+    unsure: float = x * x / aa
+    if det > _ROUND * cc * bb:
+        unsure += (y * y * bb - 2 * y * z * cb + z * z * cc) / det
+    return unsure
 
 
 @compiled
