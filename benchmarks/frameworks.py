@@ -43,7 +43,7 @@ from bounds import Floats, indivisible_s, padded_s, padded_step_s
 from harness import Check, finish, parser
 from switch import wait
 
-from paceline.core.cost import Cost
+from paceline.core.cost import Cost, features
 from paceline.core.emulation import Emulation
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator.sizes import Sizes
@@ -137,6 +137,16 @@ class Training:
         """The global batches of each epoch that counts."""
         for start in range(START * steps, len(self.batches), steps):
             yield [self.step(step) for step in range(start, start + steps)]
+
+    def emulated_s(self, epoch: int, steps: int, devices: Emulation) -> float:
+        """How long an epoch takes on the devices alone, as its batches were divided."""
+        took_s = 0.0
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            parts = self.batches[step]
+            sizes = np.concatenate([np.array(part, float) for part in parts])
+            batch = features(sizes, np.array([len(part) for part in parts]))
+            took_s += float(devices.compute_s(step, batch).max())
+        return took_s
 
 
 def plain(folder: Path, devices: Emulation) -> None:
@@ -235,6 +245,10 @@ def figures(
                 for epoch, epoch_s in zip(made.epochs(steps), made.epochs_s, strict=True)
             ),
             "of_lower_bound": lowest_s / statistics.median(made.epochs_s),
+            "of_emulated": statistics.median(
+                made.emulated_s(epoch, steps, devices) / epoch_s
+                for epoch, epoch_s in enumerate(made.epochs_s, START)
+            ),
             "epochs_s": made.epochs_s,
             "loss": made.loss,
         }
@@ -304,14 +318,15 @@ def checks_of(results: dict[str, Any], *, quick: bool) -> list[Check]:
 
 def table_of(results: dict[str, Any]) -> str:
     """The figures for people."""
-    heads = ("samples/s", "/ sampler", "/ grouped", "own bound", "low bound", "loss")
+    heads = ("samples/s", "/ sampler", "/ grouped", "own bound", "low bound", "emulated", "loss")
     lines = []
     for name, row in results.items():
         lines.append(f"{name:<26}" + "".join(f"{head:>11}" for head in heads))
         for way, made in row["ways"].items():
             cells = [f"{made['samples_per_s']:.1f}"]
             cells += [f"{made[key]:.3f}" for key in ("over_sampler", "over_group_by_length")]
-            cells += [f"{made[key]:.3f}" for key in ("of_own_batches_bound", "of_lower_bound")]
+            shares = ("of_own_batches_bound", "of_lower_bound", "of_emulated")
+            cells += [f"{made[key]:.3f}" for key in shares]
             cells.append(f"{made['loss']:.5f}")
             lines.append(f"  {way:<24}" + "".join(f"{cell:>11}" for cell in cells))
     return "\n".join(lines)
