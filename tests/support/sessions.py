@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -281,6 +282,17 @@ def zipped() -> Tensor:
         return parameters(model)
 
 
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """What this rank warns of about models and optimisers."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline.train.unwrapped").addHandler(handler)
+    yield said
+    logging.getLogger("paceline.train.unwrapped").removeHandler(handler)
+
+
 def adversaries(kind: str) -> tuple[list[str], Tensor]:
     """Trains a wrapped model, and another one beside it.
 
@@ -291,11 +303,7 @@ def adversaries(kind: str) -> tuple[list[str], Tensor]:
     Returns:
         What this rank warns of, and the other model's parameters.
     """
-    warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("paceline.train.unwrapped").addHandler(handler)
-    with session(16, {"global_batch": 4}) as run:
+    with warned() as said, session(16, {"global_batch": 4}) as run:
         generator, other = run.wrap(network()), network()
         judge = {"session": run.wrap, "ddp": DistributedDataParallel}.get(kind, lambda m: m)(other)
         groups = [list(generator.parameters()), list(other.parameters())]
@@ -311,8 +319,41 @@ def adversaries(kind: str) -> tuple[list[str], Tensor]:
             for optimizer in made:
                 optimizer.step()
                 optimizer.zero_grad()
-    logging.getLogger("paceline.train.unwrapped").removeHandler(handler)
-    return warnings, parameters(other)
+    return said, parameters(other)
+
+
+def gan(sharded: bool) -> tuple[list[str], Tensor]:
+    """Trains a generator and its discriminator, both wrapped.
+
+    The generator's loss passes through the discriminator, which gets gradients by that, too.
+
+    Args:
+        sharded: the optimisers' state is divided among the ranks.
+
+    Returns:
+        What this rank warns of, and the parameters of both.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which it uses
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    with warned() as said, session(24, {"global_batch": 4}) as run:
+        torch.manual_seed(2)
+        generator, judge = run.wrap(nn.Linear(WIDTH, WIDTH)), run.wrap(network())
+        optimisers: list[torch.optim.Optimizer] = [
+            ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+            if sharded
+            else torch.optim.Adam(model.parameters(), lr=0.01)
+            for model in (generator, judge)
+        ]
+        for _, x, y in run.loader():
+            made = generator(x)
+            (mse_loss(judge(x), y) + mse_loss(judge(made.detach()), -y)).backward()
+            optimisers[1].step()
+            mse_loss(judge(made), y).backward()
+            optimisers[0].step()
+            for optimiser in optimisers:
+                optimiser.zero_grad()
+        return said, torch.cat([parameters(generator), parameters(judge)])
 
 
 def wrapped_elsewhere(kind: str) -> str:

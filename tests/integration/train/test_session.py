@@ -222,6 +222,17 @@ def test_a_second_model_whose_gradients_are_reduced_is_not_told_of(ranks: Ranks,
         assert torch.equal(parameters, first)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_wrapped_generator_and_discriminator_train_as_in_one_process(
+    ranks: Ranks, sharded: bool
+) -> None:
+    """Adam in one process, or divided among the ranks by ZeroRedundancyOptimizer."""
+    _, alone = sessions.gan(False)
+    for warnings, trained in ranks.run(sessions.gan, sharded):
+        assert not warnings
+        torch.testing.assert_close(trained, alone)
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
