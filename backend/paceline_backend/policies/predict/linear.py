@@ -297,9 +297,10 @@ def _fit(
     share: float = SHARES[0],
     noise: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """(a, c, b) of each rank, [W, 3], and its loss, rows and prior's −log-likelihood, [W, 3].
+    """(a, c, b) of each rank, [W, 3], and how well it would have forecast its rows, [W, 3].
 
-    a is 0 for a rank without rows.
+    That is the loss, the number of its rows, and what there is to add to their −log-likelihood: for
+    forecasts that the fit was unsure of, and for the prior. a is 0 for a rank without rows.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))

@@ -69,19 +69,22 @@ def fit_ranks(
         for k in range(first, window):
             rows[k, 0] /= mean_u
             rows[k, 1] /= mean_v
-        losses[rank, 0], losses[rank, 1] = _fit_rows(
+        losses[rank, 0], losses[rank, 1], losses[rank, 2] = _fit_rows(
             rows[first:], share, noise[rank], now, before, trial
         )
         a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
-        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / share**2
+        losses[rank, 2] += 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / share**2
         fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
 
 
 @compiled
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
-) -> tuple[float, int]:
-    """Fits one rank's rows, [F, 3] of (u, v, time_s); returns the loss and its number of rows.
+) -> tuple[float, int, float]:
+    """Fits one rank's rows, [F, 3] of (u, v, time_s); returns how well it would have forecast them.
+
+    That is the loss, the number of its rows, and what there is to add to their −log-likelihood
+    because the fit was unsure of its forecasts.
 
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
     before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
@@ -96,14 +99,16 @@ def _fit_rows(
         fit.fill(0.0)
     now[_BETA] = rows[0, 2] / rows[0, 0]
     squares, seen, drift, held, held_off = 0.0, 0, 0.0, -1, 0.0
-    loss, judged = 0.0, 0
+    loss, judged, unlikely = 0.0, 0, 0.0
     filters = np.zeros((len(_GAINS), 3))
     for k in range(len(rows)):
         variance = max((_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            loss += min(off * off, _CAP**2) / (1 + _unsure(now, rows[k], variance, share))
+            wider = 1 + _unsure(now, rows[k], variance, share)
+            loss += min(off * off, _CAP**2) / wider
+            unlikely += 0.5 * math.log(wider)
             judged += 1
         if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
             squares += off * off
@@ -133,7 +138,7 @@ def _fit_rows(
             held = -1
         seen += 1
     _multiply(now[_BETA:_USUAL], math.exp(drift))
-    return loss, judged
+    return loss, judged, unlikely
 
 
 @compiled
