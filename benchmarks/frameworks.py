@@ -138,7 +138,7 @@ class Training:
         for start in range(START * steps, len(self.batches), steps):
             yield [self.step(step) for step in range(start, start + steps)]
 
-    def emulated_s(self, epoch: int, steps: int, devices: Emulation) -> float:
+    def devices_s(self, epoch: int, steps: int, devices: Emulation) -> float:
         """How long an epoch takes on the devices alone, as its batches were divided."""
         took_s = 0.0
         for step in range(epoch * steps, (epoch + 1) * steps):
@@ -245,8 +245,8 @@ def figures(
                 for epoch, epoch_s in zip(made.epochs(steps), made.epochs_s, strict=True)
             ),
             "of_lower_bound": lowest_s / statistics.median(made.epochs_s),
-            "of_emulated": statistics.median(
-                made.emulated_s(epoch, steps, devices) / epoch_s
+            "of_devices": statistics.median(
+                made.devices_s(epoch, steps, devices) / epoch_s
                 for epoch, epoch_s in enumerate(made.epochs_s, START)
             ),
             "epochs_s": made.epochs_s,
@@ -318,14 +318,14 @@ def checks_of(results: dict[str, Any], *, quick: bool) -> list[Check]:
 
 def table_of(results: dict[str, Any]) -> str:
     """The figures for people."""
-    heads = ("samples/s", "/ sampler", "/ grouped", "own bound", "low bound", "emulated", "loss")
+    heads = ("samples/s", "/ sampler", "/ grouped", "own bound", "low bound", "of devices", "loss")
     lines = []
     for name, row in results.items():
         lines.append(f"{name:<26}" + "".join(f"{head:>11}" for head in heads))
         for way, made in row["ways"].items():
             cells = [f"{made['samples_per_s']:.1f}"]
             cells += [f"{made[key]:.3f}" for key in ("over_sampler", "over_group_by_length")]
-            shares = ("of_own_batches_bound", "of_lower_bound", "of_emulated")
+            shares = ("of_own_batches_bound", "of_lower_bound", "of_devices")
             cells += [f"{made[key]:.3f}" for key in shares]
             cells.append(f"{made['loss']:.5f}")
             lines.append(f"  {way:<24}" + "".join(f"{cell:>11}" for cell in cells))

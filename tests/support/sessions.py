@@ -289,8 +289,10 @@ def warned() -> Iterator[list[str]]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("paceline.train.unwrapped").addHandler(handler)
-    yield said
-    logging.getLogger("paceline.train.unwrapped").removeHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("paceline.train.unwrapped").removeHandler(handler)
 
 
 def adversaries(kind: str) -> tuple[list[str], Tensor]:

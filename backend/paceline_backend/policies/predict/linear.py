@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
-from paceline_backend.policies.predict.regression import SHARES, fit_ranks
+from paceline_backend.policies.predict.regression import EXACT, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
 
 # Parameters of presets that use this predictor.
@@ -39,7 +39,6 @@ _SURE = 0.98  # probability from which on a young run's cost is expected to stay
 _ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible` takes 10 ms
 _HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
-_EXACT = 0.003  # smaller residuals count like this one
 _DOUBT = 1.5  # error of a fit of three costs that follows changes ÷ that of a mean of its rows
 _SHIFTS = 30  # of the mean shift; each comes three times as close to its peak where all are alike
 _ALIKE_RANKS = 4  # fewer of many ranks may be near each other by chance
@@ -142,7 +141,7 @@ def _fit_shares(
         return np.where(pairs, np.minimum(np.abs(np.diff(off, axis=0)), _JUMP), np.nan)
 
     def error(jump: Floats) -> Floats:
-        return np.asarray(np.nansum(jump**2, axis=0) + count * _EXACT**2)
+        return np.asarray(np.nansum(jump**2, axis=0) + count * EXACT**2)
 
     by_wide, by_narrow = jumps(wide), jumps(narrow)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -299,8 +298,8 @@ def _fit(
 ) -> tuple[Floats, Floats]:
     """(a, c, b) of each rank, [W, 3], and how well it would have forecast its rows, [W, 3].
 
-    That is the loss, the number of its rows, and what there is to add to their −log-likelihood: for
-    forecasts that the fit was unsure of, and for the prior. a is 0 for a rank without rows.
+    That is the loss, the number of its rows, and what there is to add to their −log-likelihood:
+    what forecasts cost of which the fit was unsure, and the prior. a is 0 for a rank without rows.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
@@ -326,7 +325,7 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
-        score = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2) + unlikely
+        score = 0.5 * count * math.log(loss / max(count, 1) + EXACT**2) + unlikely
         if cost.kappa > 0:
             score += _MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
         return float(score)

@@ -32,6 +32,7 @@ _LITTLE, _NOISE_ROWS = 0.01, 2.0  # prior standard deviation of the noise of the
 _RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
 _ROUND = 1e-10  # differences below this share of their terms are rounding errors
 _CAP = 0.3  # a row counts with at most this residual when costs are compared
+EXACT = 0.003  # smaller residuals count like this one when costs are compared
 _BLIND = 8  # residuals of a rank's first 8 rows are ignored when costs are compared
 
 _ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
@@ -83,8 +84,7 @@ def _fit_rows(
 ) -> tuple[float, int, float]:
     """Fits one rank's rows, [F, 3] of (u, v, time_s); returns how well it would have forecast them.
 
-    That is the loss, the number of its rows, and what there is to add to their −log-likelihood
-    because the fit was unsure of its forecasts.
+    That is the loss, the number of its rows, and Σ ½ log(1 + `_unsure`) over them.
 
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
     before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
@@ -99,16 +99,17 @@ def _fit_rows(
         fit.fill(0.0)
     now[_BETA] = rows[0, 2] / rows[0, 0]
     squares, seen, drift, held, held_off = 0.0, 0, 0.0, -1, 0.0
-    loss, judged, unlikely = 0.0, 0, 0.0
+    loss, judged, widths = 0.0, 0, 0.0
     filters = np.zeros((len(_GAINS), 3))
     for k in range(len(rows)):
         variance = max((_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            wider = 1 + _unsure(now, rows[k], variance, share)
+            seen_variance = max(squares / seen, noise**2, EXACT**2)
+            wider = 1 + _unsure(now, rows[k], seen_variance, share)
             loss += min(off * off, _CAP**2) / wider
-            unlikely += 0.5 * math.log(wider)
+            widths += 0.5 * math.log(wider)
             judged += 1
         if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
             squares += off * off
@@ -138,7 +139,7 @@ def _fit_rows(
             held = -1
         seen += 1
     _multiply(now[_BETA:_USUAL], math.exp(drift))
-    return loss, judged, unlikely
+    return loss, judged, widths
 
 
 @compiled
@@ -236,24 +237,31 @@ def _off(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Variance of a row's forecast that the fit's costs are to blame for, ÷ the noise's.
+    """Variance of a row's forecast because a, c and b are uncertain, ÷ the noise's `variance`.
 
-    An epoch's last step may be a thirtieth of the others. What it takes is mostly c and b, of which
-    equal steps told nothing, so its residual says nothing about the cost of a batch.
+    An epoch's last step may be a thirtieth of the others. It takes mostly c and b, of which equal
+    steps tell little. So what it takes says little about the cost of a batch.
+
+    For x, the row ÷ its forecast, it is x'(A + ridge)⁻¹x. As in `_solve`, a is eliminated first.
     """
     forecast = _forecast(fit, row)
     x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast
     aa, ac, ab = fit[0], fit[1], fit[2]
     if aa <= 0:
         return 0.0
-    ridge = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    ridge = _ridge(fit, variance, share)
     cc, cb, bb = fit[3] + ridge - ac * ac / aa, fit[4] - ac * ab / aa, fit[5] + ridge - ab * ab / aa
+    det = max(cc * bb - cb * cb, _ROUND * cc * bb)
     y, z = y - ac * x / aa, z - ab * x / aa
-    det = cc * bb - cb * cb
-    unsure: float = x * x / aa
-    if det > _ROUND * cc * bb:
-        unsure += (y * y * bb - 2 * y * z * cb + z * z * cc) / det
+    unsure: float = x * x / aa + (y * y * bb - 2 * y * z * cb + z * z * cc) / det
     return unsure
+
+
+@compiled
+def _ridge(fit: Floats, variance: float, share: float) -> float:
+    """What the prior of c and b adds to the diagonal of the normal equations."""
+    ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    return ridge
 
 
 @compiled
@@ -303,7 +311,7 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     aa, ac, ab = fit[0], fit[1], fit[2]
     if aa <= 0:  # too small for a float: keep the fit
         return
-    ridge = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    ridge = _ridge(fit, variance, share)
     cc, cb, bb = fit[3] + ridge, fit[4], fit[5] + ridge
     hc, hb = fit[7] + ridge * fit[_USUAL + 1], fit[8] + ridge * fit[_USUAL + 2]
     # Eliminate a, which has no prior.

@@ -398,6 +398,49 @@ def test_finds_out_what_a_batch_costs_and_keeps_to_it(cost: Cost, noise: float) 
     assert made.errors(130, 150, "auto").mean() <= 0.9 * noise + 1e-3
 
 
+FEW_LENGTHS = [
+    ([50.0, 150.0], 2, Cost(kappa=1 / 125, padded=True), 0.0, 0.03),
+    ([100.0, 1000.0], 2, Cost(kappa=1 / 750, padded=True), 0.0, 0.03),
+    ([50.0, 150.0], 16, Cost(kappa=1 / 125), 0.3, 0.0),
+]
+
+
+@pytest.mark.parametrize(("lengths", "samples", "cost", "fixed", "noise"), FEW_LENGTHS)
+def test_of_batches_of_few_lengths_no_cost_wins_that_is_unsure_of_its_forecasts(
+    lengths: list[float], samples: int, cost: Cost, fixed: float, noise: float
+) -> None:
+    """A wrong cost takes rows for changes of speed; after each it knows little, and errs much.
+
+    Each 16th step is a thirtieth of the others, as at an epoch's end.
+    """
+    wrong = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        counts = np.full((64, 8), samples)
+        counts[15::16] = max(1, samples // 30)
+        seen, later = (
+            features(rng.choice(lengths, made.sum()), made)
+            for made in (counts, rng.integers(1, 2 * samples, (100, 8)))
+        )
+        typical_s = float(np.median(cost.load(seen)))
+        time_s = (cost.load(seen) / typical_s + fixed) * np.exp(noise * rng.normal(size=(64, 8)))
+        models = LinearPredictor(cost="auto").fit(Cluster(seen, time_s).feedback(0, 64), world=8)
+        forecast = models.ett(later) / (cost.load(later) / typical_s + fixed)
+        wrong.append(float(np.sqrt((np.log(forecast) ** 2).mean())))
+    assert max(wrong) < 0.02
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_row_that_shows_more_than_all_others_decides_no_cost(seed: int) -> None:
+    """Nearly every batch has one of the longest samples, so few rows show what padding costs."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(8, 25, (64, 8))
+    batches = features(rng.choice([64.0, 128.0, 256.0, 512.0], counts.sum()), counts)
+    compute_s = Cost(padded=True).load(batches) / 8_192 + counts / 32
+    rows = Cluster(batches, compute_s).feedback(0, 64)
+    assert LinearPredictor(cost="auto").fit(rows, world=8).cost == Cost(padded=True)
+
+
 def test_rows_without_squares_and_maxima_are_sums() -> None:
     """As they were recorded before there were such columns."""
     rows = cluster(0.0, Cost(padded=True)).feedback(0, 64)
