@@ -32,7 +32,7 @@ _LITTLE, _NOISE_ROWS = 0.01, 2.0  # prior standard deviation of the noise of the
 _RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
 _ROUND = 1e-10  # differences below this share of their terms are rounding errors
 _CAP = 0.3  # a row counts with at most this residual when costs are compared
-EXACT = 0.003  # smaller residuals count like this one when costs are compared
+EXACT = 0.003  # smaller residuals count like this one when fits are compared
 _BLIND = 8  # residuals of a rank's first 8 rows are ignored when costs are compared
 
 _ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
@@ -106,8 +106,9 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            seen_variance = max(squares / seen, noise**2, EXACT**2)
-            wider = 1 + _unsure(now, rows[k], seen_variance, share)
+            # The noise as the comparison counts it. `variance` has a prior, and is larger.
+            counted = max(squares / seen, noise**2, EXACT**2)
+            wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
             widths += 0.5 * math.log(wider)
             judged += 1
