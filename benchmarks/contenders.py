@@ -10,7 +10,7 @@ from trainings import RATE, WARM
 
 from paceline.core.emulation import Emulation
 
-WORLD, EVEN_WORLD = 8, 4
+WORLD, EVEN_WORLD, LONG_WORLD = 8, 4, 4
 AUTO_WARM = 1_200  # steps: a forecast takes a few hundred of them on two busy cores
 
 
@@ -23,8 +23,8 @@ class Contender:
         parameters: the preset's parameters.
         how: see `trainings.Work`.
         rate: learning rate.
-        auto: `auto` switches from the preset to others, relaxed ones too, in `AUTO_WARM` steps that
-            do not count, and afterwards.
+        auto: `auto` switches from the preset to others, relaxed ones too.
+        warm: steps before the first step that counts; None: as many as the scenario has.
     """
 
     preset: str | None = None
@@ -32,6 +32,7 @@ class Contender:
     how: str = "paceline"
     rate: float = RATE
     auto: bool = False
+    warm: int | None = None
 
 
 CONTENDERS = {
@@ -74,8 +75,13 @@ AUTO = "auto, relaxed presets allowed"
 # Beside it all presets that `auto` may choose and that had the target first in some setting.
 CHOSEN = {
     **{name: PLANNED[name] for name in ("bsp", "paceline", "local-sgd", "ad-psgd", OWN)},
-    AUTO: Contender("bsp", auto=True),
+    AUTO: Contender("bsp", auto=True, warm=AUTO_WARM),
 }
+
+
+def _chosen_from_start(rate: float) -> dict[str, Contender]:
+    """`CHOSEN` with another learning rate, where the steps before `auto` decides count, too."""
+    return {name: replace(each, rate=rate, warm=None) for name, each in CHOSEN.items()}
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,22 @@ def _planned(
     """
     return Scenario(
         f"{name}, planned", task, steps, devices, PLANNED, warm=96, planned=True, foretold=False
+    )
+
+
+def _long(
+    name: str, devices: Callable[[int], Emulation], task: str = "long digits", rate: float = 0.02
+) -> Scenario:
+    """A task of thousands of steps, of which `auto` loses some before it decides."""
+    return Scenario(
+        f"{name}, long",
+        task,
+        3_000,
+        devices,
+        _chosen_from_start(rate),
+        warm=0,
+        planned=True,
+        foretold=False,
     )
 
 
@@ -235,6 +257,23 @@ SCENARIOS |= {
     )
     for name, scenario in SCENARIOS.items()
     if name in ("planned-delays", "planned-5x", "planned-groups", "planned-lengths")
+}
+# Steps are so long that the seconds of a forecast are few of them, as they are where people train.
+SCENARIOS |= {
+    "long-delays": _long("0-80 ms at random", _steps(*[0.02] * LONG_WORLD, most_s=0.08)),
+    "long-5x": _long(
+        "one 5x slower", _steps(*[0.012] * LONG_WORLD, sample_s=[*[0.003] * 3, 0.015])
+    ),
+    "long-groups": _long(
+        "two groups, 4x apart, and 0-80 ms at random",
+        _steps(*[0.02] * LONG_WORLD, most_s=0.08, sample_s=[0.002, 0.002, 0.008, 0.008]),
+    ),
+    "long-lengths": _long(
+        "uneven lengths",
+        lambda seed: Emulation([5e-5] * LONG_WORLD, [0.005] * LONG_WORLD, seed=seed),
+        "long plaid",
+        rate=0.015,
+    ),
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {

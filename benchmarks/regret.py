@@ -23,7 +23,7 @@ from virtual import measured, module_at
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, decide
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, FIRST_STEP, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -98,7 +98,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
     ran: list[TrainedSegment] = []
     asked = [Switch(0, "bsp", "api", 0, {})]
     earlier: list[Forecast] = []
-    look = AUTO_STEPS
+    look = FIRST_STEP
     while simulation.step < steps and not simulation.finished:
         if asked[-1].effective_step is None:
             asked[-1] = Switch(

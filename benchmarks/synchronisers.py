@@ -28,7 +28,6 @@ from harness import Check, finish, parser
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from contenders import (
     AUTO,
-    AUTO_WARM,
     COMPOSED,
     DELAYS,
     EVEN,
@@ -241,11 +240,11 @@ def _on(
     what: Synchronisation,
     environment: dict[str, str],
 ) -> list[Trained]:
-    steps, warm = scenario.steps, AUTO_WARM if contender.auto else scenario.warm
+    steps, warm = scenario.steps, scenario.warm if contender.warm is None else contender.warm
     segment = _segment(scenario, seed, what)
     work = Work(scenario.task, contender.how, seed, steps, warm, what, segment, contender.rate)
     devices = json.dumps(scenario.devices(seed).as_dict())
-    return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=300.0)
+    return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=900.0)
 
 
 Runs = dict[str, list[Run]]  # contender → its run with each seed

@@ -139,6 +139,16 @@ def _plaid() -> Task:
     )
 
 
+def _long_digits() -> Task:
+    """`_digits` to a loss that takes 32 samples a step at a rate of 0.02 some 2,000 steps."""
+    return replace(_digits(), target=0.11)
+
+
+def _long_plaid() -> Task:
+    """`_plaid` to a loss that takes 16 samples a step at a rate of 0.015 some 2,000 steps."""
+    return replace(_plaid(), target=0.9)
+
+
 @cache
 def task_of(name: str) -> Task:
     """A task, read once in each process.
@@ -146,4 +156,11 @@ def task_of(name: str) -> Task:
     Raises:
         KeyError: no such task.
     """
-    return {"digits": _digits, "wide digits": _wide_digits, "plaid": _plaid}[name]()
+    tasks = {
+        "digits": _digits,
+        "wide digits": _wide_digits,
+        "long digits": _long_digits,
+        "plaid": _plaid,
+        "long plaid": _long_plaid,
+    }
+    return tasks[name]()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
-from paceline_backend.control.advice.advisor import Advisor
+from paceline_backend.control.advice.advisor import PAUSE_S, Advisor, Looked
+from paceline_backend.insight.whatif.answer import Current, Decided, Decision, Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.store import Store, audit, runs, schema
 from paceline_backend.store import switches as switches_store
@@ -65,6 +67,43 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as bus:
         messages = [decode(fields) for _, fields in bus.xrange(live(run))]
     assert messages == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]
+
+
+def looks(step_s: float, decided: Sequence[Decided | None]) -> list[tuple[int, float]]:
+    """Step and time of the looks at a run whose steps take `step_s`, and of the one after them."""
+    last, step, at = Looked(), 0, []
+    for what in [*decided, None]:
+        while not last.due(step, step * step_s):
+            step += 1
+        now = step * step_s
+        at.append((step, now))
+        made = None
+        if what is not None:
+            made = Forecast("r", now, Current("bsp", {}, 0), step=step, decision=Decision(what, ""))
+        last = last.then(step, now, made, PAUSE_S)
+    return at
+
+
+def test_it_looks_every_100_steps() -> None:
+    assert [step for step, _ in looks(1.0, ["stay"] * 4)] == [24, 124, 224, 324, 424]
+
+
+@pytest.mark.parametrize("decided", ["stay", "recommend", None])
+def test_of_short_steps_it_looks_ever_less_often(decided: Decided | None) -> None:
+    at = looks(0.001, [decided] * 7)
+    gaps = [now - before for (_, before), (_, now) in itertools.pairwise(at)]
+    assert gaps == pytest.approx([2, 4, 8, 16, 30, 30, 30])
+
+
+def test_what_waits_to_be_confirmed_is_looked_at_without_a_longer_pause() -> None:
+    assert [step for step, _ in looks(0.02, ["wait", "switch"])] == [24, 124, 224]
+    _, first, second = (now for _, now in looks(0.001, ["stay", "wait"]))
+    assert second - first == pytest.approx(2.0)
+
+
+def test_a_switch_is_judged_after_a_short_pause() -> None:
+    (_, before), (_, after) = looks(0.001, ["stay"] * 6 + ["switch"])[-2:]
+    assert after - before == pytest.approx(1.0)
 
 
 def test_whose_runs_it_looks_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

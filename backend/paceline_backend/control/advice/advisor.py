@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +16,7 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire import ENDED
 from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, decide
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, FIRST_STEP, Mode, decide
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
@@ -24,16 +26,59 @@ from paceline_backend.store.outcomes.forecasts import Watched
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S = 30.0  # between two looks at a run, at least
+FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # between two looks at a run: at least, and at most
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
 
 
-class Advisor:
-    """Looks at runs whose `auto` is on, every `AUTO_STEPS` steps but not more often than `pause_s`.
+@dataclass(frozen=True)
+class Looked:
+    """The newest look at a run, and so when the next one is due.
 
-    It keeps nothing of its own but when it looked: decisions are stored with their forecasts.
+    Args:
+        step: the newest step that it saw.
+        at: when, in s of a monotonic clock.
+        pause_s: until the next look, at least.
+    """
+
+    step: int = FIRST_STEP - AUTO_STEPS
+    at: float = -math.inf
+    pause_s: float = FIRST_PAUSE_S
+
+    def due(self, step: int, now: float) -> bool:
+        """Whether the next look is due: `AUTO_STEPS` have passed, and the pause."""
+        return step >= self.step + AUTO_STEPS and now >= self.at + self.pause_s
+
+    def then(self, step: int, now: float, made: Forecast | None, most_s: float) -> Looked:
+        """The look after this one.
+
+        Args:
+            step: the run's newest step.
+            now: the time.
+            made: the forecast, with a decision; None: there was none, or it came too late.
+            most_s: the longest pause.
+        """
+        if made is None:
+            return Looked(step, now, min(2 * self.pause_s, most_s))
+        assert made.step is not None and made.decision is not None
+        pause_s = self.pause_s
+        if made.decision.decided in ("switch", "back"):
+            pause_s = FIRST_PAUSE_S
+        elif made.decision.decided != "wait":
+            pause_s = min(2 * pause_s, most_s)
+        return Looked(made.step, now, pause_s)
+
+
+class Advisor:
+    """Looks at runs whose `auto` is on, every `AUTO_STEPS` steps.
+
+    A forecast costs seconds of a core, and short steps are no reason for more of them: each look
+    that leads to nothing doubles the pause before the next one, up to `pause_s`. A promise that
+    waits for the next look does not, and after a switch the pause is short again.
+
+    The advisor keeps nothing of its own but when it looked: decisions are stored with their
+    forecasts.
 
     Args:
         store: the database.
@@ -47,7 +92,7 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        self._looked: dict[int, tuple[int, float]] = {}  # run → step, monotonic time
+        self._looked: dict[int, Looked] = {}  # by run
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out bus and database."""
@@ -64,49 +109,57 @@ class Advisor:
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
+        if watched:
+            forecaster.start()
         self._looked = {key: at for key, at in self._looked.items() if key in newest}
         for run in watched:
             step, now = newest[run.key], time.monotonic()
-            before, at = self._looked.get(run.key, (-AUTO_STEPS, -self._pause_s))
-            # Fewer steps than before: another attempt.
-            if step >= 0 and not before <= step < before + AUTO_STEPS and now >= at + self._pause_s:
-                self._looked[run.key] = (step, now)
-                self._advise(run, forecaster, stop)
+            last = self._looked.get(run.key, Looked())
+            if step < last.step:  # another attempt
+                last = Looked()
+            if last.due(step, now):
+                made = self._advise(run, forecaster, stop)
+                self._looked[run.key] = last.then(step, now, made, self._pause_s)
             if stop.is_set():
                 return
 
-    def _advise(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> None:
+    def _advise(
+        self, run: Watched, forecaster: Forecaster, stop: threading.Event
+    ) -> Forecast | None:
+        """The forecast with what was decided after it; None: nothing was decided."""
         try:
-            self._look(run, forecaster, stop)
+            return self._look(run, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):
             raise
         except Exception:  # advice is not worth a worker, which plans runs
             logger.exception("run %s: no advice", run.id)
+            return None
 
-    def _look(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> None:
+    def _look(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> Forecast | None:
         future = forecaster.submit(run.id, STEPS, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
-                return
+                return None
         made = future.result()
-        if made.step is not None:
-            self._decide(run, made)
+        return None if made.step is None else self._decide(run, made)
 
-    def _decide(self, run: Watched, made: Forecast) -> None:
+    def _decide(self, run: Watched, made: Forecast) -> Forecast | None:
         with self._store.read() as connection:
             asked = switches.history(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
         earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
-            return  # switched meanwhile
+            return None  # switched meanwhile
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
-        body = msgspec.to_builtins(msgspec.structs.replace(made, decision=decision))
+        made = msgspec.structs.replace(made, decision=decision)
+        body = msgspec.to_builtins(made)
         if decision.decided in ("switch", "back"):
             self._switch(run, decision, body)
         else:
             with self._store.write() as connection:
                 forecasts.add(connection, run.key, body)
+        return made
 
     def _switch(self, run: Watched, decision: Decision, body: dict[str, Any]) -> None:
         """Switches and keeps the forecast, unless somebody has changed policy or mind since."""

@@ -19,6 +19,7 @@ from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
 AUTO_STEPS = 100  # the saving must hold in all forecasts over this many steps
+FIRST_STEP = 24  # of the first forecast, which needs `FEWEST` steps after the first few
 HOLD_STEPS = 100  # steps without another switch after a switch
 CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
 

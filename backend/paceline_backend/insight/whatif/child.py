@@ -8,22 +8,24 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.store import Store
 
+T = TypeVar("T")
 _NICE = 5  # on a busy machine, a third of what other processes get
 
 
 class Forecaster:
     """Makes one forecast at a time in a child process of low priority. Thread-safe.
 
-    The child starts with the first forecast; the start takes seconds. The child ends with `close`
-    or with this process, even in the middle of a forecast.
+    The child starts with `start`, or with the first forecast, and takes seconds to start. It ends
+    with `close` or with this process, even in the middle of a forecast.
 
     Args:
         database: URL.
@@ -35,28 +37,38 @@ class Forecaster:
         self._pool: ProcessPoolExecutor | None = None
         self._alive: Connection | None = None  # the child ends when this is closed
 
+    def start(self) -> None:
+        """Starts the child before the first forecast is due. Does not wait. Idempotent."""
+        with self._lock:
+            if self._pool is None:
+                self._submit(_load)
+
     def submit(
         self, run: str, steps: int, presets: Sequence[str] | None = None, *, relaxed: bool = True
     ) -> Future[Forecast]:
         """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
+        asked = functools.partial(_forecast, self._database, run, steps, presets, relaxed)
         with self._lock:
-            if self._pool is not None:
-                with contextlib.suppress(BrokenProcessPool):  # the child was killed: start another
-                    return self._pool.submit(
-                        _forecast, self._database, run, steps, presets, relaxed
-                    )
+            try:
+                return self._submit(asked)
+            except BrokenProcessPool:  # the child was killed: start another
                 self._end()
-            spawn = multiprocessing.get_context("spawn")
-            ends, self._alive = spawn.Pipe(duplex=False)
-            self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
-            made = self._pool.submit(_forecast, self._database, run, steps, presets, relaxed)
-            ends.close()  # the child has its own
-            return made
+                return self._submit(asked)
 
     def close(self) -> None:
         """Ends the child; a forecast under way fails. Idempotent."""
         with self._lock:
             self._end()
+
+    def _submit(self, asked: Callable[[], T]) -> Future[T]:
+        if self._pool is not None:
+            return self._pool.submit(asked)
+        spawn = multiprocessing.get_context("spawn")
+        ends, self._alive = spawn.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
+        made = self._pool.submit(asked)
+        ends.close()  # the child has its own
+        return made
 
     def _end(self) -> None:
         if self._alive is not None:
@@ -84,6 +96,11 @@ def _end_with(parent: Connection) -> None:
     with contextlib.suppress(EOFError):
         parent.recv_bytes()
     os._exit(0)
+
+
+def _load() -> None:
+    """Imports what forecasts need."""
+    import paceline_backend.insight.whatif.forecast  # noqa: F401
 
 
 def _forecast(
