@@ -1,9 +1,10 @@
 """What `auto` loses beside the best policy in hindsight, in virtual time.
 
 Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it: a
-forecast every 100 steps from the newest steps, and the pure decision of `insight.whatif.auto`. Then
-the same devices with the same noise train under each preset that leaves the training unchanged,
-with its defaults and its variants, from start to end. The scenarios are those of `forecasts.py`.
+forecast at step 24 and then every 100 from the newest steps, and the pure decision of
+`insight.whatif.auto`. Then the same devices with the same noise train under each preset that leaves
+the training unchanged, with its defaults and its variants, from start to end. The scenarios are
+those of `forecasts.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 
 SEED = 7_000_000
-FIRST = 200  # steps before this one are start-up, and printed apart
+START_UP = 200  # steps before this one are printed apart
 
 
 def case(asked: tuple[str, str, int, int]) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def case(asked: tuple[str, str, int, int]) -> dict[str, Any]:
         simulation = copy.deepcopy(first)
         simulation.policy = policies.make(policy, parameters)
         fixed[label(policy, parameters)] = spent(trained(simulation, steps))
-    for part, span in (("start", slice(0, FIRST)), ("then", slice(FIRST, steps))):
+    for part, span in (("start", slice(0, START_UP)), ("then", slice(START_UP, steps))):
         taken = {name: float(of[span].sum()) for name, of in fixed.items()}
         best = min(taken, key=taken.__getitem__)
         mine = float(times[span].sum())
@@ -178,7 +179,7 @@ def main() -> None:
         Check("to the best in hindsight, worst", float(np.max(then)), 1.10, "<="),
         Check("to bsp, worst", max(row["then"]["to_bsp"] for row in rows), 1.01, "<="),
     ]
-    config = {"seed": options.seed, "steps": steps, "first": FIRST}
+    config = {"seed": options.seed, "steps": steps, "start_up": START_UP}
     finish(options, config, {"rows": rows}, checks, "\n".join(map(_line, rows)))
 
 

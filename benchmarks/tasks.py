@@ -140,12 +140,12 @@ def _plaid() -> Task:
 
 
 def _long_digits() -> Task:
-    """`_digits` to a loss that takes 32 samples a step at a rate of 0.02 some 2,000 steps."""
+    """`_digits` to a loss that is reached after 2,000 steps of 32 samples at a rate of 0.02."""
     return replace(_digits(), target=0.11)
 
 
 def _long_plaid() -> Task:
-    """`_plaid` to a loss that takes 16 samples a step at a rate of 0.015 some 2,000 steps."""
+    """`_plaid` to a loss that is reached after 2,000 steps of 16 samples at a rate of 0.015."""
     return replace(_plaid(), target=0.9)
 
 

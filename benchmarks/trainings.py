@@ -51,7 +51,7 @@ WARM = 8  # first steps, which do not count; half of them are all-reduced
 RATE = 0.1  # so low that stale gradients do no harm; momentum is 0.5
 EVERY = 8  # steps between two means of PyTorch's local SGD
 MEET_S = 20.0  # ranks wait so long at most for all to be at the begin of the counted part
-MOMENTS = 4_096  # of a training at which it is tried whether the target was reached
+MOMENTS = 8_192  # most moments of a training at which the loss is evaluated
 _HERE = "benchmark/here"  # key of the ranks' store
 
 
@@ -246,7 +246,7 @@ class Watch:
                     within = dict.fromkeys(within, 1.0)
                 share = within.get(rank, 0.0) / sum(within.values())
                 due.append((at, newest.get(rank, 0), share))
-        due = due[:: max(1, len(due) // MOMENTS)]
+        due = due[:: -max(1, math.ceil(len(due) / MOMENTS))][::-1]
         # A block has as many moments as there are ranks, and each rank evaluates one.
         for block in (due[first : first + world] for first in range(0, len(due), world)):
             means = torch.zeros(world, self._steps[-1].replica.numel())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
-from paceline_backend.control.advice.advisor import PAUSE_S, Advisor, Looked
-from paceline_backend.insight.whatif.answer import Current, Decided, Decision, Forecast
-from paceline_backend.insight.whatif.auto import AUTO_STEPS
-from paceline_backend.store import Store, audit, runs, schema
+from paceline_backend.control.advice.advisor import Advisor
+from paceline_backend.insight.whatif.answer import Current, Forecast
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, FIRST_STEP
+from paceline_backend.insight.whatif.child import Forecaster
+from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.store import Store, StoreUnavailableError, audit, runs, schema
 from paceline_backend.store import switches as switches_store
 from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
@@ -69,41 +72,68 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     assert messages == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]
 
 
-def looks(step_s: float, decided: Sequence[Decided | None]) -> list[tuple[int, float]]:
-    """Step and time of the looks at a run whose steps take `step_s`, and of the one after them."""
-    last, step, at = Looked(), 0, []
-    for what in [*decided, None]:
-        while not last.due(step, step * step_s):
-            step += 1
-        now = step * step_s
-        at.append((step, now))
-        made = None
-        if what is not None:
-            made = Forecast("r", now, Current("bsp", {}, 0), step=step, decision=Decision(what, ""))
-        last = last.then(step, now, made, PAUSE_S)
-    return at
+def test_the_first_look_has_steps_enough() -> None:
+    devices = Emulation([2e-5, 1e-5, 1e-5, 1e-5], [0.005] * 4, noise=0.02)
+    training = Training(drawn(640, 1.0), devices, global_batch=16)
+    training.train(FIRST_STEP + 1)
+    made = of_state("run", training.state(), ("paceline",), replicates=1)
+    assert made.step is not None, made.reason
 
 
-def test_it_looks_every_100_steps() -> None:
-    assert [step for step, _ in looks(1.0, ["stay"] * 4)] == [24, 124, 224, 324, 424]
+class Refusing(Forecaster):
+    """Makes no forecast: of the run `away` because the database is away, of others without a word.
+
+    Args:
+        away: a run's id.
+    """
+
+    def __init__(self, away: str) -> None:
+        super().__init__("")
+        self._away = away
+        self.asked: list[str] = []
+        self.started = 0
+
+    def start(self) -> None:
+        self.started += 1
+        raise OSError("no process can be started")
+
+    def submit(self, run: str, *_: Any, **__: Any) -> Future[Forecast]:
+        self.asked.append(run)
+        made: Future[Forecast] = Future()
+        if run == self._away:
+            made.set_exception(StoreUnavailableError("the database is away"))
+        else:
+            made.set_result(Forecast(run, 0.0, Current("bsp", {}, 0), reason="too few steps"))
+        return made
 
 
-@pytest.mark.parametrize("decided", ["stay", "recommend", None])
-def test_of_short_steps_it_looks_ever_less_often(decided: Decided | None) -> None:
-    at = looks(0.001, [decided] * 7)
-    gaps = [now - before for (_, before), (_, now) in itertools.pairwise(at)]
-    assert gaps == pytest.approx([2, 4, 8, 16, 30, 30, 30])
-
-
-def test_what_waits_to_be_confirmed_is_looked_at_without_a_longer_pause() -> None:
-    assert [step for step, _ in looks(0.02, ["wait", "switch"])] == [24, 124, 224]
-    _, first, second = (now for _, now in looks(0.001, ["stay", "wait"]))
-    assert second - first == pytest.approx(2.0)
-
-
-def test_a_switch_is_judged_after_a_short_pause() -> None:
-    (_, before), (_, after) = looks(0.001, ["stay"] * 6 + ["switch"])[-2:]
-    assert after - before == pytest.approx(1.0)
+def test_a_look_that_fails_holds_up_no_other_run(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a child that cannot be started end the worker."""
+    ids = [new_run(store) for _ in range(2)]
+    for run in ids:
+        training = Training(drawn(640, 1.0), Emulation([1e-5] * 4, [0.005] * 4), global_batch=16)
+        training.train(30)
+        training.store(store, run)
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(state="running"))
+        for run in ids:
+            forecasts.set_auto(connection, run, "switch", "test", 1.0)
+    advisor, forecaster = Advisor(store, bus_url, "worker"), Refusing(away=ids[0])
+    with pytest.raises(StoreUnavailableError):
+        advisor._scan(forecaster, threading.Event())
+    advisor._scan(forecaster, threading.Event())
+    assert forecaster.asked == ids
+    assert forecaster.started == 2
+    advisor._scan(forecaster, threading.Event())
+    assert forecaster.asked == ids  # neither is due again
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(attempt=1))
+    monkeypatch.setattr(forecasts, "newest_step", lambda *_: 30)
+    with pytest.raises(StoreUnavailableError):
+        advisor._scan(forecaster, threading.Event())
+    assert forecaster.asked == [*ids, ids[0]]  # another attempt is
 
 
 def test_whose_runs_it_looks_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

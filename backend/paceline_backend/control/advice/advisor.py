@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -26,65 +25,60 @@ from paceline_backend.store.outcomes.forecasts import Watched
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # between two looks at a run: at least, and at most
+FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # the first and the longest pause before a run's next look
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The newest look at a run, and so when the next one is due.
+class NextLook:
+    """When `auto` looks at a run next.
 
     Args:
-        step: the newest step that it saw.
-        at: when, in s of a monotonic clock.
-        pause_s: until the next look, at least.
+        attempt: the run's.
+        step: from this step on,
+        at: and from this time on, in s of a monotonic clock.
+        pause_s: the pause before it.
     """
 
-    step: int = FIRST_STEP - AUTO_STEPS
-    at: float = -math.inf
+    attempt: int | None
+    step: int = FIRST_STEP
+    at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
 
-    def due(self, step: int, now: float) -> bool:
-        """Whether the next look is due: `AUTO_STEPS` have passed, and the pause."""
-        return step >= self.step + AUTO_STEPS and now >= self.at + self.pause_s
-
-    def then(self, step: int, now: float, made: Forecast | None, most_s: float) -> Looked:
+    def after(self, made: Forecast | None, step: int, now: float, most_s: float) -> NextLook:
         """The look after this one.
 
         Args:
-            step: the run's newest step.
-            now: the time.
-            made: the forecast, with a decision; None: there was none, or it came too late.
+            made: this look's forecast, with its decision; None: there is none.
+            step: the run's newest step at this look.
+            now: when this look ended.
             most_s: the longest pause.
         """
-        if made is None:
-            return Looked(step, now, min(2 * self.pause_s, most_s))
+        pause_s = min(2 * self.pause_s, most_s)
+        if made is None:  # for want of steps, say
+            return replace(self, step=step + FIRST_STEP, at=now + pause_s, pause_s=pause_s)
         assert made.step is not None and made.decision is not None
-        pause_s = self.pause_s
         if made.decision.decided in ("switch", "back"):
-            pause_s = FIRST_PAUSE_S
-        elif made.decision.decided != "wait":
-            pause_s = min(2 * pause_s, most_s)
-        return Looked(made.step, now, pause_s)
+            pause_s = min(FIRST_PAUSE_S, most_s)
+        return replace(self, step=made.step + AUTO_STEPS, at=now + pause_s, pause_s=pause_s)
 
 
 class Advisor:
-    """Looks at runs whose `auto` is on, every `AUTO_STEPS` steps.
+    """Looks at runs whose `auto` is on: at the step `FIRST_STEP`, and then every `AUTO_STEPS`.
 
-    A forecast costs seconds of a core, and short steps are no reason for more of them: each look
-    that leads to nothing doubles the pause before the next one, up to `pause_s`. A promise that
-    waits for the next look does not, and after a switch the pause is short again.
+    A forecast takes seconds of a core, whatever a step takes. So each look doubles the pause before
+    the next one, up to `pause_s`, until `auto` switches: what that brought is looked at soon.
 
-    The advisor keeps nothing of its own but when it looked: decisions are stored with their
+    The advisor keeps nothing of its own but when it looks next: decisions are stored with their
     forecasts.
 
     Args:
         store: the database.
         bus_url: ``redis://…``.
         owner: this worker; runs that another one plans are that one's.
-        pause_s: see above.
+        pause_s: the longest pause before a run's next look.
     """
 
     def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
@@ -92,7 +86,7 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        self._looked: dict[int, Looked] = {}  # by run
+        self._next: dict[int, NextLook] = {}  # by run
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out bus and database."""
@@ -109,24 +103,25 @@ class Advisor:
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
+        self._next = {key: look for key, look in self._next.items() if key in newest}
         if watched:
-            forecaster.start()
-        self._looked = {key: at for key, at in self._looked.items() if key in newest}
+            _start(forecaster)
         for run in watched:
-            step, now = newest[run.key], time.monotonic()
-            last = self._looked.get(run.key, Looked())
-            if step < last.step:  # another attempt
-                last = Looked()
-            if last.due(step, now):
+            step, look = newest[run.key], self._next.get(run.key)
+            if look is None or look.attempt != run.attempt:
+                look = NextLook(run.attempt)
+            if step >= look.step and (now := time.monotonic()) >= look.at:
+                # Kept before the look: one that fails must not hold up the looks at other runs.
+                self._next[run.key] = look.after(None, step, now, self._pause_s)
                 made = self._advise(run, forecaster, stop)
-                self._looked[run.key] = last.then(step, now, made, self._pause_s)
+                self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
                 return
 
     def _advise(
         self, run: Watched, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        """The forecast with what was decided after it; None: nothing was decided."""
+        """A forecast, and what was decided after it; None: there is no decision."""
         try:
             return self._look(run, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):
@@ -176,3 +171,10 @@ class Advisor:
         policy, parameters = decision.policy, decision.parameters
         by = Requester(BY, why=decision.reason)
         switch(self._store, self._bus_url, run.id, policy, parameters, by, unless=unless)
+
+
+def _start(forecaster: Forecaster) -> None:
+    try:
+        forecaster.start()
+    except Exception:  # the first forecast tries again
+        logger.exception("forecasts cannot begin")

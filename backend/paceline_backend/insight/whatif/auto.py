@@ -19,7 +19,7 @@ from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
 AUTO_STEPS = 100  # the saving must hold in all forecasts over this many steps
-FIRST_STEP = 24  # of the first forecast, which needs `FEWEST` steps after the first few
+FIRST_STEP = 24  # the first forecast is made here: a few cold steps, `FEWEST`, and some to spare
 HOLD_STEPS = 100  # steps without another switch after a switch
 CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
 
@@ -97,8 +97,8 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
     """Whether all forecasts back to `AUTO_STEPS` before promise a saving above `MARGIN`, too.
 
     They must be made under the same policy and at the same speeds. Forecasts may lie closer
-    together than `AUTO_STEPS`, because a worker that takes a run over makes one at once, and so
-    does a worker when `auto` is turned on.
+    together than `AUTO_STEPS`: a worker makes one as soon as it takes a run over, or as `auto` is
+    turned on.
     """
     assert forecast.step is not None
     for before in reversed(earlier):

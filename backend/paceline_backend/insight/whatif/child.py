@@ -47,26 +47,26 @@ class Forecaster:
         self, run: str, steps: int, presets: Sequence[str] | None = None, *, relaxed: bool = True
     ) -> Future[Forecast]:
         """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
-        asked = functools.partial(_forecast, self._database, run, steps, presets, relaxed)
+        call = functools.partial(_forecast, self._database, run, steps, presets, relaxed)
         with self._lock:
             try:
-                return self._submit(asked)
+                return self._submit(call)
             except BrokenProcessPool:  # the child was killed: start another
                 self._end()
-                return self._submit(asked)
+                return self._submit(call)
 
     def close(self) -> None:
         """Ends the child; a forecast under way fails. Idempotent."""
         with self._lock:
             self._end()
 
-    def _submit(self, asked: Callable[[], T]) -> Future[T]:
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
         if self._pool is not None:
-            return self._pool.submit(asked)
+            return self._pool.submit(call)
         spawn = multiprocessing.get_context("spawn")
         ends, self._alive = spawn.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
-        made = self._pool.submit(asked)
+        made = self._pool.submit(call)
         ends.close()  # the child has its own
         return made
 

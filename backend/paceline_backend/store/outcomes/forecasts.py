@@ -25,6 +25,7 @@ class Watched:
     id: str
     mode: str  # recommend switch
     relaxed: bool  # whether it may choose a relaxed synchroniser
+    attempt: int | None
 
 
 def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
@@ -127,7 +128,10 @@ def watched(connection: sa.Connection, owner: str) -> list[Watched]:
     """Active runs that `auto` looks at, but those that another worker plans."""
     at = now(connection)
     query = (
-        sa.select(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed)
+        sa.select(
+            *(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed),
+            runs_table.c.attempt,
+        )
         .join(autos, autos.c.run == runs_table.c.key)
         .outerjoin(leases, leases.c.run == runs_table.c.key)
         .where(

@@ -1,0 +1,75 @@
+"""When `auto` looks at a run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from paceline_backend.control.advice.advisor import PAUSE_S, NextLook
+from paceline_backend.insight.whatif.answer import Current, Decided, Decision, Forecast
+from paceline_backend.insight.whatif.auto import AUTO_STEPS
+
+
+def forecast(decided: Decided, step: int) -> Forecast:
+    return Forecast("r", 0.0, Current("bsp", {}, 0), step=step, decision=Decision(decided, ""))
+
+
+def looks(
+    step_s: float, decided: Sequence[Decided | None], first: int = 0, look_s: float = 0.0
+) -> list[tuple[int, float]]:
+    """Step and time of the looks at a run from step `first` on, and of the one after them.
+
+    A look rests on the steps at its begin, and ends `look_s` later.
+    """
+    look, now, at = NextLook(0), 0.0, []
+    for what in [*decided, None]:
+        while (step := first + round(now / step_s)) < look.step or now < look.at:
+            now += step_s
+        at.append((step, now))
+        made = None if what is None else forecast(what, step)
+        now += look_s
+        look = look.after(made, step, now, PAUSE_S)
+    return at
+
+
+def pauses(looked: list[tuple[int, float]]) -> list[float]:
+    return [now - before for (_, before), (_, now) in itertools.pairwise(looked)]
+
+
+def test_it_looks_at_step_24_and_then_every_100() -> None:
+    decided: list[Decided | None] = ["wait", "switch", "stay", "stay", "recommend", "stay"]
+    assert [step for step, _ in looks(1.0, decided)] == [24, 124, 224, 324, 424, 524, 624]
+
+
+@pytest.mark.parametrize("decided", ["stay", "recommend", "wait", None])
+def test_of_short_steps_it_looks_ever_less_often(decided: Decided | None) -> None:
+    at = looks(0.001, [decided] * 7)
+    assert pauses(at) == pytest.approx([2, 4, 8, 16, 30, 30, 30], abs=0.01)
+
+
+def test_the_pause_begins_when_the_look_ends() -> None:
+    at = looks(0.001, ["stay"] * 3, look_s=9.0)
+    assert pauses(at) == pytest.approx([11, 13, 17], abs=0.01)
+
+
+@pytest.mark.parametrize("decided", ["switch", "back"])
+def test_what_a_switch_brought_is_looked_at_soon(decided: Decided) -> None:
+    at = looks(0.001, [*["stay"] * 5, decided, "stay"])
+    assert pauses(at)[-2:] == pytest.approx([1, 2], abs=0.01)
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_is_looked_at_once_it_has_enough_steps() -> None:
+    assert [step for step, _ in looks(1.0, [None, "stay"], first=1_000)] == [1_000, 1_024, 1_124]
+
+
+def test_100_steps_count_from_those_that_the_forecast_saw() -> None:
+    """It reads them when the child is ready, which may be later."""
+    assert NextLook(0).after(forecast("wait", 90), 24, 9.0, PAUSE_S).step == 90 + AUTO_STEPS
+
+
+def test_no_pause_is_longer_than_the_longest() -> None:
+    for decided in ("stay", "switch", None):
+        made = None if decided is None else forecast(decided, 24)
+        assert NextLook(0).after(made, 24, 9.0, 0.0).at == 9.0
