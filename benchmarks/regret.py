@@ -1,10 +1,9 @@
 """What `auto` loses beside the best policy in hindsight, in virtual time.
 
-Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it: a
-forecast at step 24 and then every 100 from the newest steps, and the pure decision of
-`insight.whatif.auto`. Then the same devices with the same noise train under each preset that leaves
-the training unchanged, with its defaults and its variants, from start to end. The scenarios are
-those of `forecasts.py`.
+Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it, if
+forecasts took no time. Then the same devices with the same noise train under each preset that
+leaves the training unchanged, with its defaults and its variants, from start to end. The scenarios
+are those of `forecasts.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from forecasts import CASES, simulation_of
 from harness import Check, finish, parser
 from virtual import measured, module_at
 
 from paceline_backend import policies
+from paceline_backend.control.advice.advisor import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, FIRST_STEP, decide
+from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -99,16 +100,15 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
     ran: list[TrainedSegment] = []
     asked = [Switch(0, "bsp", "api", 0, {})]
     earlier: list[Forecast] = []
-    look = FIRST_STEP
+    look = NextLook(0)
     while simulation.step < steps and not simulation.finished:
         if asked[-1].effective_step is None:
             asked[-1] = Switch(
                 asked[-1].version, asked[-1].policy, BY, simulation.step, asked[-1].parameters
             )
         ran.append(simulation.advance())
-        if simulation.step < look:
+        if simulation.step < look.step:
             continue
-        look = simulation.step + AUTO_STEPS
         newest, count = [], 0
         for segment in reversed(ran):
             newest.append(segment)
@@ -127,11 +127,14 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             of,
             of.step >= now.effective_step + WARMUP_STEPS,
         )
-        made = of_state("run", state, relaxed=False, replicates=3)
+        options = None if look.option is None else [look.option]
+        made = of_state("run", state, options, relaxed=False, replicates=3)
         if made.step is None:
+            look = look.after(None, simulation.step, 0.0, 0.0)
             continue
         decision = decide(made, earlier, asked, "switch")
-        earlier.append(Forecast(**{**_fields(made), "decision": decision}))
+        earlier.append(msgspec.structs.replace(made, decision=decision))
+        look = look.after(earlier[-1], simulation.step, 0.0, 0.0)
         if decision.decided in ("switch", "back"):
             assert decision.policy is not None
             simulation.switch(policies.make(decision.policy, decision.parameters))
@@ -140,10 +143,6 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             )
     named = [f"{label(s.policy, s.parameters)} at {s.effective_step}" for s in asked[1:]]
     return named, spent(ran)
-
-
-def _fields(forecast: Forecast) -> dict[str, Any]:
-    return {name: getattr(forecast, name) for name in forecast.__struct_fields__}
 
 
 def main() -> None:

@@ -12,8 +12,9 @@ from paceline_backend.insight.whatif.answer import Current, Decided, Decision, F
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 
 
-def forecast(decided: Decided, step: int) -> Forecast:
-    return Forecast("r", 0.0, Current("bsp", {}, 0), step=step, decision=Decision(decided, ""))
+def forecast(decided: Decided, step: int, low: float | None = None) -> Forecast:
+    decision = Decision(decided, "", None if low is None else "paceline", {"mode": "free"}, low=low)
+    return Forecast("r", 0.0, Current("bsp", {}, 0), step=step, decision=decision)
 
 
 def looks(
@@ -46,12 +47,12 @@ def test_it_looks_at_step_24_and_then_every_100() -> None:
 @pytest.mark.parametrize("decided", ["stay", "recommend", "wait", None])
 def test_of_short_steps_it_looks_ever_less_often(decided: Decided | None) -> None:
     at = looks(0.001, [decided] * 7)
-    assert pauses(at) == pytest.approx([2, 4, 8, 16, 30, 30, 30], abs=0.01)
+    assert pauses(at) == pytest.approx([1, 2, 4, 8, 16, 30, 30], abs=0.01)
 
 
 def test_the_pause_begins_when_the_look_ends() -> None:
     at = looks(0.001, ["stay"] * 3, look_s=9.0)
-    assert pauses(at) == pytest.approx([11, 13, 17], abs=0.01)
+    assert pauses(at) == pytest.approx([10, 11, 13], abs=0.01)
 
 
 @pytest.mark.parametrize("decided", ["switch", "back"])
@@ -67,6 +68,16 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_looked_at_once_it_has_enough_st
 def test_100_steps_count_from_those_that_the_forecast_saw() -> None:
     """It reads them when the child is ready, which may be later."""
     assert NextLook(0).after(forecast("wait", 90), 24, 9.0, PAUSE_S).step == 90 + AUTO_STEPS
+
+
+def test_a_promise_is_looked_at_by_itself_once_it_must_have_held() -> None:
+    promised = NextLook(0).after(forecast("wait", 30, low=0.2), 24, 9.0, PAUSE_S)
+    assert (promised.step, promised.option) == (55, "paceline (mode free)")
+    # If it is not confirmed, all options are looked at again.
+    again = promised.after(forecast("wait", 60, low=0.2), 55, 9.0, PAUSE_S)
+    assert (again.step, again.option) == (160, None)
+    assert promised.after(forecast("stay", 60, low=0.0), 55, 9.0, PAUSE_S).option is None
+    assert promised.after(None, 55, 9.0, PAUSE_S).option is None
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:

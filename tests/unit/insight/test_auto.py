@@ -16,7 +16,7 @@ from paceline_backend.insight.whatif.answer import (
     best_of,
     recommended,
 )
-from paceline_backend.insight.whatif.auto import decide
+from paceline_backend.insight.whatif.auto import decide, steps_to_hold
 from paceline_backend.store.switches import Switch
 
 START = Switch(0, "bsp", "api", 0)
@@ -97,16 +97,29 @@ def test_what_does_not_count_as_a_forecast_before() -> None:
 def test_forecasts_in_a_row_are_so_many_steps_apart() -> None:
     """Whoever looks in between: another worker, or `auto` turned off and on again."""
 
-    def at(step: int, *earlier: Forecast) -> str:
-        return decide(made(step, {"chronica": 0.4}), earlier, [START], "switch").decided
+    def at(step: int, *earlier: Forecast, saving: float = 0.1) -> str:
+        return decide(made(step, {"chronica": saving}), earlier, [START], "switch").decided
 
-    soon = made(140, {"chronica": 0.4}, decided="wait")
+    soon = made(140, {"chronica": 0.1}, decided="wait")
     assert at(140, FIRST) == "wait"
-    assert at(199, FIRST, soon) == "wait"
-    assert at(200, FIRST, soon) == "switch"
+    assert at(162, FIRST, soon) == "wait"
+    assert at(163, FIRST, soon) == "switch"
     weak = made(140, {"chronica": MARGIN}, decided="stay")
     assert at(200, FIRST, weak) == "wait"
     assert at(60, FIRST) == "switch", "the next attempt, from an earlier step on"
+    # The more is promised, the sooner it is taken for true.
+    assert (at(115, FIRST, saving=0.9), at(116, FIRST, saving=0.9)) == ("wait", "switch")
+    assert (at(183, FIRST, saving=0.08), at(184, FIRST, saving=0.08)) == ("wait", "switch")
+
+
+def test_how_long_a_promise_must_hold() -> None:
+    assert [steps_to_hold(saving) for saving in (0.0501, 0.1, 0.2, 0.4, 0.9)] == [
+        100,
+        50,
+        25,
+        16,
+        16,
+    ]
 
 
 def test_a_saving_that_may_be_noise() -> None:

@@ -14,8 +14,15 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline.wire import ENDED
-from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, FIRST_STEP, Mode, decide
+from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept, label
+from paceline_backend.insight.whatif.auto import (
+    AUTO_STEPS,
+    BY,
+    FIRST_STEP,
+    Mode,
+    decide,
+    steps_to_hold,
+)
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
@@ -25,7 +32,7 @@ from paceline_backend.store.outcomes.forecasts import Watched
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # the first and the longest pause before a run's next look
+FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # the first and the longest pause between two looks at a run
 
 _SCAN_S = 1.0
 _POLL_S = 0.25
@@ -39,13 +46,15 @@ class NextLook:
         attempt: the run's.
         step: from this step on,
         at: and from this time on, in s of a monotonic clock.
-        pause_s: the pause before it.
+        pause_s: the pause after it.
+        option: the only one to forecast, to see whether a promise holds; None: all.
     """
 
     attempt: int | None
     step: int = FIRST_STEP
     at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
+    option: str | None = None
 
     def after(self, made: Forecast | None, step: int, now: float, most_s: float) -> NextLook:
         """The look after this one.
@@ -56,17 +65,25 @@ class NextLook:
             now: when this look ended.
             most_s: the longest pause.
         """
-        pause_s = min(2 * self.pause_s, most_s)
-        if made is None:  # for want of steps, say
-            return replace(self, step=step + FIRST_STEP, at=now + pause_s, pause_s=pause_s)
-        assert made.step is not None and made.decision is not None
-        if made.decision.decided in ("switch", "back"):
-            pause_s = min(FIRST_PAUSE_S, most_s)
-        return replace(self, step=made.step + AUTO_STEPS, at=now + pause_s, pause_s=pause_s)
+        decision = None if made is None else made.decision
+        switched = decision is not None and decision.decided in ("switch", "back")
+        pause_s = min(FIRST_PAUSE_S if switched else self.pause_s, most_s)
+        following = NextLook(self.attempt, step + FIRST_STEP, now + pause_s, 2 * pause_s)
+        if made is None or decision is None:  # for want of steps, say
+            return following
+        assert made.step is not None
+        if decision.decided == "wait" and decision.policy is not None and self.option is None:
+            assert decision.low is not None
+            promised = label(decision.policy, decision.parameters)
+            return replace(following, step=made.step + steps_to_hold(decision.low), option=promised)
+        return replace(following, step=made.step + AUTO_STEPS)
 
 
 class Advisor:
     """Looks at runs whose `auto` is on: at the step `FIRST_STEP`, and then every `AUTO_STEPS`.
+
+    A promise is looked at again as soon as it must have held (`steps_to_hold`), without the other
+    options, which takes a tenth of the time.
 
     A forecast takes seconds of a core, whatever a step takes. So each look doubles the pause before
     the next one, up to `pause_s`, until `auto` switches: what that brought is looked at soon.
@@ -113,25 +130,28 @@ class Advisor:
             if step >= look.step and (now := time.monotonic()) >= look.at:
                 # Kept before the look: one that fails must not hold up the looks at other runs.
                 self._next[run.key] = look.after(None, step, now, self._pause_s)
-                made = self._advise(run, forecaster, stop)
+                made = self._advise(run, look.option, forecaster, stop)
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
                 return
 
     def _advise(
-        self, run: Watched, forecaster: Forecaster, stop: threading.Event
+        self, run: Watched, option: str | None, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         """A forecast, and what was decided after it; None: there is no decision."""
         try:
-            return self._look(run, forecaster, stop)
+            return self._look(run, option, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):
             raise
         except Exception:  # advice is not worth a worker, which plans runs
             logger.exception("run %s: no advice", run.id)
             return None
 
-    def _look(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> Forecast | None:
-        future = forecaster.submit(run.id, STEPS, relaxed=run.relaxed)
+    def _look(
+        self, run: Watched, option: str | None, forecaster: Forecaster, stop: threading.Event
+    ) -> Forecast | None:
+        options = None if option is None else [option]
+        future = forecaster.submit(run.id, STEPS, options, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None

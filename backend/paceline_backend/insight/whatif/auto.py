@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from paceline_backend.insight.whatif.answer import (
+    FEWEST,
     MARGIN,
     Decision,
     Forecast,
@@ -18,7 +19,7 @@ from paceline_backend.insight.whatif.answer import (
 from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
-AUTO_STEPS = 100  # the saving must hold in all forecasts over this many steps
+AUTO_STEPS = 100  # between two forecasts, and over so many a saving of `MARGIN` must hold
 FIRST_STEP = 24  # the first forecast is made here: a few cold steps, `FEWEST`, and some to spare
 HOLD_STEPS = 100  # steps without another switch after a switch
 CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
@@ -37,7 +38,7 @@ def decide(
     """Stays, recommends or switches, or goes back.
 
     `best_of` chooses among the presets that may be chosen, as for the page's recommendation. The
-    chosen preset must save more than `MARGIN` in all forecasts back to `AUTO_STEPS` before, too.
+    chosen preset must save more than `MARGIN` in all forecasts back to `steps_to_hold` before, too.
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
     longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
     before. `auto` does not choose again a policy that it left, nor one that it chose and a user
@@ -81,6 +82,18 @@ def decide(
     return _with(best, mode, best.words)
 
 
+def steps_to_hold(saving_low: float) -> int:
+    """Over how many steps all forecasts must promise a saving before `auto` acts on it.
+
+    To wait costs the saving. So waiting for a large saving may cost no more than `AUTO_STEPS` cost
+    where `MARGIN` is saved. `FEWEST` steps must be new.
+
+    Args:
+        saving_low: the lower bound of the saving, above `MARGIN`.
+    """
+    return max(FEWEST, math.ceil(AUTO_STEPS * MARGIN / saving_low))
+
+
 def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: str) -> Decision:
     return Decision(
         decided,
@@ -94,13 +107,13 @@ def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: st
 
 
 def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Whether all forecasts back to `AUTO_STEPS` before promise a saving above `MARGIN`, too.
+    """Whether all forecasts back to `steps_to_hold` before promise a saving above `MARGIN`, too.
 
     They must be made under the same policy and at the same speeds. Forecasts may lie closer
-    together than `AUTO_STEPS`: a worker makes one as soon as it takes a run over, or as `auto` is
-    turned on.
+    together: a worker makes one as soon as it takes a run over, or as `auto` is turned on.
     """
     assert forecast.step is not None
+    steps = steps_to_hold(best.saving_low)
     for before in reversed(earlier):
         promised = before.of(best.policy, best.parameters)
         if (
@@ -112,7 +125,7 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
             return False
         assert before.step is not None
         # A forecast with a later step is of an earlier attempt.
-        if not forecast.step - AUTO_STEPS < before.step <= forecast.step:
+        if not forecast.step - steps < before.step <= forecast.step:
             return True
     return False
 

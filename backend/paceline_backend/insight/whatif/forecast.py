@@ -73,8 +73,8 @@ def forecast(
     Args:
         store: the database.
         run_id: the run's public id.
-        presets: names, each with its defaults; None: all, with their variants. The policy in force
-            is always included, with its parameters.
+        presets: labels of presets and their variants, or names for their defaults; None: all. The
+            policy in force is always included, with its parameters.
         relaxed: also presets that change the training.
         steps: how many of the newest complete steps of the latest attempt to rest on.
         replicates: simulations of each preset, at most.
@@ -88,8 +88,8 @@ def forecast(
     """
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
-    for name in presets or []:
-        policies.get(name)
+    for option in presets or []:
+        policies.get(option.partition(" (")[0])
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
     return of_state(

@@ -113,7 +113,7 @@ def simulate(
     Args:
         basis: the inputs.
         in_force: the policy in force.
-        presets: names, each with its defaults; None: all, with their variants.
+        presets: labels, or names for their defaults; None: all, with their variants.
         replicates: simulations of each preset, at most.
         budget_s: CPU seconds after which no pair is added to the first.
         relaxed: also presets that change the training.
@@ -171,9 +171,10 @@ def _options(
     options = {label(first.preset, first.parameters): first}
     budget = None if state.history is None else state.history.hello.token_budget
     left_out: dict[str, str] = {}
-    for name in policies.names() if presets is None else presets:
-        variants = policies.get(name).variants if presets is None else ()
-        for parameters in ({}, *variants):
+    for name in policies.names():
+        for parameters in ({}, *policies.get(name).variants):
+            if presets is not None and label(name, parameters) not in presets:
+                continue
             try:
                 if name == state.policy and policies.same(name, parameters, state.parameters):
                     continue
