@@ -162,13 +162,17 @@ def _planned(
 
 
 def _from_start(
-    name: str, devices: Callable[[int], Emulation], task: str = "long digits", rate: float = 0.02
+    name: str,
+    devices: Callable[[int], Emulation],
+    task: str = "long digits",
+    steps: int = 2_500,
+    rate: float = 0.02,
 ) -> Scenario:
     """A task of 2,000 steps, of which those count, too, that `auto` trains under `bsp` at first."""
     return Scenario(
         f"{name}, from the start",
         task,
-        3_000,
+        steps,
         devices,
         _chosen_from_start(rate),
         warm=0,
@@ -272,6 +276,7 @@ FROM_START = {
         "uneven lengths",
         lambda seed: Emulation([5e-5] * LONG_WORLD, [0.005] * LONG_WORLD, seed=seed),
         "long plaid",
+        steps=3_000,
         rate=0.015,
     ),
 }
