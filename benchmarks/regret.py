@@ -26,6 +26,7 @@ from paceline_backend.control.advice.advisor import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
+from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -100,14 +101,15 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
     ran: list[TrainedSegment] = []
     asked = [Switch(0, "bsp", "api", 0, {})]
     earlier: list[Forecast] = []
-    look = NextLook(0)
+    look = NextLook(0, relaxed=False)
     while simulation.step < steps and not simulation.finished:
         if asked[-1].effective_step is None:
             asked[-1] = Switch(
                 asked[-1].version, asked[-1].policy, BY, simulation.step, asked[-1].parameters
             )
         ran.append(simulation.advance())
-        if simulation.step < look.step:
+        step = simulation.step - 1  # the newest complete one
+        if step < look.step:
             continue
         newest, count = [], 0
         for segment in reversed(ran):
@@ -127,14 +129,14 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             of,
             of.step >= now.effective_step + WARMUP_STEPS,
         )
-        options = None if look.option is None else [look.option]
+        options = None if look.option is None else [look.option, PLAIN]
         made = of_state("run", state, options, relaxed=False, replicates=3)
         if made.step is None:
-            look = look.after(None, simulation.step, 0.0, 0.0)
+            look = look.after(None, step, 0.0, 0.0)
             continue
         decision = decide(made, earlier, asked, "switch")
         earlier.append(msgspec.structs.replace(made, decision=decision))
-        look = look.after(earlier[-1], simulation.step, 0.0, 0.0)
+        look = look.after(earlier[-1], step, 0.0, 0.0)
         if decision.decided in ("switch", "back"):
             assert decision.policy is not None
             simulation.switch(policies.make(decision.policy, decision.parameters))

@@ -67,6 +67,8 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     last = decided()
     assert last is not None
     assert (last["decision"]["decided"], last["decision"]["policy"]) == ("switch", asked["policy"])
+    # The promise was looked at by itself.
+    assert {row["label"] for row in last["forecasts"]} == {"bsp", last["option"]}
     with redis.Redis.from_url(bus_url) as bus:
         messages = [decode(fields) for _, fields in bus.xrange(live(run))]
     assert messages == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]

@@ -8,13 +8,32 @@ from collections.abc import Sequence
 import pytest
 
 from paceline_backend.control.advice.advisor import PAUSE_S, NextLook
-from paceline_backend.insight.whatif.answer import Current, Decided, Decision, Forecast
+from paceline_backend.insight.whatif.answer import (
+    Current,
+    Decided,
+    Decision,
+    Forecast,
+    PresetForecast,
+    label,
+)
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
+from paceline_backend.policies import Changes
+
+FIRST = NextLook(0, relaxed=False)
 
 
-def forecast(decided: Decided, step: int, low: float | None = None) -> Forecast:
-    decision = Decision(decided, "", None if low is None else "paceline", {"mode": "free"}, low=low)
-    return Forecast("r", 0.0, Current("bsp", {}, 0), step=step, decision=decision)
+def forecast(
+    decided: Decided, step: int, low: float | None = None, changes: Changes = "nothing"
+) -> Forecast:
+    """With `low`: of an option that surely saves so much, and that was decided upon."""
+    options, decision = [], Decision(decided, "")
+    if low is not None:
+        given = {"mode": "free"}
+        saving = (1.0, 0.9, 1.1, low, low, low, "", False, changes, label("paceline", given))
+        options = [PresetForecast("paceline", given, *saving)]
+        decision = Decision(decided, "", "paceline", given)
+    current = Current("bsp", {}, 0)
+    return Forecast("r", 0.0, current, step=step, forecasts=options, decision=decision)
 
 
 def looks(
@@ -24,7 +43,7 @@ def looks(
 
     A look rests on the steps at its begin, and ends `look_s` later.
     """
-    look, now, at = NextLook(0), 0.0, []
+    look, now, at = NextLook(0, relaxed=False), 0.0, []
     for what in [*decided, None]:
         while (step := first + round(now / step_s)) < look.step or now < look.at:
             now += step_s
@@ -67,20 +86,25 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_looked_at_once_it_has_enough_st
 
 def test_100_steps_count_from_those_that_the_forecast_saw() -> None:
     """It reads them when the child is ready, which may be later."""
-    assert NextLook(0).after(forecast("wait", 90), 24, 9.0, PAUSE_S).step == 90 + AUTO_STEPS
+    assert FIRST.after(forecast("wait", 90), 24, 9.0, PAUSE_S).step == 90 + AUTO_STEPS
 
 
 def test_a_promise_is_looked_at_by_itself_once_it_must_have_held() -> None:
-    promised = NextLook(0).after(forecast("wait", 30, low=0.2), 24, 9.0, PAUSE_S)
+    promised = FIRST.after(forecast("wait", 30, low=0.2), 24, 9.0, PAUSE_S)
     assert (promised.step, promised.option) == (55, "paceline (mode free)")
-    # If it is not confirmed, all options are looked at again.
-    again = promised.after(forecast("wait", 60, low=0.2), 55, 9.0, PAUSE_S)
-    assert (again.step, again.option) == (160, None)
-    assert promised.after(forecast("stay", 60, low=0.0), 55, 9.0, PAUSE_S).option is None
-    assert promised.after(None, 55, 9.0, PAUSE_S).option is None
+    changing = FIRST.after(forecast("wait", 30, low=0.2, changes="training"), 24, 9.0, PAUSE_S)
+    assert (changing.step, changing.option) == (30 + AUTO_STEPS, "paceline (mode free)")
+    # If it is not confirmed, all options are looked at soon.
+    for decided in ("wait", "stay"):
+        again = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, PAUSE_S)
+        assert (again.step, again.option) == (80, None)
+    assert promised.after(None, 56, 9.0, PAUSE_S) == again
+    for decided in ("switch", "recommend"):
+        then = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, PAUSE_S)
+        assert (then.step, then.option) == (160, None)
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:
     for decided in ("stay", "switch", None):
         made = None if decided is None else forecast(decided, 24)
-        assert NextLook(0).after(made, 24, 9.0, 0.0).at == 9.0
+        assert FIRST.after(made, 24, 9.0, 0.0).at == 9.0

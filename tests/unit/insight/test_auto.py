@@ -113,13 +113,48 @@ def test_forecasts_in_a_row_are_so_many_steps_apart() -> None:
 
 
 def test_how_long_a_promise_must_hold() -> None:
-    assert [steps_to_hold(saving) for saving in (0.0501, 0.1, 0.2, 0.4, 0.9)] == [
-        100,
-        50,
-        25,
-        16,
-        16,
-    ]
+    def steps(low: float, changes: Any = "nothing") -> int:
+        [_, option] = made(100, {"lbb": -low}).forecasts
+        return steps_to_hold(msgspec.structs.replace(option, saving_low=low, changes=changes))
+
+    assert [steps(low) for low in (0.0501, 0.1, 0.2, 0.4, 0.9)] == [100, 50, 25, 16, 16]
+    assert [steps(0.2, changes) for changes in ("nothing", "batches", "training")] == [25, 25, 100]
+
+
+def test_a_promise_that_shrinks_must_hold_for_longer() -> None:
+    def at(step: int) -> str:
+        return decide(made(step, {"chronica": 0.12}), [FIRST], [START], "switch").decided
+
+    assert (at(149), at(151)) == ("wait", "switch")
+
+
+def test_a_look_at_another_option_breaks_no_promise() -> None:
+    alone = made(150, {"sata": 0.02}, decided="stay")
+    assert (
+        decide(made(200, {"chronica": 0.4}), [FIRST, alone], [START], "switch").decided == "switch"
+    )
+
+
+def test_it_leaves_what_changes_the_training_when_that_is_not_worth_it() -> None:
+    def under_rna(savings: dict[str, float], by: str = "auto") -> Decision:
+        now = made(350, savings, version=1, policy="rna", measured_s=0.6, step_time_s=0.6)
+        changing = [
+            msgspec.structs.replace(option, in_force=option.policy == "rna", changes="training")
+            if option.policy in ("rna", "osa")
+            else option
+            for option in now.forecasts
+        ]
+        switches = [START, Switch(1, "rna", by, 210)]
+        now = msgspec.structs.replace(now, forecasts=changing)
+        return decide(now, [FIRST, SECOND], switches, "switch")
+
+    back = under_rna({"bsp": -0.02, "paceline": -0.01, "osa": 0.0})
+    assert (back.decided, back.policy) == ("switch", "paceline")
+    assert back.reason == " leaves the training as it is, for less than 5% more time"
+    assert under_rna({"bsp": -0.02}).policy == "bsp", "though auto has left it"
+    assert under_rna({"bsp": -0.04}).decided == "stay", "it may take 6 % longer"
+    assert under_rna({"osa": 0.0}).decided == "stay"
+    assert under_rna({"bsp": -0.02}, by="me").decided == "stay", "a user wants it"
 
 
 def test_a_saving_that_may_be_noise() -> None:

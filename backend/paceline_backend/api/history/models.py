@@ -180,6 +180,7 @@ class PastForecast(BaseModel):
     forecasts: list[PresetForecast]
     left_out: list[LeftOut]
     slow_node: SlowNode | None
+    option: str | None = Field(description="the only one forecast, to confirm a promise")
     decision: AutoDecision | None = Field(description="of `auto`; null: it was not asked")
 
 

@@ -14,7 +14,7 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline.wire import ENDED
-from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept, label
+from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
 from paceline_backend.insight.whatif.auto import (
     AUTO_STEPS,
     BY,
@@ -23,6 +23,7 @@ from paceline_backend.insight.whatif.auto import (
     decide,
     steps_to_hold,
 )
+from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
@@ -48,9 +49,11 @@ class NextLook:
         at: and from this time on, in s of a monotonic clock.
         pause_s: the pause after it.
         option: the only one to forecast, to see whether a promise holds; None: all.
+        relaxed: whether presets that change the training may be chosen.
     """
 
     attempt: int | None
+    relaxed: bool
     step: int = FIRST_STEP
     at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
@@ -68,15 +71,19 @@ class NextLook:
         decision = None if made is None else made.decision
         switched = decision is not None and decision.decided in ("switch", "back")
         pause_s = min(FIRST_PAUSE_S if switched else self.pause_s, most_s)
-        following = NextLook(self.attempt, step + FIRST_STEP, now + pause_s, 2 * pause_s)
+        soon = replace(
+            self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
+        )
         if made is None or decision is None:  # for want of steps, say
-            return following
+            return soon
+        if self.option is not None and decision.decided in ("stay", "wait"):
+            return soon  # the promise is broken: look at all options
         assert made.step is not None
-        if decision.decided == "wait" and decision.policy is not None and self.option is None:
-            assert decision.low is not None
-            promised = label(decision.policy, decision.parameters)
-            return replace(following, step=made.step + steps_to_hold(decision.low), option=promised)
-        return replace(following, step=made.step + AUTO_STEPS)
+        if decision.decided == "wait" and decision.policy is not None:
+            promise = made.of(decision.policy, decision.parameters)
+            assert promise is not None
+            return replace(soon, step=made.step + steps_to_hold(promise), option=promise.label)
+        return replace(soon, step=made.step + AUTO_STEPS)
 
 
 class Advisor:
@@ -125,8 +132,8 @@ class Advisor:
             _start(forecaster)
         for run in watched:
             step, look = newest[run.key], self._next.get(run.key)
-            if look is None or look.attempt != run.attempt:
-                look = NextLook(run.attempt)
+            if look is None or (look.attempt, look.relaxed) != (run.attempt, run.relaxed):
+                look = NextLook(run.attempt, run.relaxed)
             if step >= look.step and (now := time.monotonic()) >= look.at:
                 # Kept before the look: one that fails must not hold up the looks at other runs.
                 self._next[run.key] = look.after(None, step, now, self._pause_s)
@@ -150,13 +157,16 @@ class Advisor:
     def _look(
         self, run: Watched, option: str | None, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        options = None if option is None else [option]
+        options = None if option is None else [option, PLAIN]  # harm is told beside `PLAIN`
         future = forecaster.submit(run.id, STEPS, options, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None
         made = future.result()
-        return None if made.step is None else self._decide(run, made)
+        made = msgspec.structs.replace(made, option=option)
+        if made.step is None or option not in (None, *(o.label for o in made.forecasts)):
+            return None
+        return self._decide(run, made)
 
     def _decide(self, run: Watched, made: Forecast) -> Forecast | None:
         with self._store.read() as connection:

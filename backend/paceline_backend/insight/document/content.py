@@ -114,6 +114,7 @@ def read(
         every = reads.shown_every(run["world"])
         columns = reads.shown_steps(run["world"], COLUMNS)
         whole = (None, None)
+        past = kept(forecasts.bodies(connection, key))
         return Content(
             run=run,
             made_at=time.time(),
@@ -126,7 +127,7 @@ def read(
             switches=asked,
             effects={each.version: each for each in effects.effects_of(connection, key)},
             nodes=_nodes(connection, run, placement),
-            forecast=next(reversed(kept(forecasts.bodies(connection, key))), None),
+            forecast=next((made for made in reversed(past) if made.option is None), None),
             quality=measured,
             metric_changes=quality.after_switches(connection, key),
             cost=costs.by_node(connection, run_id, default),

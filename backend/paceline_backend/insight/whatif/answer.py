@@ -111,6 +111,7 @@ class Forecast(msgspec.Struct, frozen=True):
     slow_node: NodeForecast | None = None  # None: no node is named slow
     all_presets: bool = True  # False: some presets only, as for a slow node
     assumes: str = ""  # what nobody measured: a clause for people; empty: nothing
+    option: str | None = None  # the only one that was to be forecast, as it was promised before
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
         """The forecast of the preset with these parameters (none: its defaults), or None."""

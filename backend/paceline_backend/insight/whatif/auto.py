@@ -39,10 +39,14 @@ def decide(
 
     `best_of` chooses among the presets that may be chosen, as for the page's recommendation. The
     chosen preset must save more than `MARGIN` in all forecasts back to `steps_to_hold` before, too.
+
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
     longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
-    before. `auto` does not choose again a policy that it left, nor one that it chose and a user
-    then left, until a rank's speed has changed. Otherwise it could switch back and forth.
+    before. If the policy changes the training, and a preset that does not surely takes less than
+    `MARGIN` longer, `auto` takes that preset.
+
+    `auto` does not choose again a policy that it left, nor one that it chose and a user then left,
+    until a rank's speed has changed. Otherwise it could switch back and forth.
 
     Args:
         forecast: the newest, made under the newest of `switches`.
@@ -62,6 +66,11 @@ def decide(
         return verdict
     if last.version > 0 and forecast.step < last.effective_step + HOLD_STEPS:
         return Decision("wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}")
+    if last.by == BY and (unchanged := _unchanged_again(forecast)):
+        why = (
+            f"{unchanged.label} leaves the training as it is, for less than {MARGIN:.0%} more time"
+        )
+        return _with(unchanged, mode, why)
     barred = _barred(forecast, earlier, switches)
     barred.add(label(forecast.current.policy, forecast.current.parameters))
     others = [
@@ -82,16 +91,34 @@ def decide(
     return _with(best, mode, best.words)
 
 
-def steps_to_hold(saving_low: float) -> int:
+def steps_to_hold(promise: PresetForecast) -> int:
     """Over how many steps all forecasts must promise a saving before `auto` acts on it.
 
     To wait costs the saving. So waiting for a large saving may cost no more than `AUTO_STEPS` cost
-    where `MARGIN` is saved. `FEWEST` steps must be new.
+    where `MARGIN` is saved. `FEWEST` steps must be new. What changes the training must hold for
+    `AUTO_STEPS`: a run's first steps are often slow, and the training would stay changed.
 
     Args:
-        saving_low: the lower bound of the saving, above `MARGIN`.
+        promise: its saving is surely above `MARGIN`.
     """
-    return max(FEWEST, math.ceil(AUTO_STEPS * MARGIN / saving_low))
+    if promise.changes == "training":
+        return AUTO_STEPS
+    return max(FEWEST, math.ceil(AUTO_STEPS * MARGIN / promise.saving_low))
+
+
+def _unchanged_again(forecast: Forecast) -> PresetForecast | None:
+    """What may take the place of a preset that changes the training, as that is not worth it.
+
+    A run's first steps, or a passing slowness, may have made it look better than it is.
+    """
+    if all(option.changes != "training" for option in forecast.forecasts if option.in_force):
+        return None
+    near = [
+        option
+        for option in forecast.forecasts
+        if option.changes == "nothing" and not option.harmful and option.saving_low > -MARGIN
+    ]
+    return max(near, key=lambda option: option.saving, default=None)
 
 
 def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: str) -> Decision:
@@ -113,19 +140,18 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
     together: a worker makes one as soon as it takes a run over, or as `auto` is turned on.
     """
     assert forecast.step is not None
-    steps = steps_to_hold(best.saving_low)
     for before in reversed(earlier):
+        same_policy = before.current.version == forecast.current.version
+        if not (same_policy and same_conditions(before, forecast)):
+            return False
         promised = before.of(best.policy, best.parameters)
-        if (
-            before.current.version != forecast.current.version
-            or promised is None
-            or promised.saving_low <= MARGIN
-            or not same_conditions(before, forecast)
-        ):
+        if promised is None:  # another option was forecast by itself
+            continue
+        if promised.saving_low <= MARGIN:
             return False
         assert before.step is not None
         # A forecast with a later step is of an earlier attempt.
-        if not forecast.step - steps < before.step <= forecast.step:
+        if not forecast.step - steps_to_hold(best) < before.step <= forecast.step:
             return True
     return False
 
