@@ -32,8 +32,8 @@ def forecast(
         saving = (1.0, 0.9, 1.1, low, low, low, "", False, changes, label("paceline", given))
         options = [PresetForecast("paceline", given, *saving)]
         decision = Decision(decided, "", "paceline", given)
-    current = Current("bsp", {}, 0)
-    return Forecast("r", 0.0, current, step=step, forecasts=options, decision=decision)
+    current, steps = Current("bsp", {}, 0), min(256, step - 2)
+    return Forecast("r", 0.0, current, step=step, steps=steps, forecasts=options, decision=decision)
 
 
 def looks(
@@ -58,9 +58,14 @@ def pauses(looked: list[tuple[int, float]]) -> list[float]:
     return [now - before for (_, before), (_, now) in itertools.pairwise(looked)]
 
 
-def test_it_looks_at_step_24_and_then_every_100() -> None:
-    decided: list[Decided | None] = ["wait", "switch", "stay", "stay", "recommend", "stay"]
-    assert [step for step, _ in looks(1.0, decided)] == [24, 124, 224, 324, 424, 524, 624]
+def test_it_looks_whenever_there_are_twice_as_many_steps_and_then_every_100() -> None:
+    decided: list[Decided | None] = ["wait", "stay", "stay", "recommend", "stay", "stay"]
+    assert [step for step, _ in looks(1.0, decided)] == [24, 48, 94, 186, 286, 386, 486]
+
+
+@pytest.mark.parametrize("decided", ["switch", "back"])
+def test_after_a_switch_it_looks_100_steps_later(decided: Decided) -> None:
+    assert [step for step, _ in looks(1.0, [decided, "stay"])] == [24, 124, 224]
 
 
 @pytest.mark.parametrize("decided", ["stay", "recommend", "wait", None])
@@ -84,9 +89,9 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_looked_at_once_it_has_enough_st
     assert [step for step, _ in looks(1.0, [None, "stay"], first=1_000)] == [1_000, 1_024, 1_124]
 
 
-def test_100_steps_count_from_those_that_the_forecast_saw() -> None:
+def test_steps_count_from_those_that_the_forecast_saw() -> None:
     """It reads them when the child is ready, which may be later."""
-    assert FIRST.after(forecast("wait", 90), 24, 9.0, PAUSE_S).step == 90 + AUTO_STEPS
+    assert FIRST.after(forecast("wait", 190), 24, 9.0, PAUSE_S).step == 190 + AUTO_STEPS
 
 
 def test_a_promise_is_looked_at_by_itself_once_it_must_have_held() -> None:
@@ -101,7 +106,7 @@ def test_a_promise_is_looked_at_by_itself_once_it_must_have_held() -> None:
     assert promised.after(None, 56, 9.0, PAUSE_S) == again
     for decided in ("switch", "recommend"):
         then = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, PAUSE_S)
-        assert (then.step, then.option) == (160, None)
+        assert (then.step, then.option) == (60 + (100 if decided == "switch" else 58), None)
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:
