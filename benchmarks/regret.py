@@ -26,7 +26,6 @@ from paceline_backend.control.advice.advisor import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
-from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -129,8 +128,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             of,
             of.step >= now.effective_step + WARMUP_STEPS,
         )
-        options = None if look.option is None else [look.option, PLAIN]
-        made = of_state("run", state, options, relaxed=False, replicates=3)
+        made = of_state("run", state, look.presets, relaxed=False, replicates=3)
         if made.step is None:
             look = look.after(None, step, 0.0, 0.0)
             continue

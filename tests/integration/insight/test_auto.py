@@ -12,7 +12,6 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend.control.advice.advisor import NextLook
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
-from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.simulator.communication import Communication
 from paceline_backend.store.switches import Switch
@@ -28,7 +27,7 @@ def steered(
     look = NextLook(0, relaxed)
     while look.step < upto:
         training.train(look.step + 1)
-        options = presets if look.option is None else (look.option, PLAIN)
+        options = look.presets or presets
         made = of_state("run", training.state(), options, relaxed=relaxed, replicates=2)
         if made.step is None:
             look = look.after(None, training.step - 1, 0.0, 0.0)

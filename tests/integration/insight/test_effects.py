@@ -147,6 +147,9 @@ def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
                 forecasts=[msgspec.structs.replace(preset, saving=saving)],
             )
             forecasts.add(connection, key, msgspec.to_builtins(made))
+        # `auto` has looked at another option by itself: that says nothing of this one.
+        alone = Forecast("r", 55.0, Current("bsp", {}, 0), step=55, option="lbb")
+        forecasts.add(connection, key, msgspec.to_builtins(alone))
     with store.read() as connection:
         [effect] = effects.effects_of(connection, key)
     assert effect.forecast is not None

@@ -46,6 +46,7 @@ def made(
             saving_low=saving - 0.02,
             saving_high=saving + 0.02,
             words=f"{name} would save {saving}",
+            label=name,
         )
         for name, saving in sorted(presets.items(), key=lambda item: -item[1])
     ]
@@ -150,7 +151,7 @@ def test_it_leaves_what_changes_the_training_when_that_is_not_worth_it() -> None
 
     back = under_rna({"bsp": -0.02, "paceline": -0.01, "osa": 0.0})
     assert (back.decided, back.policy) == ("switch", "paceline")
-    assert back.reason == " leaves the training as it is, for less than 5% more time"
+    assert back.reason == "paceline leaves the training as it is, for less than 5% more time"
     assert under_rna({"bsp": -0.02}).policy == "bsp", "though auto has left it"
     assert under_rna({"bsp": -0.04}).decided == "stay", "it may take 6 % longer"
     assert under_rna({"osa": 0.0}).decided == "stay"

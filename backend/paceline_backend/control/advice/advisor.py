@@ -45,10 +45,10 @@ class NextLook:
 
     Args:
         attempt: the run's.
-        step: from this step on,
-        at: and from this time on, in s of a monotonic clock.
-        pause_s: the pause after it.
-        option: the only one to forecast, to see whether a promise holds; None: all.
+        step: the first step at which it is due.
+        at: the earliest time, in s of a monotonic clock.
+        pause_s: how long the look after it is put off, in s.
+        option: label of the only option to forecast, to see whether a promise holds; None: all.
         relaxed: whether presets that change the training may be chosen.
     """
 
@@ -59,18 +59,23 @@ class NextLook:
     pause_s: float = FIRST_PAUSE_S
     option: str | None = None
 
-    def after(self, made: Forecast | None, step: int, now: float, most_s: float) -> NextLook:
+    @property
+    def presets(self) -> list[str] | None:
+        """What to forecast; None: all. Harm is told by what `PLAIN` takes."""
+        return None if self.option is None else [self.option, PLAIN]
+
+    def after(self, made: Forecast | None, step: int, now: float, longest_s: float) -> NextLook:
         """The look after this one.
 
         Args:
             made: this look's forecast, with its decision; None: there is none.
             step: the run's newest step at this look.
             now: when this look ended.
-            most_s: the longest pause.
+            longest_s: the longest pause.
         """
         decision = None if made is None else made.decision
         switched = decision is not None and decision.decided in ("switch", "back")
-        pause_s = min(FIRST_PAUSE_S if switched else self.pause_s, most_s)
+        pause_s = min(FIRST_PAUSE_S if switched else self.pause_s, longest_s)
         soon = replace(
             self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
         )
@@ -95,7 +100,7 @@ class Advisor:
     speed, the next one follows once there are twice as many.
 
     A promise is looked at again as soon as it must have held (`steps_to_hold`), without the other
-    options, which takes a tenth of the time.
+    options, which takes a tenth to a fifth of the time.
 
     A forecast takes seconds of a core, whatever a step takes. So each look doubles the pause before
     the next one, up to `pause_s`, until `auto` switches: what that brought is looked at soon.
@@ -142,17 +147,17 @@ class Advisor:
             if step >= look.step and (now := time.monotonic()) >= look.at:
                 # Kept before the look: one that fails must not hold up the looks at other runs.
                 self._next[run.key] = look.after(None, step, now, self._pause_s)
-                made = self._advise(run, look.option, forecaster, stop)
+                made = self._advise(run, look, forecaster, stop)
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
                 return
 
     def _advise(
-        self, run: Watched, option: str | None, forecaster: Forecaster, stop: threading.Event
+        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         """A forecast, and what was decided after it; None: there is no decision."""
         try:
-            return self._look(run, option, forecaster, stop)
+            return self._look(run, look, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):
             raise
         except Exception:  # advice is not worth a worker, which plans runs
@@ -160,16 +165,15 @@ class Advisor:
             return None
 
     def _look(
-        self, run: Watched, option: str | None, forecaster: Forecaster, stop: threading.Event
+        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        options = None if option is None else [option, PLAIN]  # harm is told beside `PLAIN`
-        future = forecaster.submit(run.id, STEPS, options, relaxed=run.relaxed)
+        future = forecaster.submit(run.id, STEPS, look.presets, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None
-        made = future.result()
-        made = msgspec.structs.replace(made, option=option)
-        if made.step is None or option not in (None, *(o.label for o in made.forecasts)):
+        made = msgspec.structs.replace(future.result(), option=look.option)
+        labels = [option.label for option in made.forecasts]
+        if made.step is None or look.option not in (None, *labels):
             return None
         return self._decide(run, made)
 
@@ -211,5 +215,5 @@ class Advisor:
 def _start(forecaster: Forecaster) -> None:
     try:
         forecaster.start()
-    except Exception:  # the first forecast tries again
-        logger.exception("forecasts cannot begin")
+    except Exception:  # the first forecast tries again, and then the error is logged
+        logger.debug("the child that forecasts cannot be started", exc_info=True)
