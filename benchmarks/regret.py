@@ -156,14 +156,16 @@ def main() -> None:
     asking.add_argument("--jobs", type=int, default=2, help="processes")
     asking.add_argument("--skip", type=int, default=0, help="first scenarios to leave out")
     options = asking.parse_args()
-    scenarios, steps = (4, 1_000) if options.quick else (options.scenarios, options.steps)
+    scenarios, steps, most = options.scenarios, options.steps, options.most
+    if options.quick:
+        scenarios, steps, most = 2, 400, 6
     module = module_at(options.cases)
     asked: list[tuple[str, str, int, int]] = []
     names, turn = list(module.KINDS), 0
     while len(asked) < scenarios:
         name, seed = names[turn % len(names)], options.seed + turn
         made = module.KINDS[name](np.random.default_rng(seed), seed)["scenario"]
-        if made["workers"] <= options.most:
+        if made["workers"] <= most:
             asked.append((str(options.cases), name, seed, steps))
         turn += 1
     asked = asked[options.skip :]
