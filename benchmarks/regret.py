@@ -27,6 +27,7 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.simulate import presets_and_variants
 from paceline_backend.insight.whatif.state import State
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
@@ -69,14 +70,9 @@ def case(asked: tuple[str, str, int, int]) -> dict[str, Any]:
 
 def options() -> list[tuple[str, dict[str, Any]]]:
     """The presets that leave the training unchanged, with their variants."""
-    every = [
-        (name, dict(parameters))
-        for name in policies.names()
-        for parameters in ({}, *policies.get(name).variants)
-    ]
     return [
         (name, parameters)
-        for name, parameters in every
+        for name, parameters in presets_and_variants().values()
         if policies.make(name, parameters).changes == "nothing"
         and not policies.make(name, parameters).threads
     ]

@@ -227,7 +227,7 @@ def _expected(made: Sequence[Forecast], change: Switch) -> Expected | None:
         for preset in forecast.forecasts:
             if preset.policy == change.policy and preset.parameters == change.parameters:
                 return Expected(preset.saving, preset.saving_low, preset.saving_high)
-        if forecast.option is None:
+        if forecast.compares:
             return None
     return None
 

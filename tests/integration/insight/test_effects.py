@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from paceline.wire import StepBatch
 from paceline_backend.control.advice.effects import Effects
-from paceline_backend.insight import effects
-from paceline_backend.insight.whatif.answer import Current, Forecast, PresetForecast
+from paceline_backend.insight import document, effects
+from paceline_backend.insight.whatif.answer import Current, Forecast, LeftOut, PresetForecast
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.outcomes.effects import SETTLE_S
@@ -145,13 +145,21 @@ def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
                 Current("bsp", {}, 0),
                 step=step,
                 forecasts=[msgspec.structs.replace(preset, saving=saving)],
+                left_out=[LeftOut("rna", "planning takes too long")],
             )
             forecasts.add(connection, key, msgspec.to_builtins(made))
-        # `auto` has looked at another option by itself: that says nothing of this one.
+        # `auto` has looked at another option by itself, and the watch of nodes at a slow node:
+        # that says nothing of this option.
+        in_force = msgspec.structs.replace(preset, policy="bsp", in_force=True)
         alone = Forecast("r", 55.0, Current("bsp", {}, 0), step=55, option="lbb")
-        forecasts.add(connection, key, msgspec.to_builtins(alone))
+        node = Forecast("r", 56.0, Current("bsp", {}, 0), step=56, forecasts=[in_force])
+        for narrow in (alone, node):
+            forecasts.add(connection, key, msgspec.to_builtins(narrow))
     with store.read() as connection:
         [effect] = effects.effects_of(connection, key)
+    content = document.read(store, "r")
+    assert content.forecast is not None
+    assert content.forecast.step == 100
     assert effect.forecast is not None
     assert effect.forecast.saving == 0.5
     assert effect.words.endswith("The forecast said 50 % less time ± 3.")

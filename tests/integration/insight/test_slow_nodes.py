@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from paceline_backend.insight.verdict import judge, read_observed, slow_node
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.planning.load import load
 from paceline_backend.store import Store, attempts, runs, telemetry
-from support.forecasts import Training, drawn
+from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 from support.records import adopted, hello, record
 
@@ -30,9 +31,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def training(policy: str, a_s: list[float], placement: list[str]) -> Training:
+def training(
+    policy: str, a_s: list[float], placement: list[str], global_batch: int = 64
+) -> Training:
     devices = Emulation(a_s, [0.005] * 4, noise=0.02)
-    made = Training(drawn(6_000, 1.0), devices, policy=policy)
+    made = Training(drawn(6_000, 1.0), devices, global_batch, policy)
     assert made.simulation.history is not None
     made.hello = msgspec.structs.replace(made.hello, placement=placement)
     made.simulation.history.hello = made.hello
@@ -57,6 +60,18 @@ def test_the_forecast_is_what_another_node_then_gives(policy: str) -> None:
     assert 0.05 < node.saving_low <= node.saving <= node.saving_high < 1
     percent = f"{100 * node.saving:.0f} %"
     assert node.words.startswith(f"if n2 were as fast as the others, steps would take {percent}")
+    assert "all-reduce" not in node.words  # takes 4 ms of some 80
+
+
+def test_a_long_all_reduce_may_be_the_nodes_too() -> None:
+    made = training("bsp", SLOW, NODES, global_batch=8)
+    made.train(150)
+    node = of_state("run", made.state(), [], replicates=2, budget_s=1e9).slow_node
+    assert node is not None
+    said = re.search(r"also slow in the all-reduce: (\d+) % of a step", node.words)
+    assert said is not None, node.words
+    step_s = np.concatenate([segment.step_s for segment in made.ran])
+    assert int(said[1]) == pytest.approx(100 * COMMUNICATION_S / step_s.mean(), abs=2)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Content:
         switches: as REST shows them.
         effects: of switches, by version.
         nodes: `{node, ranks, cores, gpus, paceline, cordoned}`.
-        forecast: the newest; None: there is none.
+        forecast: the newest that compares presets; None: there is none.
         quality: times, target and evaluations; `insight.quality.of_run`.
         metric_changes: before and after switches, by version.
         cost: so far, in all and by node; `insight.costs.by_node`.
@@ -127,7 +127,7 @@ def read(
             switches=asked,
             effects={each.version: each for each in effects.effects_of(connection, key)},
             nodes=_nodes(connection, run, placement),
-            forecast=next((made for made in reversed(past) if made.option is None), None),
+            forecast=next((made for made in reversed(past) if made.compares), None),
             quality=measured,
             metric_changes=quality.after_switches(connection, key),
             cost=costs.by_node(connection, run_id, default),

@@ -113,6 +113,11 @@ class Forecast(msgspec.Struct, frozen=True):
     assumes: str = ""  # what nobody measured: a clause for people; empty: nothing
     option: str | None = None  # the only one that was to be forecast, as it was promised before
 
+    @property
+    def compares(self) -> bool:
+        """Whether all presets were to be forecast: not a node alone, nor a promised option."""
+        return self.option is None and len(self.forecasts) + len(self.left_out) > 1
+
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
         """The forecast of the preset with these parameters (none: its defaults), or None."""
         for preset in self.forecasts:

@@ -30,10 +30,16 @@ from paceline_backend.insight.whatif.measured import Measured, steady_time
 from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
-from paceline_backend.insight.whatif.simulate import DRAWS, Basis, Simulated, simulate
+from paceline_backend.insight.whatif.simulate import (
+    DRAWS,
+    Basis,
+    Simulated,
+    presets_and_variants,
+    simulate,
+)
 from paceline_backend.insight.whatif.speeds import same_speeds
 from paceline_backend.insight.whatif.state import State, read
-from paceline_backend.policies import Models, Policy
+from paceline_backend.policies import Models, Policy, UnknownPolicyError
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
@@ -82,16 +88,17 @@ def forecast(
 
     Raises:
         UnknownRunError: no such run.
-        UnknownPolicyError: no such preset.
+        UnknownPolicyError: no such preset or variant.
         StoreError: the database did not answer.
         ValueError: `steps` is below `FEWEST`.
     """
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
-    for option in presets or []:
-        policies.get(option.partition(" (")[0])
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
+    known = {*presets_and_variants(), label(state.policy, state.parameters)}
+    for unknown in sorted(set(presets or []) - known):
+        raise UnknownPolicyError(unknown)
     return of_state(
         run_id, state, presets, relaxed=relaxed, replicates=replicates, budget_s=budget_s
     )
@@ -148,7 +155,9 @@ def _of_slow_node(
     scale = made.current.step_time_s / base.mean
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
-    return slow_nodes.answer(slow, preset)
+    measured = basis.measured
+    not_computing = float(measured.remainder_s.sum() / measured.step_s.sum())
+    return slow_nodes.answer(slow, preset, not_computing)
 
 
 def _basis(state: State) -> Basis | str:

@@ -163,6 +163,15 @@ def simulate(
     return simulated, left_out
 
 
+def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each preset with its defaults and each of its variants, by label: name and parameters."""
+    return {
+        label(name, parameters): (name, dict(parameters))
+        for name in policies.names()
+        for parameters in ({}, *policies.get(name).variants)
+    }
+
+
 def _options(
     state: State, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
 ) -> tuple[dict[str, Simulated], dict[str, str]]:
@@ -171,23 +180,21 @@ def _options(
     options = {label(first.preset, first.parameters): first}
     budget = None if state.history is None else state.history.hello.token_budget
     left_out: dict[str, str] = {}
-    for name in policies.names():
-        for parameters in ({}, *policies.get(name).variants):
-            if presets is not None and label(name, parameters) not in presets:
+    for called, (name, parameters) in presets_and_variants().items():
+        if presets is not None and called not in presets:
+            continue
+        try:
+            if name == state.policy and policies.same(name, parameters, state.parameters):
                 continue
-            try:
-                if name == state.policy and policies.same(name, parameters, state.parameters):
-                    continue
-                policy = policies.make(name, parameters)
-            except Exception as error:  # a third party's preset must not end the forecast
-                left_out[label(name, parameters)] = f"{type(error).__name__}: {error}"
-                continue
-            if reason := policies.unsuited(policy, budget):
-                left_out[label(name, parameters)] = reason
-                continue
-            if relaxed or not policy.relaxed:
-                option = Simulated(name, parameters, policy, variant=bool(parameters))
-                options[label(name, parameters)] = option
+            policy = policies.make(name, parameters)
+        except Exception as error:  # a third party's preset must not end the forecast
+            left_out[called] = f"{type(error).__name__}: {error}"
+            continue
+        if reason := policies.unsuited(policy, budget):
+            left_out[called] = reason
+            continue
+        if relaxed or not policy.relaxed:
+            options[called] = Simulated(name, parameters, policy, variant=bool(parameters))
     # Time may be short: what leaves the training as it is comes first, and defaults come first.
     order = sorted(
         options.items(),

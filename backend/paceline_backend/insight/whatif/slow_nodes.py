@@ -14,6 +14,8 @@ from paceline_backend.insight.verdict import Observed, SlowNode, judge, slow_nod
 from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
 from paceline_backend.insight.whatif.simulate import Basis
 
+_MUCH = 0.1  # share of a step
+
 
 def named(basis: Basis) -> SlowNode | None:
     """The node that is slow for good in the steps that a forecast rests on; None: there is none."""
@@ -54,11 +56,28 @@ def as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
     return replace(basis, shape=shape, state=replace(basis.state, window=None))
 
 
-def answer(slow: SlowNode, preset: PresetForecast) -> NodeForecast:
-    """The forecast of the policy in force without the slowness, as one of the node."""
+def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> NodeForecast:
+    """The forecast of the policy in force without the slowness, as one of the node.
+
+    What a node's busy core costs the all-reduce shows in no telemetry: with ranks on another node
+    the all-reduce may be faster. The sentence says so where that may be much.
+
+    Args:
+        slow: the node.
+        preset: the policy in force on nodes that are all as fast as the others.
+        not_computing: share of a step in which no rank loads or computes.
+    """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))
-    percent = f"{100 * preset.saving:.0f} % ± {half}"
+    words = (
+        f"if {slow.node} were as fast as the others, steps would take "
+        f"{100 * preset.saving:.0f} % ± {half} less time"
+    )
+    if not_computing > _MUCH:
+        words += (
+            f", and still less if it is also slow in the all-reduce: {100 * not_computing:.0f} % "
+            "of a step is all-reduce and the like"
+        )
     return NodeForecast(
         slow.node,
         slow.ranks,
@@ -69,5 +88,5 @@ def answer(slow: SlowNode, preset: PresetForecast) -> NodeForecast:
         preset.saving,
         preset.saving_low,
         preset.saving_high,
-        f"if {slow.node} were as fast as the others, steps would take {percent} less time",
+        words,
     )
