@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported by the fixtures: unit tests need no server
 
 # --hypothesis-profile NAME chooses another than the first. No deadlines: the machine may be busy,
 # and the time that an example takes says nothing.
-settings.register_profile("paceline", deadline=None, max_examples=30)
+settings.register_profile("paceline", deadline=None, max_examples=20)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
@@ -152,6 +152,15 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
     with SmallDisk(tmp_path / "disk", 2 << 20) as disk:
         yield disk
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """As `stack`, but of several tests: for those that ask about their own runs alone."""
+    from paceline_backend.server.stack import Stack
+
+    with Stack(tmp_path_factory.mktemp("shared") / "data", 0) as running:
+        yield running
 
 
 @pytest.fixture

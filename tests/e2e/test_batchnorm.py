@@ -36,20 +36,19 @@ def one_process(batches: list[list[int]]) -> dict[str, Tensor]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.long), "paceline"])
-def test_training_is_that_of_one_process(tmp_path: Path, policy: str) -> None:
+def test_training_is_that_of_one_process(shared_stack: Stack, tmp_path: Path, policy: str) -> None:
     """200 steps. Under `paceline` the slowest rank gets fewer samples than the others."""
-    with Stack(tmp_path / "data", 0) as stack:
-        body = {
-            "script": resnet_script.__file__,
-            "args": [str(tmp_path)],
-            "nproc": WORLD,
-            "policy": policy,
-            "env": {
-                "PACELINE_EMULATE": json.dumps(EMULATE),
-                "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-            },
-        }
-        wait_for_end(stack, stack.api("POST", "/runs", body)["id"])
+    body = {
+        "script": resnet_script.__file__,
+        "args": [str(tmp_path)],
+        "nproc": WORLD,
+        "policy": policy,
+        "env": {
+            "PACELINE_EMULATE": json.dumps(EMULATE),
+            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+        },
+    }
+    wait_for_end(shared_stack, shared_stack.api("POST", "/runs", body)["id"])
     parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     batches = [
         sorted(index for part in step for index in part) for step in zip(*parts, strict=True)

@@ -39,53 +39,54 @@ def synchronisers(stack: Stack, run: str) -> set[str]:
         pytest.param(True, id="uneven steps"),
     ],
 )
-def test_switches_among_all_relaxed_presets(tmp_path: Path, uneven: bool) -> None:
+def test_switches_among_all_relaxed_presets(
+    shared_stack: Stack, tmp_path: Path, uneven: bool
+) -> None:
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
     assert "rna" in relaxed
     chain = ["bsp", *relaxed, "paceline"]
-    with Stack(tmp_path / "data", 0) as stack:
-        run = stack.api(
-            "POST",
-            "/runs",
-            {
-                "script": relaxed_script.__file__,
-                "args": [str(tmp_path), *["uneven"] * uneven],
-                "nproc": 4,
-                "policy": chain[0],
-                "env": {
-                    "PACELINE_EMULATE": json.dumps(EMULATE),
-                    "PYTHONPATH": str(Path(relaxed_script.__file__).parents[1]),
-                },
+    run = shared_stack.api(
+        "POST",
+        "/runs",
+        {
+            "script": relaxed_script.__file__,
+            "args": [str(tmp_path), *["uneven"] * uneven],
+            "nproc": 4,
+            "policy": chain[0],
+            "env": {
+                "PACELINE_EMULATE": json.dumps(EMULATE),
+                "PYTHONPATH": str(Path(relaxed_script.__file__).parents[1]),
             },
-        )["id"]
-        wait_for_plan(stack, run)
-        wait_for_step(stack, run, STEPS)
-        for number, name in enumerate(chain[1:], 1):
-            switch(stack, run, number, name, STEPS)
-            if name == "rna-hierarchical":  # it groups ranks once it knows their speeds
-                until(
-                    lambda: "hierarchical" in synchronisers(stack, run),
-                    "groups",
-                    DEADLINE_S,
-                    PAUSE_S,
-                )
-        (tmp_path / "enough").touch()
-        wait_for_end(stack, run)
-        coverage = stack.api("GET", f"/runs/{run}/coverage")
-        segments = stack.api("GET", f"/runs/{run}/segments")
-        rounds = stack.api("GET", f"/runs/{run}/synchronisation")
-        with (
-            Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store,
-            store.read() as reading,
-        ):
-            key = runs.key_of(reading, run)
-            start = runs.hello(reading, key)
-            assert start is not None
-            pooled = {
-                segment.policy
-                for segment in segments_store.adopted(reading, key, start)
-                if segment.pooled
-            }
+        },
+    )["id"]
+    wait_for_plan(shared_stack, run)
+    wait_for_step(shared_stack, run, STEPS)
+    for number, name in enumerate(chain[1:], 1):
+        switch(shared_stack, run, number, name, STEPS)
+        if name == "rna-hierarchical":  # it groups ranks once it knows their speeds
+            until(
+                lambda: "hierarchical" in synchronisers(shared_stack, run),
+                "groups",
+                DEADLINE_S,
+                PAUSE_S,
+            )
+    (tmp_path / "enough").touch()
+    wait_for_end(shared_stack, run)
+    coverage = shared_stack.api("GET", f"/runs/{run}/coverage")
+    segments = shared_stack.api("GET", f"/runs/{run}/segments")
+    rounds = shared_stack.api("GET", f"/runs/{run}/synchronisation")
+    with (
+        Store.open(f"sqlite:///{shared_stack.data / 'paceline.db'}") as store,
+        store.read() as reading,
+    ):
+        key = runs.key_of(reading, run)
+        start = runs.hello(reading, key)
+        assert start is not None
+        pooled = {
+            segment.policy
+            for segment in segments_store.adopted(reading, key, start)
+            if segment.pooled
+        }
 
     by_all = {
         name

@@ -22,22 +22,23 @@ EMULATE = {"a_s": [0.001, 0.0025], "b_s": [0.002, 0.002]}
 
 
 @pytest.mark.timeout(600)
-def test_ranks_get_numbers_on_the_grid_and_report_recompilations(tmp_path: Path) -> None:
-    with Stack(tmp_path / "data", 0) as stack:
-        body = {
-            "script": compiled_script.__file__,
-            "args": [str(tmp_path)],
-            "nproc": WORLD,
-            "policy": "paceline",
-            "env": {
-                "PACELINE_EMULATE": json.dumps(EMULATE),
-                "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-            },
-        }
-        run = stack.api("POST", "/runs", body)["id"]
-        wait_for_end(stack, run)
-        columns = stack.api("GET", f"/runs/{run}/worker-steps?points=1000&columns=recompiles")
-        workers = stack.api("GET", f"/runs/{run}/workers?last=1000")
+def test_ranks_get_numbers_on_the_grid_and_report_recompilations(
+    shared_stack: Stack, tmp_path: Path
+) -> None:
+    body = {
+        "script": compiled_script.__file__,
+        "args": [str(tmp_path)],
+        "nproc": WORLD,
+        "policy": "paceline",
+        "env": {
+            "PACELINE_EMULATE": json.dumps(EMULATE),
+            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+        },
+    }
+    run = shared_stack.api("POST", "/runs", body)["id"]
+    wait_for_end(shared_stack, run)
+    columns = shared_stack.api("GET", f"/runs/{run}/worker-steps?points=1000&columns=recompiles")
+    workers = shared_stack.api("GET", f"/runs/{run}/workers?last=1000")
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     given, counted, weights = np.moveaxis(np.array(seen), 2, 0)  # [W, steps] each
     totals = counted.sum(axis=0)

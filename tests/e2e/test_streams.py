@@ -45,19 +45,21 @@ def start(stack: Stack, folder: Path, kind: str, policy: str) -> str:
     ("kind", "policy"),
     some_long([("shards", "paceline"), ("none", "paceline"), ("ranks", "bsp")], 3),
 )
-def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, policy: str) -> None:
-    run = start(stack, tmp_path, kind, policy)
-    wait_for_step(stack, run, 1)
+def test_each_sample_is_trained_once(
+    shared_stack: Stack, tmp_path: Path, kind: str, policy: str
+) -> None:
+    run = start(shared_stack, tmp_path, kind, policy)
+    wait_for_step(shared_stack, run, 1)
     with pytest.raises(InputError, match="chronica cannot plan a stream"):
-        stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
-    shown = wait_for_end(stack, run)
+        shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
+    shown = wait_for_end(shared_stack, run)
     used = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     for epoch in range(EPOCHS):
         counts = Counter(chain.from_iterable(of_rank[epoch] for of_rank in used))
         assert counts == Counter(range(SAMPLES))
 
     def covered() -> Any:
-        coverage = stack.api("GET", f"/runs/{run}/coverage")
+        coverage = shared_stack.api("GET", f"/runs/{run}/coverage")
         return coverage if coverage["exact"] else None
 
     coverage = until(covered, "all records", 60, PAUSE_S)
@@ -65,11 +67,13 @@ def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, po
     assert [epoch["samples"] for epoch in coverage["epochs"]] == [SAMPLES] * EPOCHS
     assert shown["samples"] is None
     assert shown["step"] == EPOCHS * SAMPLES // BATCH - 1
-    columns = stack.api("GET", f"/runs/{run}/worker-steps?points=5000")
+    columns = shared_stack.api("GET", f"/runs/{run}/worker-steps?points=5000")
     samples, load = (np.array(columns[name], float) for name in ("samples", "load"))
     assert (samples.sum(axis=0) == BATCH).all()
     assert load.sum() == EPOCHS * sum(map(size_of, range(SAMPLES)))
-    planned = [s for s in stack.api("GET", f"/runs/{run}/segments") if s["source"] == "controller"]
+    planned = [
+        s for s in shared_stack.api("GET", f"/runs/{run}/segments") if s["source"] == "controller"
+    ]
     assert planned
     if policy == "bsp":
         assert (samples[:, :40] == BATCH // WORLD).all(), "rank 0's part is the longest"
@@ -77,7 +81,7 @@ def test_each_sample_is_trained_once(stack: Stack, tmp_path: Path, kind: str, po
         steady = load[:, 10:45]  # of the first epoch, whose end is uneven
         seconds = np.array(EMULATE["a_s"])[:, None] * steady + EMULATE["b_s"][0]
         assert (seconds.max(axis=0) / seconds.mean(axis=0)).mean() < 1.05
-    with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
+    with Store.open(f"sqlite:///{shared_stack.data / 'paceline.db'}") as store:
         again = replay(store, run)
     assert again.first_difference is None
     assert again.identical == again.segments == len(planned)

@@ -31,32 +31,33 @@ EMULATE = {"a_s": [5e-3, 15e-3], "b_s": [0.002] * GROUPS}  # of each group
 
 
 @pytest.mark.timeout(300)
-def test_a_group_is_one_worker_and_the_training_is_that_of_one_process(tmp_path: Path) -> None:
-    with Stack(tmp_path / "data", 0) as stack:
-        body = {
-            "script": tensor_parallel_script.__file__,
-            "args": [str(tmp_path)],
-            "nproc": GROUPS * TP,
-            "policy": "bsp",
-            "env": {
-                "PACELINE_EMULATE": json.dumps(EMULATE),
-                "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-            },
-        }
-        run = stack.api("POST", "/runs", body)["id"]
-        wait_for_step(stack, run, 20)
-        stack.api("POST", f"/runs/{run}/policy", {"policy": "paceline"})
+def test_a_group_is_one_worker_and_the_training_is_that_of_one_process(
+    shared_stack: Stack, tmp_path: Path
+) -> None:
+    body = {
+        "script": tensor_parallel_script.__file__,
+        "args": [str(tmp_path)],
+        "nproc": GROUPS * TP,
+        "policy": "bsp",
+        "env": {
+            "PACELINE_EMULATE": json.dumps(EMULATE),
+            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+        },
+    }
+    run = shared_stack.api("POST", "/runs", body)["id"]
+    wait_for_step(shared_stack, run, 20)
+    shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "paceline"})
 
-        def planned() -> bool:
-            return sum(s["policy"] == "paceline" for s in controllers_segments(stack, run)) > 10
+    def planned() -> bool:
+        return sum(s["policy"] == "paceline" for s in controllers_segments(shared_stack, run)) > 10
 
-        until(planned, "segments of paceline", TRAINING_S, 0.2)
-        (tmp_path / "enough").touch()
-        shown = wait_for_end(stack, run)
-        coverage = stack.api("GET", f"/runs/{run}/coverage")
-        columns = stack.api("GET", f"/runs/{run}/worker-steps?points=5000")
-        with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
-            again = replay(store, run)
+    until(planned, "segments of paceline", TRAINING_S, 0.2)
+    (tmp_path / "enough").touch()
+    shown = wait_for_end(shared_stack, run)
+    coverage = shared_stack.api("GET", f"/runs/{run}/coverage")
+    columns = shared_stack.api("GET", f"/runs/{run}/worker-steps?points=5000")
+    with Store.open(f"sqlite:///{shared_stack.data / 'paceline.db'}") as store:
+        again = replay(store, run)
     assert coverage["exact"]
     assert shown["world"] == GROUPS
     assert again.first_difference is None

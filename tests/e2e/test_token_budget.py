@@ -28,27 +28,28 @@ EMULATE = {"a_s": [5e-5, 5e-5, 1.5e-4], "b_s": [0.002] * WORLD}
 
 
 @pytest.mark.timeout(600)
-def test_steps_hold_the_budget_and_follow_the_ranks_speeds(tmp_path: Path) -> None:
-    with Stack(tmp_path / "data", 0) as stack:
-        body = {
-            "script": budget_script.__file__,
-            "args": [str(tmp_path)],
-            "nproc": WORLD,
-            "policy": "paceline",
-            "env": {
-                "PACELINE_EMULATE": json.dumps(EMULATE),
-                "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-            },
-        }
-        run = stack.api("POST", "/runs", body)["id"]
-        wait_for_step(stack, run, 5)
-        with pytest.raises(PacelineError, match=r"chronica .* keeps no token budget"):
-            stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
-        shown = wait_for_end(stack, run)
-        coverage = stack.api("GET", f"/runs/{run}/coverage")
-        segments = stack.api("GET", f"/runs/{run}/segments?limit=200")
-        with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
-            again = replay(store, run)
+def test_steps_hold_the_budget_and_follow_the_ranks_speeds(
+    shared_stack: Stack, tmp_path: Path
+) -> None:
+    body = {
+        "script": budget_script.__file__,
+        "args": [str(tmp_path)],
+        "nproc": WORLD,
+        "policy": "paceline",
+        "env": {
+            "PACELINE_EMULATE": json.dumps(EMULATE),
+            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+        },
+    }
+    run = shared_stack.api("POST", "/runs", body)["id"]
+    wait_for_step(shared_stack, run, 5)
+    with pytest.raises(PacelineError, match=r"chronica .* keeps no token budget"):
+        shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
+    shown = wait_for_end(shared_stack, run)
+    coverage = shared_stack.api("GET", f"/runs/{run}/coverage")
+    segments = shared_stack.api("GET", f"/runs/{run}/segments?limit=200")
+    with Store.open(f"sqlite:///{shared_stack.data / 'paceline.db'}") as store:
+        again = replay(store, run)
     assert coverage["exact"]
     planned = sum(s["source"] == "controller" for s in segments)
     assert again.first_difference is None

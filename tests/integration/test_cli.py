@@ -113,6 +113,19 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_server_starts_without_what_only_some_plans_need() -> None:
+    code = (
+        "import sys\n"
+        "from paceline_backend import policies\n"
+        "from paceline_backend.api import web\n"
+        "from paceline_backend.control import worker\n"
+        "policies.names()\n"
+        "heavy = {'torch', 'sklearn', 'scipy.optimize'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("package", ["paceline_backend", "sqlalchemy"])
 def test_missing_server_packages_are_named(package: str) -> None:
     code = (

@@ -82,7 +82,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
             ("raises", "script", "On rank 1: faulty_script.py:"),
             ("dies", "script", "rank 1 was killed by SIGKILL"),
         ],
-        3,
+        5,
     ),
 )
 def test_a_fault_is_found_and_no_other(tmp_path: Path, fault: str, check: str, says: str) -> None:

@@ -80,8 +80,9 @@ def warm_up() -> None:
 
     This takes seconds. Call it at the start, so that no plan waits for a compiler.
     """
-    from paceline_backend.policies.predict import linear
+    from paceline_backend.policies.predict import least_squares, linear
     from paceline_backend.policies.presets import paceline
 
     linear.warm_up()
     paceline.warm_up()
+    least_squares.warm_up()

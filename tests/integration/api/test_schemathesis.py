@@ -49,7 +49,7 @@ CHECKS = (
     "allow_header_conformance",
 )
 # Requests of each operation that are drawn at random.
-FEW, MANY = 3, 100
+FEW, MANY = 3, 60
 # Some of the answers that each gets; else the requests test little.
 ANSWERS: dict[Asker, set[int]] = {
     "none": {200, 401},

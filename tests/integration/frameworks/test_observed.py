@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,74 +33,68 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("server"), 0) as running:
-        yield running
-
-
-@pytest.mark.parametrize("kind", some_long(KINDS, 3))
-def test_an_unchanged_script_is_observed(server: Stack, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", some_long(KINDS, 6))
+def test_an_unchanged_script_is_observed(shared_stack: Stack, tmp_path: Path, kind: str) -> None:
     for name in ("plain", "seen"):
         (tmp_path / name).mkdir()
     torchrun(kind, tmp_path / "plain", before=[])
-    run = observed(server, kind, tmp_path / "seen")
+    run = observed(shared_stack, kind, tmp_path / "seen")
     assert read(tmp_path / "seen") == read(tmp_path / "plain")  # bit by bit
-    now = server.api("GET", f"/runs/{run}")
+    now = shared_stack.api("GET", f"/runs/{run}")
     assert (now["policy"], now["world"], now["nproc"]) == ("observed", WORLD, WORLD)
     assert now["step"] + 1 >= 60  # all steps of both ranks
-    verdict = server.api("GET", f"/runs/{run}/verdict")
+    verdict = shared_stack.api("GET", f"/runs/{run}/verdict")
     # A busy machine may hold up all ranks besides, or the other one for a while, which costs less.
     slow_ranks = [each["ranks"] for each in verdict["causes"] if each["kind"] == "node"]
     assert slow_ranks[:1] == [[1]], verdict["words"]
-    workers = server.api("GET", f"/runs/{run}/workers")
+    workers = shared_stack.api("GET", f"/runs/{run}/workers")
     fast, slow = workers
     assert slow["compute_s"] > fast["compute_s"] and fast["wait_s"] > slow["wait_s"]
     assert {each["samples"] for each in workers} == {8.0}
 
 
-def test_what_an_observed_run_does_not_take(server: Stack, tmp_path: Path) -> None:
-    run = observed(server, "ddp", tmp_path)
-    assert "no policy can be in force" in server.api("GET", f"/runs/{run}")["notice"]
+def test_what_an_observed_run_does_not_take(shared_stack: Stack, tmp_path: Path) -> None:
+    run = observed(shared_stack, "ddp", tmp_path)
+    assert "no policy can be in force" in shared_stack.api("GET", f"/runs/{run}")["notice"]
     for path, body in (("policy", {"policy": "bsp"}), ("auto", {"mode": "switch"})):
         method = "PUT" if path == "auto" else "POST"
         with pytest.raises(PacelineError, match="is observed"):
-            server.api(method, f"/runs/{run}/{path}", body)
+            shared_stack.api(method, f"/runs/{run}/{path}", body)
     for _ in range(3):  # a busy machine may change a rank's speed in a run's last steps
-        answer = server.api("GET", f"/runs/{run}/whatif")
+        answer = shared_stack.api("GET", f"/runs/{run}/whatif")
         if "speed changed" not in (answer["reason"] or ""):
             break
-        run = observed(server, "ddp", tmp_path)
+        run = observed(shared_stack, "ddp", tmp_path)
     assert answer["reason"] is None and "tells no sizes" in answer["assumes"]
     best = max(answer["forecasts"], key=lambda each: each["saving"])
     assert best["saving"] > 0.1  # rank 1 would get fewer samples
 
 
-def test_a_script_without_a_session_is_told_so(server: Stack, tmp_path: Path) -> None:
+def test_a_script_without_a_session_is_told_so(shared_stack: Stack, tmp_path: Path) -> None:
     command = ["run", "--nproc", "2", str(SCRIPT), "ddp", str(tmp_path)]
-    ended = paceline(server, tmp_path, command)
+    ended = paceline(shared_stack, tmp_path, command)
     assert ended.returncode == 0, ended.stderr
     assert "No rank has begun a loop over the loader of a paceline.Session" in ended.stderr
-    run = newest(server)
+    run = newest(shared_stack)
     assert run["attempt"] is None and "paceline run --observe" in run["notice"]
 
 
-def test_run_observes_too(server: Stack, tmp_path: Path) -> None:
+def test_run_observes_too(shared_stack: Stack, tmp_path: Path) -> None:
     command = ["run", "--observe", "--nproc", "2", str(SCRIPT), "ddp", str(tmp_path)]
-    ended = paceline(server, tmp_path, command)
+    ended = paceline(shared_stack, tmp_path, command)
     assert ended.returncode == 0, ended.stderr
-    run = newest(server)["id"]
-    until(lambda: server.api("GET", f"/runs/{run}")["step"], "its steps")
-    causes = server.api("GET", f"/runs/{run}/verdict")["causes"]
+    run = newest(shared_stack)["id"]
+    until(lambda: shared_stack.api("GET", f"/runs/{run}")["step"], "its steps")
+    causes = shared_stack.api("GET", f"/runs/{run}/verdict")["causes"]
     assert [1] in [each["ranks"] for each in causes]
 
 
-def observed(server: Stack, kind: str, directory: Path) -> str:
+def observed(stack: Stack, kind: str, directory: Path) -> str:
     """The id of the run that an observed script made."""
-    before = ["-m", "paceline", "observe", "--server", server.url, "--data", str(directory), "--"]
+    before = ["-m", "paceline", "observe", "--server", stack.url, "--data", str(directory), "--"]
     torchrun(kind, directory, before)
-    run = str(newest(server)["id"])
-    wait_for_end(server, run)
+    run = str(newest(stack)["id"])
+    wait_for_end(stack, run)
     return run
 
 
@@ -117,11 +111,9 @@ def torchrun(kind: str, directory: Path, before: Sequence[str]) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def paceline(
-    server: Stack, directory: Path, command: list[str]
-) -> subprocess.CompletedProcess[str]:
+def paceline(stack: Stack, directory: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     name, *rest = command
-    where = ["--server", server.url, "--data", str(directory)]
+    where = ["--server", stack.url, "--data", str(directory)]
     return subprocess.run(
         [sys.executable, "-m", "paceline", name, *where, *rest],
         env={**os.environ, **environment()},
@@ -131,6 +123,6 @@ def paceline(
     )
 
 
-def newest(server: Stack) -> dict[str, Any]:
-    run: dict[str, Any] = server.api("GET", "/runs?limit=1")["items"][0]
+def newest(stack: Stack) -> dict[str, Any]:
+    run: dict[str, Any] = stack.api("GET", "/runs?limit=1")["items"][0]
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,12 @@ FRAMEWORKS = ["transformers", "accelerate", "lightning"]
 TRAINED = {"count": 320, "epochs": 8}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("server"), 0) as running:
-        yield running
-
-
 @pytest.mark.parametrize("framework", some_long(FRAMEWORKS, 3))
-def test_training_is_the_frameworks_own(server: Stack, tmp_path: Path, framework: str) -> None:
+def test_training_is_the_frameworks_own(
+    shared_stack: Stack, tmp_path: Path, framework: str
+) -> None:
     script, plain = script_of(framework), {**TRAINED, "plain": True}
-    _, ((got, wanted), (other, _)) = planned(server, script, tmp_path, TRAINED, plain)
+    _, ((got, wanted), (other, _)) = planned(shared_stack, script, tmp_path, TRAINED, plain)
     assert loss(got) == pytest.approx(loss(wanted), abs=1e-5)
     assert sum(other["counts"]) < 0.8 * sum(got["counts"])  # rank 1 is slow
 
@@ -36,10 +31,10 @@ def test_training_is_the_frameworks_own(server: Stack, tmp_path: Path, framework
 @pytest.mark.parametrize("policy", ["rna", "local-sgd"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_relaxed_policy_comes_into_force(
-    server: Stack, tmp_path: Path, framework: str, policy: str
+    shared_stack: Stack, tmp_path: Path, framework: str, policy: str
 ) -> None:
-    run, ranks = planned(server, script_of(framework), tmp_path, TRAINED, policy=policy)
-    assert server.api("GET", f"/runs/{run}/rounds?limit=5")
+    run, ranks = planned(shared_stack, script_of(framework), tmp_path, TRAINED, policy=policy)
+    assert shared_stack.api("GET", f"/runs/{run}/rounds?limit=5")
     assert loss(ranks[0][0]) == loss(ranks[1][0])  # replicas have met
 
 

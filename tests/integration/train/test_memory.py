@@ -113,7 +113,7 @@ def test_memory_runs_out_once_on_a_rank(
 
 def test_ranks_that_cannot_hold_a_step_say_what_they_hold(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    code, said = run(directory, [5.0, 5.0], micro=False, restarts=3)
+    code, said = run(directory, [5.0, 5.0], micro=False, restarts=1)
     assert code != 0
     assert "memory ran out in earlier attempts, on ranks [0" in said
     assert f"token_budget is {BUDGET:g}: lower token_budget to that" in said

@@ -13,6 +13,7 @@ import paceline
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import convert
 from support import micro
+from support.marks import some_long
 from support.micro import Script, Trained
 from support.ranks import RankError, Ranks
 from support.sessions import Sized, network
@@ -61,7 +62,7 @@ def test_training_is_that_of_one_process(ranks: Ranks, name: str) -> None:
         same(trained, expected)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", some_long(SCRIPTS, 3))
 def test_training_of_a_single_process_is_that_of_plain_torch(name: str) -> None:
     script = SCRIPTS[name]
     trained = micro.train(84, 3, options(script) | {"limits": 5}, script)

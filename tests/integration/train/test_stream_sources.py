@@ -19,6 +19,7 @@ import pytest
 
 import paceline
 from paceline.data import Stream
+from support.marks import some_long
 from support.ranks import RankError, Ranks
 from support.stream_sources import (
     cuts_of,
@@ -80,7 +81,7 @@ def test_shards_of_webdataset_may_be_compressed_empty_or_of_any_length(tmp_path:
 
 
 @files_are_left_open
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", some_long([2, 0]))
 def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, processes: int) -> None:
     urls = [written(tmp_path / f"{n}.tar", range(n * 10, n * 10 + 10), broken=12) for n in range(3)]
     words = r"(?s)rank 0 cannot read the stream: .*shard '[^']*/1\.tar', after 2 samples: Decoding"
@@ -89,7 +90,7 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, processes: int) ->
     gc.collect()  # webdataset leaves a file open where reading fails: not a warning of other tests
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", some_long([2, 0]))
 def test_a_shard_that_is_shuffled_where_it_is_opened_is_warned_of(
     caplog: pytest.LogCaptureFixture, processes: int
 ) -> None:

@@ -22,6 +22,7 @@ from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.hello import hello_of
 from paceline_backend.simulator.scenario import Failure
 from paceline_backend.testing import check_policy
+from support.marks import some_long
 from support.records import hello
 
 WORLD, BUDGET = 4, 2_000.0
@@ -69,7 +70,7 @@ def test_each_step_has_what_the_budget_holds_of_the_epochs_order(name: str) -> N
     assert loads.sum(axis=1).max() <= BUDGET
 
 
-@pytest.mark.parametrize("name", ["sata", "static-batching", "dynamic-batching"])
+@pytest.mark.parametrize("name", some_long(["sata", "static-batching", "dynamic-batching"]))
 def test_every_rank_works_in_long_steps_where_the_mean_step_is_smaller_than_the_world(
     name: str,
 ) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from paceline_backend.policies.base import Floats, Ints, usable
+from paceline_backend.policies.predict.least_squares import non_negative
 
 Bools = npt.NDArray[np.bool_]
 
@@ -146,9 +147,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
     prior[0] = 1e-9
     root = np.linalg.cholesky(gram + np.diag(prior))
     target = np.linalg.solve(root, design.sum(axis=0))
-    from scipy.optimize import nnls  # takes a quarter of a server's start to import
-
-    return np.asarray(nnls(root.T, target)[0]) * level
+    return non_negative(np.asarray(root.T, np.float64), target)[0] * level
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from msgspec import Meta
-from scipy.optimize import nnls
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.parts import Predictor
+from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
@@ -33,7 +33,7 @@ _SPLITS, _RANKS = 3, 4  # of the cross-validation: splits in time, and ranks at 
 _CAP = 0.3  # a forecast counts as at most so far off, relative
 _BETTER = 0.02  # a later regressor must be less off than the first by this share
 _EXACT = 1e-6  # relative; smaller residuals are none
-_WILD = 1e100  # relative; such forecasts are none, and near 1e308 `nnls` would crash the process
+_WILD = 1e100  # relative; such forecasts are none; near 1e308 `non_negative` ends the process
 
 
 class Estimator(Protocol):
@@ -248,7 +248,7 @@ class _Rank:
         varies = np.ptp(probes[:, 1]) > 0
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
-            a, c, b = nnls(np.column_stack(columns), forecast)[0]
+            a, c, b = non_negative(np.column_stack(columns), forecast)[0]
         except RuntimeError:  # it does not converge
             return proportional
         if a <= _EXACT:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from paceline_backend.policies.base import (
     Allocation,
@@ -24,6 +23,7 @@ from paceline_backend.policies.base import (
     Problem,
     usable,
 )
+from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
@@ -66,9 +66,9 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
     """(c, b) of T = c·n + b from F ≥ 1 rows; both are ≥ 0, and one is above 0."""
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
-    noise = float(nnls(rows, t)[1]) / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
+    noise = non_negative(rows, t)[1] / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
     prior = [0.0, max(noise, _NOISE) / _USUAL]
-    slope, start = nnls(np.vstack([rows, prior]), np.append(t, 0.0))[0]
+    slope, start = non_negative(np.vstack([rows, prior]), np.append(t, 0.0))[0]
     return float(slope * compute_s.mean() / samples.mean()), float(start * compute_s.mean())
 
 

@@ -14,7 +14,6 @@ from scipy.optimize import nnls
 
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict import estimators
 from paceline_backend.policies.predict.estimators import (
     REGRESSORS,
     EstimatorPredictor,
@@ -172,7 +171,7 @@ def test_a_plane_needs_forecasts_that_are_numbers(value: float) -> None:
 
 
 def test_a_plane_that_does_not_converge_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimators, "nnls", partial(nnls, maxiter=1))
+    monkeypatch.setattr("scipy.optimize.nnls", partial(nnls, maxiter=1))
     rows = feedback(steps_of(64, 1), np.full(1, 2.0), np.ones(1), np.full(1, 50.0))
     made = EstimatorPredictor({"linear": REGRESSORS["linear"]}).fit(rows, 1)
     np.testing.assert_allclose(made.a, rows.compute_s.mean() / rows.load.mean())
