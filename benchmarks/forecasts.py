@@ -27,7 +27,7 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.state import State
-from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.simulator import Scenario, ScenarioError, Simulation
 
 SEED = 1_000_000
 CASES = Path(__file__).with_name("strangers") / "forecasts.py"
@@ -48,13 +48,19 @@ def simulation_of(scenario: dict[str, Any], steps: int) -> Simulation:
         return Simulation.of(Scenario.of(body))
 
 
-def case(asked: tuple[str, str, int]) -> dict[str, Any]:
-    """One scenario: its forecasts, and what some of the forecast presets then took."""
+def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
+    """One scenario: its forecasts, and what some of the forecast presets then took.
+
+    A text is the reason why there can be no such scenario.
+    """
     path, name, seed = asked
     made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
     row: dict[str, Any] = {"kind": name, "seed": seed, "world": made["scenario"]["workers"]}
     body = made["scenario"]
-    simulation = simulation_of(body, made["at"] + WARMUP_STEPS + AFTER + 4096)
+    try:
+        simulation = simulation_of(body, made["at"] + WARMUP_STEPS + AFTER + 4096)
+    except ScenarioError as error:
+        return f"{name}, seed {seed}: {error}"
     policy, parameters = body.get("policy", "bsp"), body.get("parameters", {})
     ran = []
     while simulation.step < made["at"]:
@@ -151,13 +157,17 @@ def main() -> None:
         for at, name in enumerate(names)
         for k in range(each)
     ]
-    rows = []
+    rows, impossible = [], []
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for row in pool.imap(case, asked):
+            if isinstance(row, str):
+                impossible.append(row)
+                print(row, file=sys.stderr)
+                continue
             rows.append(row)
             print(f"{len(rows)}/{len(asked)} {row['kind']}: {row['reason'] or ''}", file=sys.stderr)
-    if options.rows:
-        options.rows.write_text(json.dumps(rows))
+            if options.rows:
+                options.rows.write_text(json.dumps(rows))
     cells = [(row["kind"], option) for row in rows for option in row["options"]]
     errors = np.abs([option["error"] for _, option in cells])
     inside = [option["inside"] for _, option in cells]
@@ -189,7 +199,12 @@ def main() -> None:
                 f" error {100 * np.median(off):5.2f} most {100 * off.max():5.1f} %"
                 f" ± {100 * wide:5.2f} %"
             )
-    results = {"kinds": kinds, "scenarios": len(rows), "median_error": float(np.median(errors))}
+    results = {
+        "kinds": kinds,
+        "scenarios": len(rows),
+        "impossible": impossible,
+        "median_error": float(np.median(errors)),
+    }
     config = {"seed": options.seed, "each": each, "after": AFTER, "warmup": WARMUP_STEPS}
     finish(options, config, results, checks, "\n".join(lines))
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline_backend.insight.verdict import Level, judge, past, standing_of
+from paceline_backend.insight.verdict import Level, Observed, facts_of, judge, past, standing_of
 from support.timings import FIRST, in_steps, observed, slow
 
 
@@ -36,6 +36,54 @@ def test_what_began_lately_counts_in_full() -> None:
     assert now.level == Level.HELD_UP
     assert now.what == f"rank 2 computes 2 × slower since step {FIRST + 80}"
     assert now.lost > 3 * verdict.cost_s / verdict.wall_s
+
+
+def dealt(since: int, speed: np.ndarray) -> Observed:
+    """100 steps: equal batches, and since a step batches that make up for the ranks' speeds."""
+    load = np.full((100, 6), 40.0)
+    load[since:] = 40.0 * 6 / (1 / speed).sum() / speed
+    return dataclasses.replace(
+        observed(load=load, speed=speed, samples=load / 10), in_force_since=FIRST + since
+    )
+
+
+def test_what_the_policy_in_force_makes_up_for_holds_nobody_up() -> None:
+    """Also if it came into force in the middle of the range."""
+    seen = dealt(60, slow(3, 2.0))
+    verdict = judge(seen)
+    now = standing_of(verdict)
+    assert (now.level, now.what) == (Level.HEALTHY, "rank 3 computes 2 × slower")
+    assert max(now.lost, now.waste) < 0.05
+    assert now.step_s == pytest.approx(0.0935, rel=0.02)  # of the newest steps alone
+    (cause,) = verdict.causes
+    assert cause.hidden
+    assert cause.cost_s == pytest.approx(60 * 0.08 + 40 * 0.007, rel=0.05)
+    assert facts_of(verdict)["causes"][0]["to_do"] == "look at its machine, or replace it"
+    # Of nine steps nothing is said yet.
+    assert standing_of(judge(dealt(91, slow(3, 2.0)))).level == Level.HELD_UP
+
+
+def test_a_policy_that_makes_up_for_nothing_any_more() -> None:
+    seen = dealt(0, slow(3, 2.0))
+    equal = observed(speed=slow(3, 2.0))
+    late = np.arange(100)[:, None] >= 60
+    both = {
+        name: np.where(late, getattr(equal, name), getattr(seen, name))
+        for name in ("samples", "load", "squares", "longest", "compute_s", "sync_s")
+    }
+    verdict = judge(dataclasses.replace(seen, **both, in_force_since=FIRST + 60))
+    assert not verdict.causes[0].hidden
+    assert standing_of(verdict).level == Level.HELD_UP
+    assert standing_of(verdict).lost == pytest.approx(0.08 / 0.164, abs=0.03)
+
+
+def test_what_came_back_under_another_policy_only_is_over() -> None:
+    speed = np.ones((100, 6))
+    speed[5:60:10, 2] = 6.0
+    seen = observed(speed=speed)
+    assert standing_of(judge(seen)).level == Level.HELD_UP
+    now = standing_of(judge(dataclasses.replace(seen, in_force_since=FIRST + 60)))
+    assert now.level == Level.HEALTHY
 
 
 def test_noise_is_healthy() -> None:

@@ -29,9 +29,10 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
     part = model.typical / mean_of(model.typical, known, axis=1)[:, None]
     ranks: tuple[int, ...] = ()
     if any(finding.hidden for finding in others):
-        usual = mean_of(part, known, axis=0)
-        part = part / np.where(usual > 0, usual, 1.0)
-        part = part / mean_of(part, known, axis=1)[:, None]
+        now = model.in_force
+        usual = mean_of(part[now], known[now], axis=0)
+        even = part[now] / np.where(usual > 0, usual, 1.0)
+        part[now] = even / mean_of(even, known[now], axis=1)[:, None]
     else:
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, no batch makes another one wait.

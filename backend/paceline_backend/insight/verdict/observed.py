@@ -13,6 +13,7 @@ from paceline_backend.policies.base import Floats, Ints, usable
 
 Bools = npt.NDArray[np.bool_]
 
+FEWEST = 16  # with fewer steps since a switch, nothing is said of them alone
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 
 
@@ -42,6 +43,7 @@ class Observed:
     first: Bools  # [K] whether the step is the first of its segment
     apart: Bools  # [K] whether ranks did not wait for each other: a relaxed synchroniser
     nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
+    in_force_since: int = 0  # the step since which the policy in force plans
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
@@ -60,12 +62,18 @@ class Observed:
         finite = np.isfinite(self.compute_s) & np.isfinite(self.load)
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool) & finite
 
+    @property
+    def in_force(self) -> slice:
+        """The steps that the policy in force planned; all if it planned few of them."""
+        first = int(np.searchsorted(self.step, self.in_force_since))
+        return slice(first if len(self.step) - first >= FEWEST else 0, None)
+
     def of(self, steps: Bools) -> Observed:
         """The rows of the steps that are True in `steps`, [K]."""
         chosen: dict[str, Any] = {
             field.name: getattr(self, field.name)[steps]
             for field in fields(self)
-            if field.name != "nodes"
+            if field.name not in ("nodes", "in_force_since")
         }
         return replace(self, **chosen)
 

@@ -47,6 +47,7 @@ class Model:
         noise: σ of `off`, [W].
         courses: of each rank's `off`.
         usual: level of each rank's `off` when it is not slow, [W].
+        in_force: the steps that the policy in force planned.
     """
 
     took_part: Bools
@@ -55,6 +56,7 @@ class Model:
     noise: Floats
     courses: list[Course]
     usual: Floats
+    in_force: slice
 
 
 def model_of(seen: Observed, took_part: Bools) -> Model:
@@ -76,7 +78,8 @@ def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model
         course_of(off[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]))
         for rank in range(off.shape[1])
     ]
-    return Model(took_part, typical, off, noise, courses, _usual(courses, len(off)))
+    usual = _usual(courses, len(off))
+    return Model(took_part, typical, off, noise, courses, usual, seen.in_force)
 
 
 def _usual(courses: Sequence[Course], count: int) -> Floats:
@@ -396,11 +399,14 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
 def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
     """The effect of a slowness that smaller batches make up for; None: they do not.
 
-    Without it all ranks are as fast as the typical one, and each batch costs the step's mean.
+    Without it all ranks are as fast as the typical one. Under the policy in force each batch then
+    costs the step's mean; what another policy planned before stays.
     """
     world, all_ranks = model.off.shape[1], list(ranks)
     others = [rank for rank in range(world) if rank not in set(ranks)]
-    slow = (slower > 1).any(axis=1)
+    before = model.in_force.start
+    slow = np.asarray((slower > 1).any(axis=1))
+    slow[:before] = False
     if not others or not slow.any():
         return None
     part = model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None]
@@ -415,5 +421,6 @@ def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
     made = np.ones_like(model.off)
     made[:, all_ranks] = slower
     full = np.ones_like(model.off)
+    full[:before] = made[:before]
     full[slow] = np.where(model.took_part, made * part, 1.0)[slow]
     return Effect(np.arange(world), slower=full)

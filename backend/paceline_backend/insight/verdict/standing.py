@@ -1,7 +1,8 @@
 """How a run stands now: healthy, to watch or held up, in a line, with what it loses at present.
 
 A verdict covers hundreds of steps, and a rank may be slow in the newest of them only. What is said
-here rests on the newest steps: those since the last cause that goes on began.
+here rests on the newest steps: those since the last cause that goes on began, and under the policy
+in force alone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, Finding
 from paceline_backend.insight.verdict.judge import FEW, Verdict
-from paceline_backend.insight.verdict.observed import Times
+from paceline_backend.insight.verdict.observed import FEWEST, Observed, Times
 from paceline_backend.insight.verdict.words import what
 
 WATCH, HELD_UP = 0.06, 0.2  # share of time that is lost
 SHOWN = 50  # newest steps that are looked at
-_FEWEST = 16  # steps since a cause began
 _OFTEN = 3  # what came back so often may come again
 
 _PAST = {
@@ -79,14 +79,14 @@ def standing_of(verdict: Verdict) -> Standing:
     costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
     costing = [at for at in costing if not verdict.causes[at].hidden]
     going = [verdict.causes[at] for at in costing]
-    newest = _newest(len(seen.step), going)
+    newest = _newest(seen, going)
     without = Account(times, verdict.causes).without(costing)
     wall_s = float(times.steps_s[newest].sum())
     lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
     waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
     level = _level(waste, lost, bool(going))
     said = _said(verdict, level)
-    shown = slice(-SHOWN, None)
+    shown = slice(max(len(seen.step) - SHOWN, seen.in_force.start), None)
     step_s = float(times.steps_s[shown].mean())
     return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
 
@@ -105,12 +105,16 @@ def _goes_on(cause: Finding) -> bool:
     return cause.until is None or cause.times >= _OFTEN
 
 
-def _newest(count: int, going: list[Finding]) -> slice:
-    """The steps since the last cause began; at least the fewest, and all where one comes back."""
+def _newest(seen: Observed, going: list[Finding]) -> slice:
+    """The steps since the last cause began; at least the fewest, and all where one comes back.
+
+    None are from before the policy in force.
+    """
+    count, first = len(seen.step), seen.in_force.start
     if any(cause.times > 1 for cause in going):
-        return slice(0, count)
+        return slice(first, count)
     began = max((cause.since or 0 for cause in going), default=count - SHOWN)
-    return slice(max(0, min(began, count - _FEWEST)), count)
+    return slice(max(first, min(began, count - FEWEST)), count)
 
 
 def _level(waste: float, lost: float, known: bool) -> Level:

@@ -15,9 +15,10 @@ _ALWAYS = " in all steps"
 _ALIKE = 1.2  # factors that differ by less are told as their median
 _MOST_CAUSES = 3  # in the words about a run
 
+_MACHINE = "look at {its} machine, or replace it"
 _TO_DO = {
-    "node": "look at {its} machine, or replace it; until then a policy that learns speeds, such as "
-    "`paceline`, takes load from {it}",
+    "node": f"{_MACHINE}; until then a policy that learns speeds, such as `paceline`, takes load "
+    "from {it}",
     "transient": "look at what else ran on {its} machine in these steps",
     "periodic": "look for what runs at this distance there: garbage collection, a cron job, a log",
     "input": "give the loader more workers, or faster storage; no policy helps",
@@ -108,7 +109,8 @@ def to_do(cause: Finding) -> str:
     """What helps against a cause: a clause without a full stop."""
     single = len(cause.ranks) == 1
     its, it = ("its", "it") if single else ("their", "them")
-    return _TO_DO[cause.kind].format(its=its, it=it)
+    text = _MACHINE if cause.hidden else _TO_DO[cause.kind]
+    return text.format(its=its, it=it)
 
 
 def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
