@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from paceline.commands.verdict import lines
 from paceline.wire import Fallback, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.insight.verdict import Observed, judge, read_observed
-from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.store import Store, runs, schema, switches, telemetry
 from support.records import add_run, adopted, hello, record
 from support.web import serving
 
@@ -99,6 +100,28 @@ def test_a_rank_that_is_late_between_steps_is_named(store: Store) -> None:
         ]
     telemetry.write(store, [("r", StepBatch(rows))])
     assert (1,) in [cause.ranks for cause in judge(seen(store)).causes]
+
+
+def test_since_when_the_policy_is_in_force(store: Store) -> None:
+    """A switch counts from its first step on, and for ranges that end later."""
+    key = add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello())])
+    written(store, {})
+    assert seen(store).in_force_since == 0
+    with store.write() as connection:
+        for policy, effective in (("paceline", 12), ("lbb", 30), ("boa", None)):
+            version = switches.add(connection, "r", policy, {}, "test")["version"]
+            row = schema.switches.c
+            connection.execute(
+                sa.update(schema.switches)
+                .where(row.run == key, row.version == version)
+                .values(effective_step=effective)
+            )
+    assert seen(store).in_force_since == 30
+    assert seen(store).in_force == slice(0, None)  # ten steps are too few
+    assert seen(store, (0, 29)).in_force_since == 12
+    assert seen(store, (0, 29)).in_force == slice(12, None)
+    assert seen(store, (0, 11)).in_force_since == 0
 
 
 def test_a_restart_is_no_time_between_steps(store: Store) -> None:

@@ -153,7 +153,11 @@ def _node(verdict: Verdict, cause: Finding) -> str:
     else:
         text = f"{who} {verb} {_slower(cause)} slower{_since(verdict, cause)}."
     if cause.hidden:
-        text += " The plan gives less to do there, so nobody waits; the others do that work."
+        planned = verdict.seen.in_force.start
+        since = (
+            f"Since step {_step(verdict, planned)} the" if planned > (cause.since or 0) else "The"
+        )
+        text += f" {since} plan gives less to do there, so nobody waits; the others do that work."
     return text
 
 
