@@ -27,6 +27,12 @@ describe("the slowest worker", () => {
     assert.deepEqual(found, { name: "rank 1", factor: 1.9, where: "gpu-b2", caused: 0.94, why: "", tone: "" });
     assert.deepEqual(slowestTile(found, true), { value: "rank 1", bold: "1.90×", note: " the typical rank's time, gpu-b2", tone: "bad" });
   });
+  it("has less to do where the plan makes up for it", () => {
+    const cause = { ranks: [1], until: null, factor: 1.9, nodes: ["gpu-b2"], hidden: true };
+    const found = slowest({ causes: [cause] }, workers, new Map([[1, { caused: 0.94 }]]), null);
+    assert.equal(found.caused, 0);
+    assert.deepEqual(slowestTile(found, true), { value: "rank 1", bold: "1.90× slower, with less to do", note: ", gpu-b2", tone: "" });
+  });
   it("is a group where the verdict names several", () => {
     const of = (ranks) => slowest({ causes: [{ ranks, until: null, factor: 2, nodes: [] }] }, workers, new Map(), null).name;
     assert.deepEqual([of([0, 1]), of([4, 5, 6, 7]), of([1, 3, 5])], ["ranks 0 and 1", "ranks 4–7", "3 ranks"]);

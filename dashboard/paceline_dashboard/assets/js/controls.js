@@ -101,8 +101,10 @@ export class ChartControls {
     const focus = this.pinned ?? this.worst;
     const slow = focus !== null && (this.causes.get(focus)?.cause ?? "none") !== "none";
     const group = focus === null ? [] : this.pinned === null ? this.#groupOf(focus) : [focus];
-    text("chart-pinned", focus === null ? "" : this.pinned === null ? `${ranksIn(group)} ${verbOf(group.length, this.ended)} waited for` : `rank ${focus} pinned`);
-    byId("chart-pinned").className = slow ? "badge bad" : "badge";
+    const madeUpFor = focus !== null && this.named.some(({ ranks, hidden }) => hidden && ranks.includes(focus));
+    const said = madeUpFor ? `${ranksIn(group)} with less to do` : `${ranksIn(group)} ${verbOf(group.length, this.ended)} waited for`;
+    text("chart-pinned", focus === null ? "" : this.pinned === null ? said : `rank ${focus} pinned`);
+    byId("chart-pinned").className = slow && !madeUpFor ? "badge bad" : "badge";
     show("chart-pinned", focus !== null);
     show("chart-unpin", this.pinned !== null);
     const input = byId("chart-rank");

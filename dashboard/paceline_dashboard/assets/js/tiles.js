@@ -55,8 +55,10 @@ export function slowest(verdict, workers, causes, hung) {
   const going = verdict?.causes.filter((each) => each.ranks.length && each.until === null) ?? [];
   const cause = going.find((each) => each.factor !== null) ?? going.find((each) => each.kind === "input");
   if (cause) {
-    const caused = cause.ranks.reduce((sum, rank) => sum + (causes.get(rank)?.caused ?? 0), 0);
-    const own = cause.factor === null ? { why: cause.ranks.length === 1 ? "waits for its data loader" : "wait for their data loaders", tone: tone(cause.share, WASTE) } : plain;
+    // What ranks caused before the plan made up for them is over.
+    const caused = cause.hidden ? 0 : cause.ranks.reduce((sum, rank) => sum + (causes.get(rank)?.caused ?? 0), 0);
+    const madeUpFor = { why: `${factor(cause.factor)} slower, with less to do`, tone: "" };
+    const own = cause.hidden ? madeUpFor : cause.factor === null ? { why: cause.ranks.length === 1 ? "waits for its data loader" : "wait for their data loaders", tone: tone(cause.share, WASTE) } : plain;
     const name = cause.ranks.length > MOST_LINES ? plural(cause.ranks.length, "rank") : ranksIn(cause.ranks);
     return { name, factor: cause.factor, where: cause.nodes.join(", "), caused, ...own };
   }
