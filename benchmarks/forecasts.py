@@ -165,7 +165,10 @@ def main() -> None:
                 print(row, file=sys.stderr)
                 continue
             rows.append(row)
-            print(f"{len(rows)}/{len(asked)} {row['kind']}: {row['reason'] or ''}", file=sys.stderr)
+            print(
+                f"{len(rows) + len(impossible)}/{len(asked)} {row['kind']}: {row['reason'] or ''}",
+                file=sys.stderr,
+            )
             if options.rows:
                 options.rows.write_text(json.dumps(rows))
     cells = [(row["kind"], option) for row in rows for option in row["options"]]
@@ -179,6 +182,7 @@ def main() -> None:
     half = float(np.median([option["half"] for _, option in cells]))
     checks = [
         Check("forecasts", len(cells), 1000, ">="),
+        Check("scenarios that can be, %", 100 * len(rows) / len(asked), 95, ">="),
         Check("outcomes inside the 95 % interval, %, at least", percent(inside), 93, ">="),
         Check("outcomes inside the 95 % interval, %, at most", percent(inside), 97, "<="),
         Check("the kind with the fewest inside, %", min(kinds.values()), 85, ">="),

@@ -155,12 +155,19 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture(scope="session")
-def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """As `stack`, but of several tests: for those that ask about their own runs alone."""
+def _shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     from paceline_backend.server.stack import Stack
 
     with Stack(tmp_path_factory.mktemp("shared") / "data", 0) as running:
         yield running
+
+
+@pytest.fixture
+def shared_stack(_shared_stack: Stack) -> Iterator[Stack]:
+    """As `stack`, but of several tests: for those that ask about their own runs alone."""
+    yield _shared_stack
+    for run in _shared_stack.api("GET", "/runs?state=running&limit=50")["items"]:  # it failed
+        _shared_stack.api("POST", f"/runs/{run['id']}/stop", {"force": True})
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_server_starts_without_what_only_some_plans_need() -> None:
+def test_what_only_some_plans_need_is_not_imported_at_the_start() -> None:
     code = (
         "import sys\n"
         "from paceline_backend import policies\n"

@@ -169,6 +169,26 @@ def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tu
     return [(attempt, begin, stop) for attempt, begin, stop in connection.execute(query)]
 
 
+def versions(
+    connection: sa.Connection, run: int, attempt: int, span: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """The versions of the policy that planned segments, each with the first of its segments.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: only its segments.
+        span: the number of the first segment, and of the last one.
+    """
+    c = segments.c
+    first = sa.func.min(c.seq)
+    query = sa.select(first, c.version).where(
+        c.run == run, c.attempt == attempt, c.seq.between(*span)
+    )
+    rows = connection.execute(query.group_by(c.version).order_by(first))
+    return [(seq, version) for seq, version in rows]
+
+
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
     """Why the newest relaxed segment that has begun was all-reduced; empty: it was not.
 

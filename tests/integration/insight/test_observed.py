@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from paceline.commands.verdict import lines
 from paceline.wire import Fallback, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.insight.verdict import Observed, judge, read_observed
-from paceline_backend.store import Store, runs, schema, switches, telemetry
+from paceline_backend.store import Store, runs, telemetry
 from support.records import add_run, adopted, hello, record
 from support.web import serving
 
@@ -41,7 +40,7 @@ def written(
                 rank,
                 attempt,
                 seq=step - steps.start,
-                segment=step // 8,
+                segment=(step - steps.start) // 8,
                 load=40.0,
                 data_s=0.01,
                 compute_s=COMPUTE_S,
@@ -102,26 +101,29 @@ def test_a_rank_that_is_late_between_steps_is_named(store: Store) -> None:
     assert (1,) in [cause.ranks for cause in judge(seen(store)).causes]
 
 
-def test_since_when_the_policy_is_in_force(store: Store) -> None:
-    """A switch counts from its first step on, and for ranges that end later."""
-    key = add_run(store, "r", nproc=2)
-    telemetry.write(store, [("r", hello())])
-    written(store, {})
-    assert seen(store).in_force_since == 0
-    with store.write() as connection:
-        for policy, effective in (("paceline", 12), ("lbb", 30), ("boa", None)):
-            version = switches.add(connection, "r", policy, {}, "test")["version"]
-            row = schema.switches.c
-            connection.execute(
-                sa.update(schema.switches)
-                .where(row.run == key, row.version == version)
-                .values(effective_step=effective)
-            )
-    assert seen(store).in_force_since == 30
-    assert seen(store).in_force == slice(0, None)  # ten steps are too few
-    assert seen(store, (0, 29)).in_force_since == 12
-    assert seen(store, (0, 29)).in_force == slice(12, None)
-    assert seen(store, (0, 11)).in_force_since == 0
+def test_which_steps_each_policy_planned(database_url: str) -> None:
+    """By the segments that were adopted: an attempt begins again before the last switch."""
+    with Store.open(database_url) as store:
+        add_run(store, "r", nproc=2)
+        telemetry.write(store, [("r", hello())])
+        written(store, {})
+        assert seen(store).switched == []  # nobody told of segments
+
+        def plan(versions: tuple[int, ...], first: int, attempt: int) -> None:
+            for seq, version in enumerate(versions):
+                planned = {"attempt": attempt, "counts": [[4, 4]] * 8}
+                said = adopted(seq, first + 8 * seq, version, **planned)
+                telemetry.write(store, [("r", said)])
+
+        plan((0, 0, 1, 1, 3), 0, 0)
+        assert seen(store).switched == [16, 32]
+        assert seen(store, (0, 31)).switched == [16]
+        assert seen(store, (20, 39)).switched == [32]
+        assert seen(store).policies == [slice(0, 16), slice(16, 40)]
+        telemetry.write(store, [("r", hello(attempt=1, step=24))])
+        written(store, {}, range(24, 64), attempt=1)
+        plan((3, 3, 3, 4, 4), 24, 1)
+        assert seen(store).switched == [16, 24, 48]
 
 
 def test_a_restart_is_no_time_between_steps(store: Store) -> None:

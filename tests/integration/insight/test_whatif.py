@@ -331,7 +331,8 @@ def test_the_database_tells_what_memory_does(
             forecast(store, "nobody")
         with pytest.raises(UnknownPolicyError, match="nopolicy"):
             forecast(store, run, presets=["nopolicy"])
-        with pytest.raises(UnknownPolicyError, match=r"paceline \(mode fre\)"):
+        legal = r"'paceline \(mode fre\)' is no variant of paceline; known: paceline, paceline \("
+        with pytest.raises(ValueError, match=legal):
             forecast(store, run, presets=["bsp", "paceline (mode fre)"])
         with pytest.raises(ValueError, match="steps: 3"):
             forecast(store, run, steps=3)

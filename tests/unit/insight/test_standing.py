@@ -43,7 +43,7 @@ def dealt(since: int, speed: np.ndarray) -> Observed:
     load = np.full((100, 6), 40.0)
     load[since:] = 40.0 * 6 / (1 / speed).sum() / speed
     return dataclasses.replace(
-        observed(load=load, speed=speed, samples=load / 10), in_force_since=FIRST + since
+        observed(load=load, speed=speed, samples=load / 10), switched=[FIRST + since]
     )
 
 
@@ -73,10 +73,40 @@ def test_a_policy_that_makes_up_for_nothing_any_more() -> None:
         name: np.where(late, getattr(equal, name), getattr(seen, name))
         for name in ("samples", "load", "squares", "longest", "compute_s", "sync_s")
     }
-    verdict = judge(dataclasses.replace(seen, **both, in_force_since=FIRST + 60))
+    verdict = judge(dataclasses.replace(seen, **both, switched=[FIRST + 60]))
     assert not verdict.causes[0].hidden
+    assert verdict.causes[0].cost_s == pytest.approx(60 * 0.007 + 40 * 0.08, rel=0.05)
     assert standing_of(verdict).level == Level.HELD_UP
     assert standing_of(verdict).lost == pytest.approx(0.08 / 0.164, abs=0.03)
+
+
+def test_a_second_switch_takes_nothing_back() -> None:
+    """Both policies make up for the slow rank, whether few or many steps are of the second."""
+    once = judge(dealt(60, slow(3, 2.0)))
+    for second in (65, 84, 95):
+        seen = dataclasses.replace(dealt(60, slow(3, 2.0)), switched=[FIRST + 60, FIRST + second])
+        verdict = judge(seen)
+        assert standing_of(verdict).level == Level.HEALTHY
+        assert verdict.cost_s == pytest.approx(once.cost_s, rel=0.02)
+        words = facts_of(verdict)["causes"][0]["words"]
+        assert f"Since step {FIRST + (65 if second == 65 else 60)} the plan" in words
+    throughout = judge(dealt(0, slow(3, 2.0)))
+    seen = dataclasses.replace(dealt(0, slow(3, 2.0)), switched=[FIRST + 70])
+    assert judge(seen).cost_s == pytest.approx(throughout.cost_s, rel=0.02)
+    assert "slower. The plan gives less" in facts_of(judge(seen))["causes"][0]["words"]
+
+
+def test_a_range_that_begins_with_a_few_steps_of_another_policy() -> None:
+    assert observed().policies == [slice(0, 100)]
+    for switched, expected in (
+        ([FIRST], [slice(0, 100)]),
+        ([FIRST + 5], [slice(0, 100)]),
+        ([FIRST + 5, FIRST + 50], [slice(0, 50), slice(50, 100)]),
+        ([FIRST + 50, FIRST + 55], [slice(0, 55), slice(55, 100)]),
+        ([FIRST + 50, FIRST + 95], [slice(0, 50), slice(50, 100)]),
+        ([FIRST - 20, FIRST + 300], [slice(0, 100)]),
+    ):
+        assert dataclasses.replace(observed(), switched=switched).policies == expected
 
 
 def test_what_came_back_under_another_policy_only_is_over() -> None:
@@ -84,7 +114,7 @@ def test_what_came_back_under_another_policy_only_is_over() -> None:
     speed[5:60:10, 2] = 6.0
     seen = observed(speed=speed)
     assert standing_of(judge(seen)).level == Level.HELD_UP
-    now = standing_of(judge(dataclasses.replace(seen, in_force_since=FIRST + 60)))
+    now = standing_of(judge(dataclasses.replace(seen, switched=[FIRST + 60])))
     assert now.level == Level.HEALTHY
 
 

@@ -28,11 +28,13 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
     known = model.took_part
     part = model.typical / mean_of(model.typical, known, axis=1)[:, None]
     ranks: tuple[int, ...] = ()
-    if any(finding.hidden for finding in others):
-        now = model.in_force
-        usual = mean_of(part[now], known[now], axis=0)
-        even = part[now] / np.where(usual > 0, usual, 1.0)
-        part[now] = even / mean_of(even, known[now], axis=1)[:, None]
+    hidden = [finding.hidden_since for finding in others if finding.hidden_since is not None]
+    if hidden:
+        for now in model.policies:
+            if now.start >= min(hidden):
+                usual = mean_of(part[now], known[now], axis=0)
+                even = part[now] / np.where(usual > 0, usual, 1.0)
+                part[now] = even / mean_of(even, known[now], axis=1)[:, None]
     else:
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, no batch makes another one wait.

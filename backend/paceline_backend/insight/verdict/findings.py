@@ -50,7 +50,7 @@ class Finding:
         period: distance at which it comes back, in steps; None: it does not.
         trend: its factor when it began to grow and now; None: it does not grow.
         times: how often it happened; 1 for what lasts.
-        hidden: whether the plan makes up for it, so that nobody waits.
+        hidden_since: since when the plan makes up for it, so that nobody waits; None: it does not.
         cost_s: what it costs beside the others; known once they count.
     """
 
@@ -64,8 +64,13 @@ class Finding:
     period: int | None = None
     trend: tuple[float, float] | None = None
     times: int = 1
-    hidden: bool = False
+    hidden_since: int | None = None
     cost_s: float = 0.0
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the plan makes up for it."""
+        return self.hidden_since is not None
 
 
 class Account:

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline_backend.insight.verdict.observed import Observed
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.store import Connection, records, segments, switches
+from paceline_backend.store import Connection, records, segments
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
@@ -63,14 +63,22 @@ def read_observed(
         first=np.diff(segment, prepend=np.nan) != 0,
         apart=apart,
         nodes=nodes if len(nodes) == world else (),
-        in_force_since=_in_force_since(connection, run, int(step[-1])) if len(step) else 0,
+        switched=_switched(connection, run, step, attempt, segment),
     )
 
 
-def _in_force_since(connection: Connection, run: int, step: int) -> int:
-    """The step since which the policy plans that is in force in a step."""
-    effective = (switch.effective_step or 0 for switch in switches.history(connection, run))
-    return max((first for first in effective if first <= step), default=0)
+def _switched(
+    connection: Connection, run: int, step: Ints, attempt: Floats, segment: Floats
+) -> list[int]:
+    """The steps with which another policy began."""
+    version = np.full(len(step), -1)
+    for number in np.unique(attempt[~np.isnan(attempt)]):
+        mine = attempt == number
+        span = int(np.nanmin(segment[mine])), int(np.nanmax(segment[mine]))
+        for first, planned in segments.versions(connection, run, int(number), span):
+            version[mine & (segment >= first)] = planned
+    known = version >= 0
+    return [int(at) for at in step[known][1:][np.diff(version[known]) != 0]]
 
 
 def _first_known(values: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from paceline_backend.policies.base import Floats, Ints, usable
 
 Bools = npt.NDArray[np.bool_]
 
-FEWEST = 16  # with fewer steps since a switch, nothing is said of them alone
+FEWEST = 16  # of fewer steps under a policy, nothing is said by themselves
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 
 
@@ -43,7 +44,7 @@ class Observed:
     first: Bools  # [K] whether the step is the first of its segment
     apart: Bools  # [K] whether ranks did not wait for each other: a relaxed synchroniser
     nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
-    in_force_since: int = 0  # the step since which the policy in force plans
+    switched: Sequence[int] = ()  # steps with which another policy began, ascending
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
@@ -63,17 +64,24 @@ class Observed:
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool) & finite
 
     @property
-    def in_force(self) -> slice:
-        """The steps that the policy in force planned; all if it planned few of them."""
-        first = int(np.searchsorted(self.step, self.in_force_since))
-        return slice(first if len(self.step) - first >= FEWEST else 0, None)
+    def policies(self) -> list[slice]:
+        """The steps that each policy planned; a few steps are taken for those of the one before."""
+        count, begins = len(self.step), [0]
+        for at in np.searchsorted(self.step, self.switched).tolist():
+            if count - at < FEWEST:
+                break
+            if at - begins[-1] >= FEWEST:
+                begins.append(at)
+            elif len(begins) > 1:
+                begins[-1] = at
+        return [slice(*ends) for ends in pairwise([*begins, count])]
 
     def of(self, steps: Bools) -> Observed:
         """The rows of the steps that are True in `steps`, [K]."""
         chosen: dict[str, Any] = {
             field.name: getattr(self, field.name)[steps]
             for field in fields(self)
-            if field.name not in ("nodes", "in_force_since")
+            if field.name not in ("nodes", "switched")
         }
         return replace(self, **chosen)
 

@@ -47,7 +47,7 @@ class Model:
         noise: σ of `off`, [W].
         courses: of each rank's `off`.
         usual: level of each rank's `off` when it is not slow, [W].
-        in_force: the steps that the policy in force planned.
+        policies: the steps that each policy planned.
     """
 
     took_part: Bools
@@ -56,7 +56,7 @@ class Model:
     noise: Floats
     courses: list[Course]
     usual: Floats
-    in_force: slice
+    policies: Sequence[slice]
 
 
 def model_of(seen: Observed, took_part: Bools) -> Model:
@@ -79,7 +79,7 @@ def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model
         for rank in range(off.shape[1])
     ]
     usual = _usual(courses, len(off))
-    return Model(took_part, typical, off, noise, courses, usual, seen.in_force)
+    return Model(took_part, typical, off, noise, courses, usual, seen.policies)
 
 
 def _usual(courses: Sequence[Course], count: int) -> Floats:
@@ -376,9 +376,9 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
     first = max(group, key=lambda each: float(each.slower.sum()))
     sinces = [each.since or 0 for each in group]
     since = int(np.median(sinces)) or None
-    effect, hidden = Effect(np.array(ranks), slower=slower, pause_s=pause_s), False
+    effect, hidden_since = Effect(np.array(ranks), slower=slower, pause_s=pause_s), None
     if first.kind == "node" and (dealt := _dealt(model, ranks, slower)) is not None:
-        effect, hidden = dealt, True
+        effect, hidden_since = dealt
     return Finding(
         kind=first.kind,
         ranks=tuple(ranks),
@@ -392,35 +392,52 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
         period=first.period,
         trend=first.trend,
         times=first.times,
-        hidden=hidden,
+        hidden_since=hidden_since,
     )
 
 
-def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
-    """The effect of a slowness that smaller batches make up for; None: they do not.
+def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> tuple[Effect, int | None] | None:
+    """The effect of a slowness for which smaller batches make up; None: they never do.
 
-    Without it all ranks are as fast as the typical one. Under the policy in force each batch then
-    costs the step's mean; what another policy planned before stays.
+    Each policy is looked at by itself. Where it makes up for the slowness, without the slowness all
+    ranks are as fast as the typical one, and each batch costs the step's mean.
+
+    The second result says since which step the plan makes up for it; None: it does not now.
     """
     world, all_ranks = model.off.shape[1], list(ranks)
     others = [rank for rank in range(world) if rank not in set(ranks)]
-    before = model.in_force.start
     slow = np.asarray((slower > 1).any(axis=1))
-    slow[:before] = False
-    if not others or not slow.any():
-        return None
     part = model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None]
-    shares = mean_of(part[slow], model.took_part[slow], axis=0)
+    full = np.ones_like(model.off)
+    full[:, all_ranks] = slower
+    ever, since = False, None
+    for policy in model.policies:
+        rows = np.arange(len(slow))[policy][slow[policy]]
+        if not len(rows):
+            continue
+        if not _makes_up(part[rows], model.took_part[rows], all_ranks, others, slower[rows]):
+            since = None
+            continue
+        full[rows] = np.where(model.took_part[rows], full[rows] * part[rows], 1.0)
+        ever, since = True, policy.start if since is None else since
+    return (Effect(np.arange(world), slower=full), since) if ever else None
+
+
+def _makes_up(
+    part: Floats, took_part: Bools, ranks: Sequence[int], others: Sequence[int], slower: Floats
+) -> bool:
+    """Whether slow ranks have so small batches that this makes up for much of their slowness.
+
+    Args:
+        part: what each batch costs ÷ the mean batch of its step, [S, W].
+        took_part: which ranks count, [S, W].
+        ranks: the slow ones.
+        others: the others.
+        slower: by what factor, [S, R].
+    """
+    shares = mean_of(part, took_part, axis=0)
     ranks, others = ([rank for rank in some if shares[rank] > 0] for some in (ranks, others))
     if not ranks or not others:
-        return None
-    share = float(np.median(shares[list(ranks)]) / np.median(shares[others]))
-    factor = float(np.median(slower[slow]))
-    if 1 / share - 1 < _CUT * (factor - 1) or 1 / share < 1.05:
-        return None
-    made = np.ones_like(model.off)
-    made[:, all_ranks] = slower
-    full = np.ones_like(model.off)
-    full[:before] = made[:before]
-    full[slow] = np.where(model.took_part, made * part, 1.0)[slow]
-    return Effect(np.arange(world), slower=full)
+        return False
+    share = float(np.median(shares[ranks]) / np.median(shares[others]))
+    return 1 / share - 1 >= _CUT * (float(np.median(slower)) - 1) and 1 / share >= 1.05

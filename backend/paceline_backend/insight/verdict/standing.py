@@ -86,7 +86,7 @@ def standing_of(verdict: Verdict) -> Standing:
     waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
     level = _level(waste, lost, bool(going))
     said = _said(verdict, level)
-    shown = slice(max(len(seen.step) - SHOWN, seen.in_force.start), None)
+    shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
     return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
 
@@ -110,7 +110,7 @@ def _newest(seen: Observed, going: list[Finding]) -> slice:
 
     None are from before the policy in force.
     """
-    count, first = len(seen.step), seen.in_force.start
+    count, first = len(seen.step), seen.policies[-1].start
     if any(cause.times > 1 for cause in going):
         return slice(first, count)
     began = max((cause.since or 0 for cause in going), default=count - SHOWN)

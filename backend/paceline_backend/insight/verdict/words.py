@@ -152,11 +152,10 @@ def _node(verdict: Verdict, cause: Finding) -> str:
         )
     else:
         text = f"{who} {verb} {_slower(cause)} slower{_since(verdict, cause)}."
-    if cause.hidden:
-        planned = verdict.seen.in_force.start
-        since = (
-            f"Since step {_step(verdict, planned)} the" if planned > (cause.since or 0) else "The"
-        )
+    if cause.hidden_since is not None:
+        since = "The"
+        if cause.hidden_since > (cause.since or 0):
+            since = f"Since step {_step(verdict, cause.hidden_since)} the"
         text += f" {since} plan gives less to do there, so nobody waits; the others do that work."
     return text
 

@@ -115,7 +115,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
     @property
     def compares(self) -> bool:
-        """Whether all presets were to be forecast: not a node alone, nor a promised option."""
+        """Whether presets stand beside the policy in force: it is not of a node or a promise."""
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:

@@ -39,7 +39,7 @@ from paceline_backend.insight.whatif.simulate import (
 )
 from paceline_backend.insight.whatif.speeds import same_speeds
 from paceline_backend.insight.whatif.state import State, read
-from paceline_backend.policies import Models, Policy, UnknownPolicyError
+from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
@@ -88,20 +88,27 @@ def forecast(
 
     Raises:
         UnknownRunError: no such run.
-        UnknownPolicyError: no such preset or variant.
+        UnknownPolicyError: no such preset.
         StoreError: the database did not answer.
-        ValueError: `steps` is below `FEWEST`.
+        ValueError: `steps` is below `FEWEST`, or a preset has no such variant.
     """
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
-    known = {*presets_and_variants(), label(state.policy, state.parameters)}
-    for unknown in sorted(set(presets or []) - known):
-        raise UnknownPolicyError(unknown)
+    _refuse_unknown(presets or [], label(state.policy, state.parameters))
     return of_state(
         run_id, state, presets, relaxed=relaxed, replicates=replicates, budget_s=budget_s
     )
+
+
+def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
+    known = presets_and_variants()
+    for option in presets:
+        if option != in_force and option not in known:
+            name = policies.get(option.partition(" (")[0]).name
+            legal = ", ".join(called for called, (of, _) in known.items() if of == name)
+            raise ValueError(f"presets: {option!r} is no variant of {name}; known: {legal}")
 
 
 def of_state(
@@ -156,7 +163,9 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    not_computing = float(measured.remainder_s.sum() / measured.step_s.sum())
+    reduced = measured.together  # other steps have no all-reduce
+    step_s = float(measured.step_s[reduced].sum())
+    not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
     return slow_nodes.answer(slow, preset, not_computing)
 
 

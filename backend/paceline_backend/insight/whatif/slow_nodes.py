@@ -65,7 +65,7 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
     Args:
         slow: the node.
         preset: the policy in force on nodes that are all as fast as the others.
-        not_computing: share of a step in which no rank loads or computes.
+        not_computing: share of a step with an all-reduce in which no rank loads or computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))
