@@ -58,9 +58,9 @@ def test_what_the_policy_in_force_makes_up_for_holds_nobody_up() -> None:
     (cause,) = verdict.causes
     assert cause.hidden
     assert cause.cost_s == pytest.approx(60 * 0.08 + 40 * 0.007, rel=0.05)
-    (told,) = facts_of(verdict)["causes"]
-    assert f"Since step {FIRST + 60} the plan gives less to do there" in told["words"]
-    assert told["to_do"] == "look at its machine, or replace it"
+    (facts,) = facts_of(verdict)["causes"]
+    assert f"Since step {FIRST + 60} the plan gives less to do there" in facts["words"]
+    assert facts["to_do"] == "look at its machine, or replace it"
     # Of nine steps nothing is said yet.
     assert standing_of(judge(dealt(91, slow(3, 2.0)))).level == Level.HELD_UP
 
