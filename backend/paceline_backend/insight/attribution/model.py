@@ -94,15 +94,7 @@ def fit(rows: Rows, took_part: Bools) -> Model:
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
     known = took_part.sum(axis=0) >= FEW
-    shape = columns[..., 0]
-    rate = _rates(time / shape, took_part, known)
-    keep = took_part.copy()
-    for _ in range(_ROUNDS):
-        shape = columns @ _combine(columns[keep], (time / rate)[keep])
-        rate = _rates(time / shape, took_part, known)
-        off = np.abs(np.log(time / (rate * shape)))
-        noise = _noise(off[took_part], int(known.sum()) + 1)
-        keep = took_part & (off <= max(4 * noise, np.log(_OUTLIER)))
+    shape, rate, keep, noise = _settled(columns, time, took_part, known)
     typical_rate = _typical(rate[known]) if known.any() else 1.0
     typical, rate = shape * typical_rate, rate / typical_rate
     equal = _mean_of(typical, took_part)
@@ -126,6 +118,38 @@ def fit(rows: Rows, took_part: Bools) -> Model:
         np.where(known, factor, np.nan),
         noise,
     )
+
+
+def _settled(
+    columns: Floats, time: Floats, took_part: Bools, known: Bools
+) -> tuple[Floats, Floats, Bools, float]:
+    """The batches' costs, the ranks' rates, the rows that agree with both, and their noise.
+
+    A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
+    If these rows count in the first round, costs seem not to depend on load, and they agree with it
+    ever after. So the rounds begin once with all rows, and once with those that agree with costs in
+    proportion to load. The end from which fewer rows are far off is taken.
+    """
+    fitted = int(known.sum()) + 1
+
+    def judged(shape: Floats) -> tuple[Floats, Floats, Bools, float, float]:
+        rate = _rates(time / shape, took_part, known)
+        off = np.abs(np.log(time / (rate * shape)))
+        noise = _noise(off[took_part], fitted)
+        keep = took_part & (off <= max(4 * noise, np.log(_OUTLIER)))
+        far = float(np.minimum(off[took_part], np.log(_OUTLIER)).sum())
+        return shape, rate, keep, noise, far
+
+    ends = []
+    proportional = judged(columns[..., 0])
+    for keep in (took_part, proportional[2]):
+        rate = proportional[1]
+        for _ in range(_ROUNDS):
+            end = judged(columns @ _combine(columns[keep], (time / rate)[keep]))
+            _, rate, keep, _, _ = end
+        ends.append(end)
+    shape, rate, keep, noise, _ = min(ends, key=lambda end: end[-1])
+    return shape, rate, keep, noise
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:

@@ -195,7 +195,10 @@ class _Peeling:
         return Course(self._base, _closed(sorted(spans, key=lambda span: span.begin)))
 
     def _take_out(self, at: int) -> None:
-        """Removes a piece; its neighbours become one piece if they are at the same level."""
+        """Removes a piece; its neighbours become one piece if they are at the same level.
+
+        If not, its steps go to that at the nearer level. What was above both goes to the first.
+        """
         base = self._base
         piece = base.pop(at)
         if at == 0:
@@ -206,6 +209,11 @@ class _Peeling:
             before, after = base[at - 1], base[at]
             if abs(before.level - after.level) <= self._same(before, after):
                 base[at - 1 : at + 1] = [self._joined(before, after)]
+            elif (
+                abs(piece.level - after.level) < abs(piece.level - before.level)
+                and piece.level <= after.level + self._least
+            ):
+                after.begin = piece.begin
             else:
                 before.end = piece.end
 
