@@ -14,6 +14,7 @@ from paceline_backend.policies.predict.least_squares import non_negative
 Bools = npt.NDArray[np.bool_]
 
 FEW = 4  # with fewer rows of a rank, lasting and passing slowness look the same
+_CLEARLY = 0.8  # a sum that is less than this share of another is clearly smaller
 _ROUNDS = 5  # how often shape and speeds are fitted in turn; more rounds change nothing
 _PRIOR = 0.12  # prior that cost is proportional to load, as in the linear predictor
 _SLOPE = 0.5  # 1 σ by which a rank's cost of load may differ from its whole cost
@@ -128,7 +129,7 @@ def _settled(
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
     If these rows count in the first round, costs seem not to depend on load, and they agree with it
     ever after. So the rounds begin once with all rows, and once with those that agree with costs in
-    proportion to load. The end from which fewer rows are far off is taken.
+    proportion to load. The second end is taken where clearly fewer rows are far off from it.
     """
     fitted = int(known.sum()) + 1
 
@@ -148,7 +149,8 @@ def _settled(
             end = judged(columns @ _combine(columns[keep], (time / rate)[keep]))
             _, rate, keep, _, _ = end
         ends.append(end)
-    shape, rate, keep, noise, _ = min(ends, key=lambda end: end[-1])
+    first, second = ends
+    shape, rate, keep, noise, _ = second if second[-1] < _CLEARLY * first[-1] else first
     return shape, rate, keep, noise
 
 

@@ -13,6 +13,7 @@ from paceline_backend.policies.base import Floats
 
 _LARGER = 0.06  # by so much a rank's batches must be larger throughout to name the rank
 _SURE = 6.0  # σ
+_EVEN = 0.02  # share of a step's computing below which batches are alike
 
 
 def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Finding]:
@@ -39,7 +40,23 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, no batch makes another one wait.
     slower = np.where(known & ~apart[:, None], part, 1.0)
-    return [Finding("data", ranks, Effect(np.arange(part.shape[1]), slower=slower))]
+    since, until = _course(model.policies, 1 - 1 / slower.max(axis=1))
+    effect = Effect(np.arange(part.shape[1]), slower=slower)
+    return [Finding("data", ranks, effect, since=since, until=until)]
+
+
+def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
+    """Since when and until when policies left batches uneven; None: throughout, or not over.
+
+    Args:
+        policies: the steps of each.
+        lost: share of each step's computing for which the mean rank waits, [K].
+    """
+    uneven = [policy for policy in policies if lost[policy].mean() >= _EVEN]
+    if not uneven:
+        return None, None
+    end = uneven[-1].stop
+    return uneven[0].start or None, None if end == len(lost) else end - 1
 
 
 def _larger(part: Floats, known: Bools) -> tuple[int, ...]:

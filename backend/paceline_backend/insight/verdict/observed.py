@@ -76,6 +76,12 @@ class Observed:
                 begins[-1] = at
         return [slice(*ends) for ends in pairwise([*begins, count])]
 
+    @property
+    def settles(self) -> bool:
+        """Whether the policy in force has planned few steps yet."""
+        inside = [first for first in self.switched if first <= self.step[-1]]
+        return bool(inside) and int((self.step >= inside[-1]).sum()) < FEWEST
+
     def of(self, steps: Bools) -> Observed:
         """The rows of the steps that are True in `steps`, [K]."""
         chosen: dict[str, Any] = {

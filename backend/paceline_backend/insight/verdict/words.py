@@ -152,7 +152,7 @@ def _node(verdict: Verdict, cause: Finding) -> str:
         )
     else:
         text = f"{who} {verb} {_slower(cause)} slower{_since(verdict, cause)}."
-    if cause.hidden_since is not None:
+    if cause.hidden_since is not None and not verdict.seen.settles:
         since = "The"
         if cause.hidden_since > (cause.since or 0):
             since = f"Since step {_step(verdict, cause.hidden_since)} the"
@@ -191,7 +191,8 @@ def _input(verdict: Verdict, cause: Finding) -> str:
 
 
 def _data(verdict: Verdict, cause: Finding) -> str:
-    text = "Batches of the same step cost differently."
+    course = _course(verdict, cause)
+    text = f"Batches of the same step cost differently{'' if course == _ALWAYS else course}."
     if cause.ranks:
         text += f" The larger ones go to {_lower(_named(verdict, cause))}."
     return text
