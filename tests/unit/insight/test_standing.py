@@ -157,6 +157,34 @@ def test_a_range_that_begins_with_a_few_steps_of_another_policy() -> None:
         assert dataclasses.replace(observed(), switched=switched).policies == expected
 
 
+def test_uneven_batches_after_a_plan_that_made_up_for_a_slow_rank() -> None:
+    """What the plan dealt counts once, as the slow rank's."""
+    seen, rng = dealt(0, slow(3, 2.0)), np.random.default_rng(1)
+    loads = rng.lognormal(np.log(40), 0.4, (100, 6))
+    after = observed(load=loads, speed=slow(3, 2.0))
+    late = np.arange(100)[:, None] >= 60
+    both = {
+        name: np.where(late, getattr(after, name), getattr(seen, name))
+        for name in ("samples", "load", "squares", "longest", "compute_s", "sync_s")
+    }
+    verdict = judge(dataclasses.replace(seen, **both, switched=[FIRST + 60]))
+    causes = {cause["kind"]: cause for cause in facts_of(verdict)["causes"]}
+    assert set(causes) == {"node", "data"}
+    assert (causes["data"]["since"], causes["node"]["hidden"]) == (FIRST + 60, False)
+    assert all(cause["cost_s"] > 0.3 for cause in causes.values())
+
+
+def test_what_is_said_is_of_a_rank_that_is_waited_for() -> None:
+    """Not of one that costs more over the range, and that the plan makes up for now."""
+    speed = np.broadcast_to(slow(3, 3.0), (100, 6)).copy()
+    speed[80:, 1] = 1.6
+    seen = dealt(60, slow(3, 3.0))
+    both = observed(load=seen.load, speed=speed, samples=seen.samples)
+    now = standing_of(judge(dataclasses.replace(both, switched=[FIRST + 60])))
+    assert now.level == Level.HELD_UP
+    assert now.what == f"rank 1 computes 1.59 × slower since step {FIRST + 80}"
+
+
 def test_what_came_back_under_another_policy_only_is_over() -> None:
     speed = np.ones((100, 6))
     speed[5:60:10, 2] = 6.0

@@ -33,6 +33,11 @@ describe("the slowest worker", () => {
     assert.equal(found.caused, 0);
     assert.deepEqual(slowestTile(found, true), { value: "rank 1", bold: "1.90× slower, with less to do", note: ", gpu-b2", tone: "" });
   });
+  it("is the one that is waited for before one that has less to do", () => {
+    const hidden = { ranks: [1], until: null, factor: 3, nodes: [], hidden: true };
+    const waited = { ranks: [2], until: null, factor: 1.6, nodes: [], hidden: false };
+    assert.equal(slowest({ causes: [hidden, waited] }, workers, new Map(), null).name, "rank 2");
+  });
   it("is a group where the verdict names several", () => {
     const of = (ranks) => slowest({ causes: [{ ranks, until: null, factor: 2, nodes: [] }] }, workers, new Map(), null).name;
     assert.deepEqual([of([0, 1]), of([4, 5, 6, 7]), of([1, 3, 5])], ["ranks 0 and 1", "ranks 4–7", "3 ranks"]);

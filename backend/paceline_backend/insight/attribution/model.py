@@ -142,14 +142,14 @@ def _settled(
         return shape, rate, keep, noise, far
 
     ends = []
-    proportional = judged(columns[..., 0])
-    for keep in (took_part, proportional[2]):
-        rate = proportional[1]
+    _, proportional, near, _, _ = judged(columns[..., 0])
+    for keep in (took_part,) if near.sum() == took_part.sum() else (took_part, near):
+        rate = proportional
         for _ in range(_ROUNDS):
             end = judged(columns @ _combine(columns[keep], (time / rate)[keep]))
             _, rate, keep, _, _ = end
         ends.append(end)
-    first, second = ends
+    first, second = ends[0], ends[-1]
     shape, rate, keep, noise, _ = second if second[-1] < _CLEARLY * first[-1] else first
     return shape, rate, keep, noise
 

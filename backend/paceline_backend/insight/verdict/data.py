@@ -13,7 +13,8 @@ from paceline_backend.policies.base import Floats
 
 _LARGER = 0.06  # by so much a rank's batches must be larger throughout to name the rank
 _SURE = 6.0  # σ
-_EVEN = 0.02  # share of a step's computing below which batches are alike
+_EVEN = 0.02  # share of a step's computing that is lost, below which batches are alike,
+_LEAST = 0.5  # or below this share of what is lost under the policy that loses most
 
 
 def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Finding]:
@@ -29,14 +30,13 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
     known = model.took_part
     part = model.typical / mean_of(model.typical, known, axis=1)[:, None]
     ranks: tuple[int, ...] = ()
-    hidden = [finding.hidden_since for finding in others if finding.hidden_since is not None]
-    if hidden:
-        for now in model.policies:
-            if now.start >= min(hidden):
-                usual = mean_of(part[now], known[now], axis=0)
-                even = part[now] / np.where(usual > 0, usual, 1.0)
-                part[now] = even / mean_of(even, known[now], axis=1)[:, None]
-    else:
+    made_up = [policy for finding in others for policy in finding.made_up]
+    for policy in model.policies:
+        if policy in made_up:
+            usual = mean_of(part[policy], known[policy], axis=0)
+            even = part[policy] / np.where(usual > 0, usual, 1.0)
+            part[policy] = even / mean_of(even, known[policy], axis=1)[:, None]
+    if not made_up:
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, no batch makes another one wait.
     slower = np.where(known & ~apart[:, None], part, 1.0)
@@ -52,9 +52,9 @@ def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | 
         policies: the steps of each.
         lost: share of each step's computing for which the mean rank waits, [K].
     """
-    uneven = [policy for policy in policies if lost[policy].mean() >= _EVEN]
-    if not uneven:
-        return None, None
+    by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
+    least = min(_EVEN, _LEAST * max(by_policy))
+    uneven = [policy for policy, mean in zip(policies, by_policy, strict=True) if mean >= least]
     end = uneven[-1].stop
     return uneven[0].start or None, None if end == len(lost) else end - 1
 

@@ -50,7 +50,8 @@ class Finding:
         period: distance at which it comes back, in steps; None: it does not.
         trend: its factor when it began to grow and now; None: it does not grow.
         times: how often it happened; 1 for what lasts.
-        hidden_since: since when the plan makes up for it, so that nobody waits; None: it does not.
+        made_up: the steps of each policy that made up for it, so that nobody waited.
+        hidden_since: since when the policy in force does; None: it does not.
         cost_s: what it costs beside the others; known once they count.
     """
 
@@ -64,6 +65,7 @@ class Finding:
     period: int | None = None
     trend: tuple[float, float] | None = None
     times: int = 1
+    made_up: Sequence[slice] = ()
     hidden_since: int | None = None
     cost_s: float = 0.0
 

@@ -376,9 +376,13 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
     first = max(group, key=lambda each: float(each.slower.sum()))
     sinces = [each.since or 0 for each in group]
     since = int(np.median(sinces)) or None
-    effect, hidden_since = Effect(np.array(ranks), slower=slower, pause_s=pause_s), None
-    if first.kind == "node" and (dealt := _dealt(model, ranks, slower)) is not None:
-        effect, hidden_since = dealt
+    effect = Effect(np.array(ranks), slower=slower, pause_s=pause_s)
+    made_up: list[slice] = []
+    hidden_since = None
+    if first.kind == "node":
+        made_up, hidden_since = _made_up(model, ranks, slower)
+    if made_up:
+        effect = _dealt(model, ranks, slower, made_up)
     return Finding(
         kind=first.kind,
         ranks=tuple(ranks),
@@ -392,35 +396,52 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
         period=first.period,
         trend=first.trend,
         times=first.times,
+        made_up=made_up,
         hidden_since=hidden_since,
     )
 
 
-def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> tuple[Effect, int | None] | None:
-    """The effect of a slowness for which smaller batches make up; None: they never do.
+def _made_up(model: Model, ranks: Sequence[int], slower: Floats) -> tuple[list[slice], int | None]:
+    """The steps of the policies whose smaller batches make up for a slowness.
 
-    Each policy is looked at by itself. Where it makes up for the slowness, without the slowness all
-    ranks are as fast as the typical one, and each batch costs the step's mean.
-
-    The second result says since which step the plan makes up for it; None: it does not now.
+    The second result is the step since which all policies do, up to the one in force; None: it does
+    not.
     """
-    world, all_ranks = model.off.shape[1], list(ranks)
-    others = [rank for rank in range(world) if rank not in set(ranks)]
+    others = [rank for rank in range(model.off.shape[1]) if rank not in set(ranks)]
     slow = np.asarray((slower > 1).any(axis=1))
-    part = model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None]
-    full = np.ones_like(model.off)
-    full[:, all_ranks] = slower
-    ever, since = False, None
+    part = _parts(model)
+    made: list[slice] = []
+    since = None
     for policy in model.policies:
         rows = np.arange(len(slow))[policy][slow[policy]]
         if not len(rows):
             continue
-        if not _makes_up(part[rows], model.took_part[rows], all_ranks, others, slower[rows]):
+        if _makes_up(part[rows], model.took_part[rows], ranks, others, slower[rows]):
+            made.append(policy)
+            since = policy.start if since is None else since
+        else:
             since = None
-            continue
-        full[rows] = np.where(model.took_part[rows], full[rows] * part[rows], 1.0)
-        ever, since = True, policy.start if since is None else since
-    return (Effect(np.arange(world), slower=full), since) if ever else None
+    return made, since
+
+
+def _dealt(model: Model, ranks: Sequence[int], slower: Floats, made_up: Sequence[slice]) -> Effect:
+    """The effect of a slowness for which some policies made up.
+
+    Without it all ranks are as fast as the typical one, and under these policies each batch costs
+    the step's mean.
+    """
+    part, full = _parts(model), np.ones_like(model.off)
+    full[:, list(ranks)] = slower
+    slow = np.asarray((slower > 1).any(axis=1))[:, None]
+    for policy in made_up:
+        dealt = np.where(model.took_part[policy], full[policy] * part[policy], 1.0)
+        full[policy] = np.where(slow[policy], dealt, full[policy])
+    return Effect(np.arange(model.off.shape[1]), slower=full)
+
+
+def _parts(model: Model) -> Floats:
+    """What each batch costs ÷ the mean batch of its step, [K, W]."""
+    return np.asarray(model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None])
 
 
 def _makes_up(

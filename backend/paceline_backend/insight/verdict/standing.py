@@ -85,7 +85,7 @@ def standing_of(verdict: Verdict) -> Standing:
     lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
     waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
     level = _level(waste, lost, bool(going))
-    said = _said(verdict, level)
+    said = what(verdict, going[0]) if going and level != Level.HEALTHY else _said(verdict, level)
     shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
     return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))

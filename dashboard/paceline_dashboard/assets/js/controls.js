@@ -101,7 +101,8 @@ export class ChartControls {
     const focus = this.pinned ?? this.worst;
     const slow = focus !== null && (this.causes.get(focus)?.cause ?? "none") !== "none";
     const group = focus === null ? [] : this.pinned === null ? this.#groupOf(focus) : [focus];
-    const madeUpFor = focus !== null && this.named.some(({ ranks, hidden }) => hidden && ranks.includes(focus));
+    const its = this.named.filter(({ ranks }) => focus !== null && ranks.includes(focus));
+    const madeUpFor = its.length > 0 && its.every(({ hidden }) => hidden);
     const said = madeUpFor ? `${ranksIn(group)} with less to do` : `${ranksIn(group)} ${verbOf(group.length, this.ended)} waited for`;
     text("chart-pinned", focus === null ? "" : this.pinned === null ? said : `rank ${focus} pinned`);
     byId("chart-pinned").className = slow && !madeUpFor ? "badge bad" : "badge";

@@ -53,7 +53,8 @@ export function slowest(verdict, workers, causes, hung) {
     return { name: ranksIn(hung.holding), factor: null, where: [...nodes].join(", "), caused: 0, why: `does not end ${step}`, tone: "bad" };
   }
   const going = verdict?.causes.filter((each) => each.ranks.length && each.until === null) ?? [];
-  const cause = going.find((each) => each.factor !== null) ?? going.find((each) => each.kind === "input");
+  const costing = going.filter(({ hidden }) => !hidden); // those that the plan makes up for come last
+  const cause = costing.find((each) => each.factor !== null) ?? costing.find((each) => each.kind === "input") ?? going.find((each) => each.factor !== null);
   if (cause) {
     // What ranks caused before the plan made up for them is over.
     const caused = cause.hidden ? 0 : cause.ranks.reduce((sum, rank) => sum + (causes.get(rank)?.caused ?? 0), 0);
