@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # imported by the fixtures: unit tests need no server
 
 # --hypothesis-profile NAME chooses another than the first. No deadlines: the machine may be busy,
 # and the time that an example takes says nothing.
-settings.register_profile("paceline", deadline=None, max_examples=20)
+settings.register_profile("paceline", deadline=None, max_examples=30)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
