@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from paceline_backend.server.stack import Stack
 from support import resnet_script
-from support.e2e import wait_for_end
+from support.e2e import start_script, wait_for_end
 
 pytestmark = pytest.mark.ranks
 
 WORLD = 3
-TESTS = str(Path(resnet_script.__file__).parents[1])
 EMULATE = {"a_s": [0.002, 0.003, 0.002], "b_s": [0.004, 0.004, 0.02]}
 
 
@@ -38,17 +36,9 @@ def one_process(batches: list[list[int]]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.long), "paceline"])
 def test_training_is_that_of_one_process(shared_stack: Stack, tmp_path: Path, policy: str) -> None:
     """200 steps. Under `paceline` the slowest rank gets fewer samples than the others."""
-    body = {
-        "script": resnet_script.__file__,
-        "args": [str(tmp_path)],
-        "nproc": WORLD,
-        "policy": policy,
-        "env": {
-            "PACELINE_EMULATE": json.dumps(EMULATE),
-            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-        },
-    }
-    wait_for_end(shared_stack, shared_stack.api("POST", "/runs", body)["id"])
+    wait_for_end(
+        shared_stack, start_script(shared_stack, resnet_script, tmp_path, WORLD, policy, EMULATE)
+    )
     parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     batches = [
         sorted(index for part in step for index in part) for step in zip(*parts, strict=True)

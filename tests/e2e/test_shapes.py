@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,11 @@ import pytest
 from paceline_backend.server.stack import Stack
 from support import compiled_script
 from support.compiled_script import BATCH, EPOCHS, GRID, SAMPLES
-from support.e2e import wait_for_end
+from support.e2e import start_script, wait_for_end
 
 pytestmark = pytest.mark.ranks
 
 WORLD = 2
-TESTS = str(Path(compiled_script.__file__).parents[1])
 EMULATE = {"a_s": [0.001, 0.0025], "b_s": [0.002, 0.002]}
 
 
@@ -25,17 +23,7 @@ EMULATE = {"a_s": [0.001, 0.0025], "b_s": [0.002, 0.002]}
 def test_ranks_get_numbers_on_the_grid_and_report_recompilations(
     shared_stack: Stack, tmp_path: Path
 ) -> None:
-    body = {
-        "script": compiled_script.__file__,
-        "args": [str(tmp_path)],
-        "nproc": WORLD,
-        "policy": "paceline",
-        "env": {
-            "PACELINE_EMULATE": json.dumps(EMULATE),
-            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-        },
-    }
-    run = shared_stack.api("POST", "/runs", body)["id"]
+    run = start_script(shared_stack, compiled_script, tmp_path, WORLD, "paceline", EMULATE)
     wait_for_end(shared_stack, run)
     columns = shared_stack.api("GET", f"/runs/{run}/worker-steps?points=1000&columns=recompiles")
     workers = shared_stack.api("GET", f"/runs/{run}/workers?last=1000")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import tensor_parallel_script
-from support.e2e import controllers_segments, wait_for_end, wait_for_step
+from support.e2e import controllers_segments, start_script, wait_for_end, wait_for_step
 from support.gradients import difference
 from support.sessions import Sized
 from support.tensor_parallel import TP, network
@@ -26,7 +25,6 @@ from support.waiting import TRAINING_S, until
 pytestmark = pytest.mark.ranks
 
 GROUPS = 2
-TESTS = str(Path(tensor_parallel_script.__file__).parents[1])
 EMULATE = {"a_s": [5e-3, 15e-3], "b_s": [0.002] * GROUPS}  # of each group
 
 
@@ -34,17 +32,7 @@ EMULATE = {"a_s": [5e-3, 15e-3], "b_s": [0.002] * GROUPS}  # of each group
 def test_a_group_is_one_worker_and_the_training_is_that_of_one_process(
     shared_stack: Stack, tmp_path: Path
 ) -> None:
-    body = {
-        "script": tensor_parallel_script.__file__,
-        "args": [str(tmp_path)],
-        "nproc": GROUPS * TP,
-        "policy": "bsp",
-        "env": {
-            "PACELINE_EMULATE": json.dumps(EMULATE),
-            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-        },
-    }
-    run = shared_stack.api("POST", "/runs", body)["id"]
+    run = start_script(shared_stack, tensor_parallel_script, tmp_path, GROUPS * TP, "bsp", EMULATE)
     wait_for_step(shared_stack, run, 20)
     shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "paceline"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import chain
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import budget_script
 from support.budget_script import BUDGET, EPOCHS, SAMPLES
-from support.e2e import wait_for_end, wait_for_step
+from support.e2e import start_script, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.ranks
 
 WORLD = 3
-TESTS = str(Path(budget_script.__file__).parents[1])
 EMULATE = {"a_s": [5e-5, 5e-5, 1.5e-4], "b_s": [0.002] * WORLD}
 
 
@@ -31,17 +29,7 @@ EMULATE = {"a_s": [5e-5, 5e-5, 1.5e-4], "b_s": [0.002] * WORLD}
 def test_steps_hold_the_budget_and_follow_the_ranks_speeds(
     shared_stack: Stack, tmp_path: Path
 ) -> None:
-    body = {
-        "script": budget_script.__file__,
-        "args": [str(tmp_path)],
-        "nproc": WORLD,
-        "policy": "paceline",
-        "env": {
-            "PACELINE_EMULATE": json.dumps(EMULATE),
-            "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-        },
-    }
-    run = shared_stack.api("POST", "/runs", body)["id"]
+    run = start_script(shared_stack, budget_script, tmp_path, WORLD, "paceline", EMULATE)
     wait_for_step(shared_stack, run, 5)
     with pytest.raises(PacelineError, match=r"chronica .* keeps no token budget"):
         shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
 from support.waiting import TRAINING_S, until
 
+TESTS = Path(__file__).parents[1]
 # A third of the demo's times: steps of some 0.1 to 0.2 s on four ranks.
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 SECONDS_PER_UNIT = 12e-6
@@ -36,6 +41,26 @@ def start_training(stack: Stack, epochs: int = ENDLESS, policy: str = "bsp") -> 
         },
     )
     return str(run["id"])
+
+
+def start_script(
+    stack: Stack,
+    script: ModuleType,
+    folder: Path,
+    nproc: int,
+    policy: str,
+    emulate: Mapping[str, Any],
+) -> str:
+    """Starts a script of the tests, which writes into a folder, on emulated ranks; the run's id."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    body = {
+        "script": script.__file__,
+        "args": [str(folder)],
+        "nproc": nproc,
+        "policy": policy,
+        "env": {"PACELINE_EMULATE": json.dumps(emulate), "PYTHONPATH": path},
+    }
+    return str(stack.api("POST", "/runs", body)["id"])
 
 
 def wait_for_step(stack: Stack, run: str, step: int) -> None:

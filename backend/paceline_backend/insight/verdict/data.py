@@ -28,7 +28,7 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
         apart: steps in which ranks do not wait for each other, [K].
     """
     known = model.took_part
-    part = model.typical / mean_of(model.typical, known, axis=1)[:, None]
+    part = model.part
     ranks: tuple[int, ...] = ()
     made_up = [policy for finding in others for policy in finding.made_up]
     for policy in model.policies:

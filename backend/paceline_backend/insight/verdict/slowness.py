@@ -58,6 +58,11 @@ class Model:
     usual: Floats
     policies: Sequence[slice]
 
+    @property
+    def part(self) -> Floats:
+        """What each batch costs ÷ the mean batch of its step, [K, W]."""
+        return np.asarray(self.typical / mean_of(self.typical, self.took_part, axis=1)[:, None])
+
 
 def model_of(seen: Observed, took_part: Bools) -> Model:
     """Fits what batches cost, and how each rank's time went beside that."""
@@ -409,7 +414,7 @@ def _made_up(model: Model, ranks: Sequence[int], slower: Floats) -> tuple[list[s
     """
     others = [rank for rank in range(model.off.shape[1]) if rank not in set(ranks)]
     slow = np.asarray((slower > 1).any(axis=1))
-    part = _parts(model)
+    part = model.part
     made: list[slice] = []
     since = None
     for policy in model.policies:
@@ -430,18 +435,13 @@ def _dealt(model: Model, ranks: Sequence[int], slower: Floats, made_up: Sequence
     Without it all ranks are as fast as the typical one, and under these policies each batch costs
     the step's mean.
     """
-    part, full = _parts(model), np.ones_like(model.off)
+    part, full = model.part, np.ones_like(model.off)
     full[:, list(ranks)] = slower
     slow = np.asarray((slower > 1).any(axis=1))[:, None]
     for policy in made_up:
         dealt = np.where(model.took_part[policy], full[policy] * part[policy], 1.0)
         full[policy] = np.where(slow[policy], dealt, full[policy])
     return Effect(np.arange(model.off.shape[1]), slower=full)
-
-
-def _parts(model: Model) -> Floats:
-    """What each batch costs ÷ the mean batch of its step, [K, W]."""
-    return np.asarray(model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None])
 
 
 def _makes_up(
