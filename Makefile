@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage docs bench bench-real gpu-check screenshots format clean
+.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-all test-long test-engines run-against coverage docs bench bench-real gpu-check screenshots format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -35,14 +35,19 @@ test-fast: ## lint, types and unit tests side by side: no server, no process, un
 # Four files at once, each with servers of its own: many tests wait for processes, not for the CPU.
 FILES = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
 
-test: setup-dev ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
+test: setup-dev ## what must pass at every commit: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 pytest: setup-dev
-	@bash scripts/pytest.sh $(or $(ARGS),$(FILES))
+	.venv/bin/pytest $(or $(ARGS),$(FILES))
 
-test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples of each property
-	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]
+test-all: ## every test there is, before a release: hours
+	@$(MAKE) --no-print-directory test ARGS=
+	@$(MAKE) --no-print-directory test-long
+	@$(MAKE) --no-print-directory test-engines ARGS=
+
+test-long: setup-dev ## the tests that `make test` leaves out (`long`), and 500 examples of each property
+	.venv/bin/pytest tests -m long --ignore tests/engines $(FILES)
 	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile long
 
 test-engines: setup-dev ## runs over several nodes and on real engines, all cases; as root

@@ -33,6 +33,69 @@ settings.load_profile("paceline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Folders, files and tests that only `make test-all` runs: they need an engine, a wheel, an image or
+# the site, draw random input for minutes, inject faults by the hundred, or repeat with another
+# script what a quicker test shows. A single case of a test is marked `long` beside its parameters.
+LONG = (
+    "chaos/",
+    "engines/",
+    "browser/test_accessibility.py",
+    "browser/test_long_runs.py",
+    "browser/test_policies.py::test_why_a_synchroniser_was_chosen_is_told",
+    "browser/test_ranks.py::test_a_heat_map_of_two_ranks_over_the_whole_run",
+    "browser/test_real_quality.py",
+    "browser/test_rounds.py",
+    "browser/test_wide_runs.py",
+    "e2e/test_adaptive.py",
+    "e2e/test_batchnorm.py",
+    "e2e/test_chain.py",
+    "e2e/test_check.py",
+    "e2e/test_relaxed.py",
+    "e2e/test_restart_hung.py",
+    "e2e/test_shapes.py",
+    "e2e/test_skew.py",
+    "e2e/test_stacks.py",
+    "e2e/test_streams.py",
+    "e2e/test_tensor_parallel.py",
+    "e2e/test_token_budget.py",
+    "integration/api/test_fuzz.py",
+    "integration/api/test_old_rows.py",
+    "integration/api/test_schemathesis.py",
+    "integration/backends/test_kubernetes_container.py",
+    "integration/control/test_backlog.py",
+    "integration/control/test_ingest.py::test_killed_again_and_again_while_producing",
+    "integration/control/test_ingest_fuzz.py",
+    "integration/frameworks/test_observed.py",
+    "integration/frameworks/test_planned.py",
+    "integration/insight/test_forecast_misses.py",
+    "integration/node/test_adopted.py",
+    "integration/node/test_several.py",
+    "integration/server/test_private.py",
+    "integration/simulator/test_large_worlds.py",
+    "integration/strangers/test_doctor_faults.py",
+    "integration/strangers/test_hangs.py",
+    "integration/strangers/test_server.py",
+    "integration/test_benchmarks.py",
+    "integration/test_cli_fuzz.py",
+    "integration/test_docker.py",
+    "integration/test_doctor_corpus.py",
+    "integration/test_release.py",
+    "integration/test_setup.py",
+    "integration/test_site.py",
+    "integration/test_speech_example.py",
+    "integration/test_vision_example.py",
+    "integration/test_wheel.py",
+    "integration/train/test_device_rounds.py",
+    "integration/train/test_gpu.py::test_on_the_cpu",
+    "integration/train/test_memory.py",
+    "integration/train/test_survival.py",
+    "security/test_nobody.py::test_nobody_runs_programs_as_the_agents_user",
+    "security/test_nobody.py::test_stores_of_runs_are_closed",
+    "security/test_poison.py",
+    "security/test_thief.py::test_a_flood_is_bounded",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Takes turns between folders, so that browsers or trainings do not all run at the same time.
@@ -46,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder != "unit" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
-        if _on_the_other_database(item):
+        if item.nodeid.removeprefix("tests/").startswith(LONG) or _on_the_other_database(item):
             item.add_marker(pytest.mark.long)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -67,7 +130,7 @@ def _on_the_other_database(item: pytest.Item) -> bool:
     """Whether a test runs on its other database by default.
 
     Tests of the store run on both each time. Those of what stands on it run on SQLite or Postgres
-    by turns, and on the other one with `make test-long`.
+    by turns, and on the other one with `make test-all`.
     """
     of = getattr(item, "callspec", None)
     if of is None or _STORE in item.path.parents:

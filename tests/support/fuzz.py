@@ -12,7 +12,7 @@ import pytest
 
 from support import poison
 
-# How many messages: `make test-long` draws the larger number.
+# How many messages: `make test-all` draws the larger number.
 COUNTS = (1_000, pytest.param(10_000, marks=pytest.mark.long))
 
 _VALUES: tuple[Any, ...] = (

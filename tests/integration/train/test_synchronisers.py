@@ -82,7 +82,7 @@ def flat(replica: list[object]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 ANY = ("accumulate", "slow", "uneven", "usual", "workers", "shared", "shared, workers")
 
 
-SOME = ("rna", "local", "pairwise")  # one for each way to combine; `make test-long` tries all
+SOME = ("rna", "local", "pairwise")  # one for each way to combine; `make test-all` tries all
 
 
 def of_kinds(*values: Any, some: bool) -> Any:
