@@ -14,6 +14,7 @@ from paceline.core.outage import Outage
 from paceline.wire import TELEMETRY, State, node_telemetry, run_telemetry
 from paceline.wire.bus import connect
 from paceline_backend import backends
+from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreError, jobs, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SILENT_S = 30.0
 
-_LOOK_S = 5.0
+LOOK_S = 5.0
 _STILL_S = 4.0  # ranks that come to no new step within that, or within two steps, do not train
 _LATE_S = 5.0  # an entry that lies on the bus for longer: ingest is behind
 _NEVER_S = 30 * 86_400.0  # no entry lies for longer: who writes may give any number to it
@@ -36,7 +37,8 @@ class Sweep:
     """Fails the runs of which nothing has come for so long.
 
     No clock that may be set counts: a run is silent for as long as look after look found the same
-    time at which something of it came. Looks count only while signs of life can arrive: the bus
+    time at which something of it came. A pause of the server between two looks counts as `LOOK_S`
+    at most: it did not listen. Looks count only while signs of life can arrive: the bus
     takes them, or else all silences begin anew; and ingest stores what comes of the run and of its
     node, or else the silence of this run begins anew. So no run holds up the sweep for others.
 
@@ -58,7 +60,7 @@ class Sweep:
         self._store = store
         self._bus_url = bus_url
         self._silent_s = silent_s
-        self._clock = clock
+        self._listened = ListeningClock(LOOK_S, clock)
         self._since: _Silences[str] = {}  # of runs
         self._steps: dict[tuple[str, str], tuple[int, float]] = {}  # as `_trains` last saw them
         self._agents_since: _Silences[tuple[str, str]] = {}  # of run and node
@@ -68,7 +70,7 @@ class Sweep:
         """Works until `stop` is set; waits out bus and database."""
         begins, ends = "lost runs are looked for again later", "lost runs are looked for again"
         outage = Outage(log, begins, ends)
-        while not stop.wait(_LOOK_S):
+        while not stop.wait(LOOK_S):
             try:
                 self.look()
                 outage.over()
@@ -85,7 +87,7 @@ class Sweep:
         known, self._since = self._since, {}  # forgotten unless this look comes to its end
         known_agents, self._agents_since = self._agents_since, {}
         known_launches, self._launches_since = self._launches_since, {}
-        at = self._clock()
+        at = self._listened()
         with connect(self._bus_url) as client:
             behind = _behind(client, self._store)
             # After the question above: what came long before it is in the database now.
@@ -93,13 +95,12 @@ class Sweep:
                 unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
                 heartbeats = run_nodes.heartbeats(connection)
                 pending = run_nodes.pending(connection)
-            now = self._clock()
             signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
-            since = _silences(known, signs, behind, now)
-            agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, now)
+            since = _silences(known, signs, behind, at)
+            agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, at)
             heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
-            quiet = [name for name, (_, since_at) in agents_since.items() if since_at < now]
-            training = {name for name in quiet if self._trains(*name, now)}
+            quiet = [name for name, (_, since_at) in agents_since.items() if since_at < at]
+            training = {name for name in quiet if self._trains(*name, at)}
             self._steps = {name: self._steps[name] for name in quiet if name in self._steps}
             for (run_id, node), (_, silent_since) in agents_since.items():
                 if at - silent_since >= nodes.ALIVE_S and (run_id, node) not in training:
@@ -107,7 +108,7 @@ class Sweep:
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
             # After the runs of which no node was started: those have failed as a whole.
-            launches_since = _silences(known_launches, _of_nodes(pending), behind, now)
+            launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
             for (run_id, node), (_, silent_since) in launches_since.items():
                 if at - silent_since >= self._silent_s:
                     why = f"its agent did not start it within {self._silent_s:g} s"
@@ -116,7 +117,7 @@ class Sweep:
         self._launches_since = launches_since
         return failed
 
-    def _trains(self, run: str, node: str, now: float) -> bool:
+    def _trains(self, run: str, node: str, at: float) -> bool:
         """Whether ranks of a node whose agent is silent train: it only lost its way to the bus.
 
         No rank comes further for long than the others. So another rank's later step of the same
@@ -127,10 +128,10 @@ class Sweep:
         if newest is None:
             return False
         step, step_s = newest
-        before, since = self._steps.get((run, node), (-1, now))
-        since = now if step > before else since
+        before, since = self._steps.get((run, node), (-1, at))
+        since = at if step > before else since
         self._steps[run, node] = step, since
-        return now - since < max(_STILL_S, 2 * step_s)
+        return at - since < max(_STILL_S, 2 * step_s)
 
     def _lose(self, client: redis.Redis, run: str, node: str, why: str) -> None:
         """Fails one of several nodes of a run, of which nothing is heard."""
@@ -187,7 +188,7 @@ def _silences(
     known: _Silences[K],
     signs: Mapping[K, tuple[float | None, list[str]]],
     behind: set[str],
-    now: float,
+    at: float,
 ) -> _Silences[K]:
     """Since when whoever should give signs has given none.
 
@@ -195,13 +196,13 @@ def _silences(
         known: what this returned at the look before.
         signs: the last sign of each, and the streams on which further ones would come.
         behind: streams of which ingest has not stored all: silence there begins anew.
-        now: the clock's time.
+        at: the clock's time.
     """
     silences = {}
     for name, (sign, speaks_on) in signs.items():
-        before, since = known.get(name, (None, now))
+        before, since = known.get(name, (None, at))
         goes_on = before == sign and behind.isdisjoint(speaks_on)
-        silences[name] = (sign, since if goes_on else now)
+        silences[name] = (sign, since if goes_on else at)
     return silences
 
 

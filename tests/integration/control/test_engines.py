@@ -19,7 +19,7 @@ from paceline_backend.control.engines import claims
 from paceline_backend.control.engines.engine_jobs import telling
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.meetings import Meetings
-from paceline_backend.control.silence import SILENT_S, Sweep
+from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import ConflictError, enlist, join, leave, resume, spares, stop
 from paceline_backend.requests.replacing import replace
 from paceline_backend.store import Store, nodes, runs, schema, telemetry
@@ -29,6 +29,7 @@ from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun
 from support.engine import TableEngine, become, table_engine
 from support.groups import GONE, ME, answer, orders, ready, report, states
+from support.looks import Looks
 from support.waiting import DEADLINE_S, until
 
 
@@ -350,10 +351,10 @@ def test_a_run_that_waits_is_not_lost(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, clock: Clock
 ) -> None:
     run = begin(store, bus_url)
-    sweep = Sweep(store, bus_url, clock=clock)
+    looks = Looks(store, bus_url)
     for _ in range(3):
         clock.now += 2 * SILENT_S
-        assert sweep.look() == []
+        assert looks.after(2 * SILENT_S) == []
         worker.look(bus)
     assert shown(store, run)[0] == "queued"
 

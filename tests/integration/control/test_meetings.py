@@ -24,13 +24,14 @@ from paceline.wire import (
 from paceline.wire.bus import publish
 from paceline_backend.backends import base
 from paceline_backend.control.meetings import Meetings
-from paceline_backend.control.silence import SILENT_S, Sweep
+from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import join, leave, regroup, resume, sessions, stop, streams
 from paceline_backend.store import Store, nodes, runs, schema, telemetry
 from paceline_backend.store.audit import page
 from paceline_backend.store.nodes import run_nodes
 from support.groups import GONE, ME, answer, launch, orders, ready, report, states
 from support.ingesting import ingesting, reasons
+from support.looks import Looks
 from support.records import hello
 from support.waiting import until
 
@@ -310,13 +311,17 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
     store: Store, bus_url: str, bus: redis.Redis, meetings: Meetings
 ) -> None:
     run = training(store, bus, bus_url, meetings)
-    clock = iter([0.0, 0.0, 3_600.0, 3_600.0])
-    sweep = Sweep(store, bus_url, silent_s=10_000, clock=lambda: next(clock))
-    sweep.look()
+    looks = Looks(store, bus_url, silent_s=10_000)
+    looks.after(0)
     telemetry.write(
         store, [("", NodeState(node, node, 8, 1, [], 1.0, "0")) for node in ("n1", "n3")]
     )
-    sweep.look()
+    looks.suspended(3_600)
+    assert states(store, run)["n2"] == "running", "the server did not listen"
+    telemetry.write(
+        store, [("", NodeState(node, node, 8, 1, [], 2.0, "0")) for node in ("n1", "n3")]
+    )
+    looks.after(5)
     assert states(store, run) == {"n1": "running", "n2": "failed", "n3": "running"}
     assert runs.get(store, run)["state"] == "running"
     report(store, run, "n2", State.RUNNING, 1)
@@ -325,24 +330,10 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
 
 def test_a_run_of_which_nothing_comes_is_silent(store: Store, bus_url: str) -> None:
     run = launch(store, bus_url)
-    times = iter([0.0, 0.0, SILENT_S, SILENT_S])
-    sweep = Sweep(store, bus_url, clock=lambda: next(times))
-    assert [sweep.look(), sweep.look()] == [[], [run]]
+    looks = Looks(store, bus_url)
+    assert [looks.after(0), looks.after(SILENT_S)] == [[], [run]]
     report(store, run, "n2", State.STARTING)
     assert runs.get(store, run)["state"] == "starting", "a sign of life"
-
-
-class Looks:
-    """A sweep, and the time that passes before each of its looks."""
-
-    def __init__(self, store: Store, bus_url: str) -> None:
-        self.at = 0.0
-        self._sweep = Sweep(store, bus_url, clock=lambda: self.at)
-
-    def after(self, seconds: float) -> None:
-        """A look; the agents answered just before."""
-        self.at += seconds
-        self._sweep.look()
 
 
 def test_a_node_that_never_got_its_launch_fails_no_run_that_others_finish(

@@ -27,26 +27,14 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
-from paceline_backend.control.silence import SILENT_S, Sweep
+from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import sessions
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
+from support.looks import Looks
 from support.records import add_run, hello, record
 
 SIGN = RunState(State.RUNNING, 5.0, "n")
-
-
-class Looks:
-    """A sweep, and the time that passes before each of its looks."""
-
-    def __init__(self, store: Store, bus_url: str) -> None:
-        self.now = 0.0
-        self._sweep = Sweep(store, bus_url, clock=lambda: self.now)
-
-    def after(self, seconds: float) -> list[str]:
-        """The runs that a look fails."""
-        self.now += seconds
-        return self._sweep.look()
 
 
 @pytest.fixture
@@ -163,6 +151,13 @@ def test_a_bus_that_takes_nothing_fails_no_run(store: Store, tmp_path: Path) -> 
         client.config_set("maxmemory", 0)
         assert [looks.after(5) for _ in range(6)] == [[]] * 6
         assert looks.after(5) == ["r"]
+
+
+def test_time_in_which_the_server_did_not_listen_is_no_silence(store: Store, looks: Looks) -> None:
+    """It was suspended, with its bus: no message waits there, and none was stored."""
+    add_run(store, "r", state="running")
+    assert looks.after(0) == looks.suspended(60) == looks.after(20) == looks.suspended(60) == []
+    assert looks.after(5) == ["r"], "a look after each pause found the run silent, too"
 
 
 def test_a_clock_that_is_set_back_fails_no_run(store: Store, looks: Looks) -> None:

@@ -17,6 +17,7 @@ from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.groups import GONE, answer, orders, ready, report
+from support.looks import Looks
 
 BODY = {
     **{"key": "slurm-c-4711.0", "script": "/shared/train.py", "args": ["--epochs", "3"]},
@@ -158,11 +159,9 @@ def test_nodes_that_are_all_killed_at_once_are_named(
             c = schema.nodes.c
             query = sa.update(schema.nodes).where(c.id == node)
             connection.execute(query.values(heartbeat_at=at))
-    now = 0.0
-    sweep = Sweep(store, bus_url, clock=lambda: now)
-    sweep.look()
-    now = 2.0 * nodes.ALIVE_S
-    sweep.look()
+    looks = Looks(store, bus_url)
+    looks.after(0)
+    looks.after(2.0 * nodes.ALIVE_S)
     shown = client.get(f"runs/{made['run']}").json()
     assert (shown["state"], shown["message"]) == (
         "failed",
