@@ -287,13 +287,12 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
     if json_output:
         typer.echo(json.dumps({**asdict(report), "exact": report.exact}))
     else:
+        uncovered = f"{report.earlier} plans of earlier attempts are not covered; "
         typer.echo(
             f"run {report.run}, attempt {report.attempt}: {report.identical} of "
             f"{report.segments} plans of the controller are the same again; "
-            f"{report.coasted} segments were coasted"
+            f"{uncovered if report.earlier else ''}{report.coasted} segments were coasted"
         )
-        if report.earlier:
-            typer.echo(f"{report.earlier} plans of earlier attempts were not looked at")
         if report.first_difference:
             typer.echo(f"first difference: {report.first_difference}")
     return 0 if report.exact else 1

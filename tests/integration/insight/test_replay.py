@@ -17,7 +17,7 @@ from paceline.wire import ALLREDUCE, Segment
 from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import ReplayReport, replay, replay_command
 from paceline_backend.planning.history import History
-from paceline_backend.store import Store, blobs, schema
+from paceline_backend.store import Store, blobs, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
@@ -106,6 +106,15 @@ def test_every_plan_comes_out_the_same(
     without = replay(store, run)
     assert without.unknown > 0
     assert not without.exact
+
+    with store.read() as connection:
+        hello = runs.hello(connection, runs.key_of(connection, run))
+    assert hello is not None
+    telemetry.write(store, [(run, msgspec.structs.replace(hello, attempt=1))])
+    assert replay_command(url, run, json_output=False) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert f"0 of 0 plans of the controller are the same again; {report.segments} plans of" in first
+    assert "earlier attempts are not covered" in first
 
 
 def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: str) -> None:
