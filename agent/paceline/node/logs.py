@@ -2,11 +2,17 @@
 
 Scripts can write to that directory, too. So whoever reads here follows no link, waits for no pipe,
 and looks at a bounded number of files.
+
+Ranks write to their logs directly, so that no reader can slow a rank down. The launcher keeps a log
+short while it grows (`shorten`): it gives the room of the log's middle back to the file system. The
+bytes that are left keep their offsets, so readers that continue from an offset notice only a gap.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import re
 import stat
@@ -18,6 +24,11 @@ from typing import get_args
 from paceline.node import rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
+
+KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20  # bytes of a log; at its end up to twice as many
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1  # modes of Linux's fallocate
+_BLOCK = 4096  # bytes
+_CHARACTER = 4  # bytes at most
 
 _MOST_ENTRIES = 10_000  # of a folder that are looked at
 _NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
@@ -82,15 +93,67 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
     return LogPart(attempt, offset, data, size, may_grow)
 
 
+def shorten(path: Path) -> None:
+    """Free the middle of a log that has grown too long; the rank may write to it meanwhile.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        seen = os.fstat(handle)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_blocks * 512 <= KEPT_FIRST + 2 * KEPT_LAST:
+            return
+        end = (seen.st_size - KEPT_LAST) // _BLOCK * _BLOCK
+        try:
+            _free(handle, KEPT_FIRST, end - KEPT_FIRST)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            os.ftruncate(handle, 0)  # the rank continues at its offset
+    finally:
+        os.close(handle)
+
+
+def _free(handle: int, offset: int, length: int) -> None:
+    """Give the room of a part of a file back; the part then reads as zeros.
+
+    Raises:
+        OSError: with EOPNOTSUPP or ENOSYS where the system or the file system cannot do that.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate64"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    mode = _PUNCH_HOLE | _KEEP_SIZE
+    if libc.fallocate64(handle, mode, ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
+    """Return the first range from an offset on that the file still has, as offset and end."""
+    try:
+        begin = os.lseek(handle, offset, os.SEEK_DATA)
+        end = min(size, os.lseek(handle, begin, os.SEEK_HOLE))
+    except OSError as error:  # ENXIO: only a gap is left; others: gaps are not known
+        return (size, size) if error.errno == errno.ENXIO else (offset, size)
+    if end < size and end - begin < _CHARACTER:
+        # A gap cuts a character: readers wait for its other bytes, which are gone.
+        return _kept(handle, end, size)
+    return begin, end
+
+
 def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
     """Offset and bytes of a part."""
-    from_end = wanted.limit if wanted.lines is not None else -wanted.offset
-    if wanted.lines is None and wanted.offset >= 0:
-        offset = min(wanted.offset, size)
-        return offset, os.pread(handle, min(wanted.limit, size - offset), offset)
-    offset = max(0, size - from_end)
-    data = os.pread(handle, min(wanted.limit, size - offset), offset)
-    begin = 0 if offset == 0 else _character(data)
+    from_end = wanted.lines is not None or wanted.offset < 0
+    back = wanted.limit if wanted.lines is not None else -wanted.offset
+    asked = max(0, size - back) if from_end else min(wanted.offset, size)
+    offset, end = _kept(handle, asked, size)
+    data = os.pread(handle, min(wanted.limit, end - offset), offset)
+    if offset == asked and not from_end:
+        return offset, data
+    # After a gap, a block may begin with bytes that were never written.
+    begin = len(data) - len(data.lstrip(b"\0")) if offset != asked else 0
+    begin += _character(data[begin:]) if offset else 0
     if wanted.lines is not None:
         begin = _last_lines(data, wanted.lines, begin)
     return offset + begin, data[begin:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -94,6 +95,55 @@ def test_the_last_lines(run: Path, content: bytes, lines: int, expected: bytes) 
     write(run, 0, 0, content)
     read = part(run, lines=lines)
     assert (read.offset, read.data) == (len(content) - len(expected), expected)
+
+
+def test_a_log_that_is_too_long_keeps_its_beginning_and_its_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank adds meanwhile has the place that it would have had."""
+    monkeypatch.setattr(logs, "KEPT_FIRST", 4096)
+    monkeypatch.setattr(logs, "KEPT_LAST", 8192)
+    content = b"".join(b"line %07d\n" % number for number in range(10_000))
+    cut = content[:4095] + "€".encode() + content[4098:]  # a character across the edge
+    path = write(run, 0, 0, cut[:20_000])
+    with path.open("r+b", buffering=0) as rank:
+        rank.seek(0, os.SEEK_END)
+        logs.shorten(path)
+        assert path.stat().st_blocks * 512 >= 20_000, "it may have twice as much at its end"
+        rank.write(cut[20_000:])
+        logs.shorten(path)
+        rank.write(b"later\n")
+    size = len(cut) + 6
+    assert path.stat().st_size == size
+    assert path.stat().st_blocks * 512 <= 4096 + 2 * 8192 + 4096
+    read, offset = [], 0
+    while (found := part(run, offset=offset, limit=3000)).data:
+        read.append(found)
+        offset = found.offset + len(found.data.decode(errors="ignore").encode())
+    first = b"".join(each.data for each in read if each.offset < 4096)
+    last = b"".join(each.data for each in read if each.offset >= 4096)
+    assert first.decode(errors="ignore").encode() == content[:4095]
+    assert last == (cut + b"later\n")[-len(last) :]
+    assert 8192 <= len(last) < 8192 + 4096 + 6
+    assert part(run, lines=1).data == b"later\n"
+
+
+def test_a_log_on_a_file_system_that_frees_no_part_starts_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(logs, "KEPT_FIRST", 4096)
+    monkeypatch.setattr(logs, "KEPT_LAST", 4096)
+    monkeypatch.setattr(logs, "_free", refuse)
+    path = write(run, 0, 0, b"x" * 20_000)
+    with path.open("r+b", buffering=0) as rank:
+        rank.seek(0, os.SEEK_END)
+        logs.shorten(path)
+        assert part(run, offset=20_000).data == b""
+        rank.write(b"later\n")
+    assert part(run, offset=0) == LogPart(0, 20_000, b"later\n", 20_006, False)
 
 
 def test_the_last_lines_are_no_more_than_the_limit(run: Path) -> None:

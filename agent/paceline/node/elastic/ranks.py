@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
 from paceline.core import driver, reform
-from paceline.node import rundir
+from paceline.node import logs, rundir
 from paceline.node.elastic.rendezvous import Together
 from paceline.node.elastic.roll import Failure, Roll, Round
 from paceline.node.rundir import EndedRanks, LauncherStatus
@@ -42,6 +42,7 @@ GRACE_S = 5  # between asking ranks to end and killing them
 # A rank that raised may take longer to exit than its peers take to fail because of it.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
+_KEPT_ATTEMPTS = 10  # whose logs are kept: a run may be restarted any number of times
 _LOOK_S = 0.05
 # How long all ranks get to end after the same step. A node that joins can wait while they train.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 10.0
@@ -72,16 +73,25 @@ class _Logs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the folders of an attempt; where each of this node's ranks writes."""
-        logs = LogsDest()
-        shutil.rmtree(self._directory / "logs" / f"attempt_{self.attempt}", ignore_errors=True)
+        made = LogsDest()
+        older = [k for k in logs.attempts(self._directory) if k <= self.attempt - _KEPT_ATTEMPTS]
+        for attempt in (self.attempt, *older):
+            folder = self._directory / "logs" / f"attempt_{attempt}"
+            shutil.rmtree(folder, ignore_errors=True)
         for local_rank, env in envs.items():
             rank = int(env["RANK"])
             out, err = (self._log(rank, stream) for stream in ("stdout", "stderr"))
             out.parent.mkdir(parents=True)
-            logs.stdouts[local_rank], logs.stderrs[local_rank] = str(out), str(err)
-            logs.error_files[local_rank] = str(out.with_name("error.json"))
-            env["TORCHELASTIC_ERROR_FILE"] = logs.error_files[local_rank]
-        return logs
+            made.stdouts[local_rank], made.stderrs[local_rank] = str(out), str(err)
+            made.error_files[local_rank] = str(out.with_name("error.json"))
+            env["TORCHELASTIC_ERROR_FILE"] = made.error_files[local_rank]
+        return made
+
+    def shorten(self) -> None:
+        """Keep the attempt's logs short."""
+        for log in (self._directory / "logs" / f"attempt_{self.attempt}").glob("*/std*.log"):
+            with suppress(OSError):  # a script may have removed it
+                logs.shorten(log)
 
     def _log(self, rank: int, stream: str) -> Path:
         return rundir.rank_log(self._directory, self.attempt, rank, stream)
@@ -237,6 +247,7 @@ class Agent(LocalElasticAgent):
         return {rank: code for rank, code in codes.items() if code and code != in_order}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._logs.shorten()
         codes = self._codes(worker_group)
         if self._failed(codes):
             time.sleep(_LINGER_S)
@@ -275,11 +286,11 @@ class Agent(LocalElasticAgent):
             failed: rank → exit code.
         """
         attempt = self.status.attempt
-        logs = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
-        at = {r: log.stat().st_mtime for r, log in logs.items()}
+        written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
+        at = {r: log.stat().st_mtime for r, log in written.items()}
         rank = min(failed, key=lambda r: at[r])
         code = failed[rank]
-        words = last_words(rundir.tail(logs[rank]))
+        words = last_words(rundir.tail(written[rank]))
         if code > 0:
             how = f"ended with code {code}"
         else:
@@ -290,7 +301,7 @@ class Agent(LocalElasticAgent):
         # One in six ranks that raise aborts during exit, because gloo's threads still run.
         elif -code == signal.SIGABRT and words:
             what += f" after {words}"
-        log = logs[rank]
+        log = written[rank]
         who = "the driver" if os.environ.get(driver.VARIABLE) else f"rank {rank}"
         message = f"{who} {what}; log: {log}\n{rundir.last_lines(log)}".rstrip("\n")
         brief = f"{who} {how}; log: {log}"
