@@ -11,6 +11,7 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline_backend import requests
+from paceline_backend.control.listening import ListeningClock
 from paceline_backend.insight import hangs
 from paceline_backend.store import Store, StoreError, StoreUnavailableError
 from paceline_backend.store.audit import CONTROL_PLANE, Requester
@@ -51,8 +52,9 @@ class HangWatch:
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
-        self._clock = clock
-        self._ordered: dict[int, tuple[int, float]] = {}  # run → attempt, clock's time
+        self._listened = ListeningClock(_SCAN_S, clock)
+        self._at = 0.0  # of this scan
+        self._ordered: dict[int, tuple[int, float]] = {}  # run → attempt, time listened
         self._still: dict[int, tuple[object, float]] = {}  # run → where it hangs, since when
 
     def run(self, stop: threading.Event) -> None:
@@ -72,6 +74,7 @@ class HangWatch:
             StoreError: the database is away.
             redis.RedisError: the bus is away.
         """
+        self._at = self._listened()
         with self._store.read() as connection:
             watched = hanging.watched(connection, self._owner)
         keys = {run.key for run in watched}
@@ -79,7 +82,7 @@ class HangWatch:
         self._still = {key: at for key, at in self._still.items() if key in keys}
         for run in watched:
             attempt, at = self._ordered.get(run.key, (-1, 0.0))
-            if attempt != run.attempt or self._clock() > at + AGAIN_S:
+            if attempt != run.attempt or self._at > at + AGAIN_S:
                 self._guarded(run)
 
     def _guarded(self, run: Restarted) -> None:
@@ -105,13 +108,13 @@ class HangWatch:
             return
         known, since = self._still.get(run.key, (None, 0.0))
         if known != place:
-            self._still[run.key] = (place, self._clock())
+            self._still[run.key] = (place, self._at)
             return
-        if self._clock() - since < _CONFIRM_S:
+        if self._at - since < _CONFIRM_S:
             return
         ranks = hang.holding or hang.waiting
         by = Requester(CONTROL_PLANE.name, why=hang.words)
         ordered = requests.end_hung(self._store, self._bus_url, run.id, run.attempt, ranks, by)
         if ordered:
-            self._ordered[run.key] = (run.attempt, self._clock())
+            self._ordered[run.key] = (run.attempt, self._at)
             log.warning("run %s hangs; ranks %s are ended: %s", run.id, ranks, hang.words)

@@ -308,9 +308,14 @@ def test_a_stop_reaches_all_nodes(
 
 
 def test_an_agent_that_does_not_answer_has_lost_its_node(
-    store: Store, bus_url: str, bus: redis.Redis, meetings: Meetings
+    store: Store,
+    bus_url: str,
+    bus: redis.Redis,
+    meetings: Meetings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = training(store, bus, bus_url, meetings)
+    monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 7.0)
     looks = Looks(store, bus_url, silent_s=10_000)
     looks.after(0)
     telemetry.write(

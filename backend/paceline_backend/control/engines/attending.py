@@ -12,6 +12,7 @@ from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineRefusedError, Job, Order
 from paceline_backend.control.engines.claims import Claims
 from paceline_backend.control.engines.engine_jobs import age, end, seen_to_begin, telling, timely
+from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, jobs, meta, runs
 from paceline_backend.store.jobs import EngineRun
@@ -30,13 +31,16 @@ class Attendant:
     Args:
         store: the database.
         claims: of this worker.
+        pause_s: between two looks at an engine.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, store: Store, claims: Claims, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, claims: Claims, pause_s: float, clock: Callable[[], float]
+    ) -> None:
         self._store = store
         self._claims = claims
-        self._clock = clock
+        self._listened = ListeningClock(pause_s, clock)
         self._plane_id = ""
         # Since when a run's jobs have ended, or the run has; what it had said by then.
         self._since: dict[str, tuple[float, object]] = {}
@@ -45,7 +49,8 @@ class Attendant:
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forgets runs that nobody has to look after any more."""
+        """Forgets runs that nobody has to look after any more; called at each look."""
+        self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
 
@@ -151,10 +156,10 @@ class Attendant:
                 ref = left[0].ref
                 self._queue(client, run, f"waits for the nodes of job {ref} of {engine.title}")
             return
-        since, said = self._since.setdefault(run.id, (self._clock(), run.seen_at))
+        since, said = self._since.setdefault(run.id, (self._listened(), run.seen_at))
         if said != run.seen_at:  # its nodes are still heard
-            self._since[run.id] = (self._clock(), run.seen_at)
-        elif self._clock() - since >= _SETTLE_S and self._mine(run):
+            self._since[run.id] = (self._listened(), run.seen_at)
+        elif self._listened() - since >= _SETTLE_S and self._mine(run):
             self._end(client, run, *end(engine, run, by_part, last))
 
     def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
@@ -186,10 +191,10 @@ class Attendant:
     ) -> None:
         """Stops what an ended run has left; nodes that go by themselves are waited for."""
         left = [job for job in known if job.state != "ended"]
-        since, _ = self._since.setdefault(run.id, (self._clock(), None))
+        since, _ = self._since.setdefault(run.id, (self._listened(), None))
         by_part = self._by_part(run, known)
         begun = {by_part[part].ref for part in run.begun if part in by_part}
-        patient = self._clock() - since < _DELIVER_S
+        patient = self._listened() - since < _DELIVER_S
         delivering = begun | {job.ref for job in left if job.state == "running"}
         due = [job.ref for job in left if not (patient and job.ref in delivering)]
         if due and self._mine(run):

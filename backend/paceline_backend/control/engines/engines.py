@@ -70,7 +70,7 @@ class Engines:
         self._bus_url = bus_url
         self._clock = clock
         self._claims = Claims(store, owner)
-        self._attendant = Attendant(store, self._claims, clock)
+        self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         self._look_at: dict[str, float] = {}  # by engine
         self._outages: dict[str, Outage] = {}  # by engine, of its cordons, and by run
 
