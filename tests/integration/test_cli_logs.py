@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.commands.lines import Log, Printer
+from paceline.node import logs as node_logs
 from paceline.wire import State
 from paceline_backend.insight import hangs
 from paceline_backend.insight.hangs import Hang
@@ -150,6 +151,21 @@ def test_which_logs_there_are(logs: Logs, here: Node) -> None:
     assert [(log["rank"], log["size"]) for log in json.loads(out)["logs"]] == [(None, 9), (3, 5)]
     assert "launcher" in logs("--list")[1]
     assert logs("--launcher") == (0, "launched\n", "")
+
+
+def test_what_is_left_out_of_a_log_is_told(
+    logs: Logs, here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_logs, "KEPT_FIRST", 4096)
+    monkeypatch.setattr(node_logs, "KEPT_LAST", 4096)
+    here.log(RUN, 0, "".join(f"line {number:03}\n" for number in range(3_000)))
+    node_logs.shorten(here.path(RUN, 0))
+    code, out, err = logs("-n", "0")
+    assert code == 0
+    assert out.startswith("line 000\n")
+    assert out.endswith("line 2999\n")
+    gone = 9 * 1_000 + 10 * 2_000 - len(out)
+    assert f"stdout of rank 0: {gone} bytes are left out here" in err
 
 
 def test_a_node_that_does_not_answer(

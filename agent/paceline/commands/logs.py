@@ -218,6 +218,9 @@ class Reader:
                 query["tail"] = self._lines
             part = self._client.call("GET", f"/runs/{self._run}/logs/{name}", params=query)
             query.pop("tail", None)
+            if (gone := part["offset"] - query.get("offset", part["offset"])) > 0:
+                of = f"{log.output} of rank {log.rank}" if log.rank is not None else "the launcher"
+                _say(f"{of}: {gone} bytes are left out here, as the log was too long to be kept")
             self._offsets[log] = part["next"]
             yield part["text"]
             if not part["text"] or part["next"] >= part["size"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.node import rundir
+from paceline.node import logs, rundir
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor
 from paceline.wire import Launch
@@ -324,3 +324,24 @@ def test_stop_asks_then_kills(train: Train) -> None:
         assert output(supervisor, rank) == "up\nbye\n", "each was asked first"
     assert supervisor.last is not None
     assert (supervisor.last.state, supervisor.last.message) == ("stopped", "enough")
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+def test_a_rank_that_prints_too_much_leaves_a_bounded_log(train: Train) -> None:
+    text = """
+        import sys
+        print("begins")
+        for _ in range(300):
+            print("x" * 2**20)
+        print("ends")
+    """
+    supervisor = train(text, 1)
+    finish(supervisor)
+    log = rundir.rank_log(supervisor.directory, 0, 0, "stdout")
+    assert log.stat().st_size > 300 << 20
+    assert log.stat().st_blocks * 512 <= logs.KEPT_FIRST + 2 * logs.KEPT_LAST
+    with log.open("rb") as opened:
+        assert opened.readline() == b"begins\n"
+        opened.seek(-5, os.SEEK_END)
+        assert opened.read() == b"ends\n"

@@ -15,8 +15,10 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
+from paceline.node import logs
 from paceline.node.elastic import roll
 from paceline.node.elastic.place import use_interface
+from paceline.node.elastic.ranks import _Logs
 from paceline.node.elastic.rendezvous import Alone, Members, Signed, together
 from paceline.node.elastic.roll import Failure, Roll, Round
 from paceline.node.machine import address_towards
@@ -215,3 +217,11 @@ def test_launchers_of_several_nodes_keep_the_ranks_port_too(
     handler.leave()
     with reserved_port(info.bootstrap_store_info.master_port):
         pass
+
+
+def test_logs_of_the_newest_attempts_are_kept(tmp_path: Path) -> None:
+    made = _Logs(tmp_path)
+    for attempt in range(13):
+        made.attempt = attempt
+        made.reify({0: {"RANK": "0"}})
+    assert logs.attempts(tmp_path) == list(range(12, 2, -1))
