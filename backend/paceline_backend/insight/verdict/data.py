@@ -27,21 +27,19 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
         others: other findings.
         apart: steps in which ranks do not wait for each other, [K].
     """
-    known = model.took_part
-    part = model.part
+    known, part = model.took_part, model.part
+    dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
+    made_up = (np.hstack([np.ones((len(part), 1)), *dealt]) < 1).any(axis=1)
     ranks: tuple[int, ...] = ()
-    made_up = [policy for finding in others for policy in finding.made_up]
-    for policy in model.policies:
-        if policy in made_up:
-            usual = mean_of(part[policy], known[policy], axis=0)
-            even = part[policy] / np.where(usual > 0, usual, 1.0)
-            part[policy] = even / mean_of(even, known[policy], axis=1)[:, None]
-    if not made_up:
+    if made_up.any():
+        even = part / model.usual_part
+        part = np.where(made_up[:, None], even / mean_of(even, known, axis=1)[:, None], part)
+    else:
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, no batch makes another one wait.
-    slower = np.where(known & ~apart[:, None], part, 1.0)
-    since, until = _course(model.policies, 1 - 1 / slower.max(axis=1))
-    effect = Effect(np.arange(part.shape[1]), slower=slower)
+    uneven = np.where(known & ~apart[:, None], part, 1.0)
+    since, until = _course(model.policies, 1 - 1 / uneven.max(axis=1))
+    effect = Effect(np.arange(part.shape[1]), dealt=uneven)
     return [Finding("data", ranks, effect, since=since, until=until)]
 
 

@@ -21,6 +21,8 @@ class Effect:
     Args:
         ranks: whose times, [R].
         slower: factor of their computing, > 0, [K, R]; None: 1.
+        dealt: factor of what their batches cost, > 0, [K, R]: without the finding, the same work
+            of the step is divided in other parts; None: 1.
         pause_s: what their computing takes longer, whatever their speed, [K, R]; None: 0.
         data_s: what their loading takes longer, [K, R]; None: 0.
         reduce_s: what reductions take longer, [K]; None: 0.
@@ -29,6 +31,7 @@ class Effect:
 
     ranks: Ints
     slower: Floats | None = None
+    dealt: Floats | None = None
     pause_s: Floats | None = None
     data_s: Floats | None = None
     reduce_s: Floats | None = None
@@ -50,8 +53,7 @@ class Finding:
         period: distance at which it comes back, in steps; None: it does not.
         trend: its factor when it began to grow and now; None: it does not grow.
         times: how often it happened; 1 for what lasts.
-        made_up: the steps of each policy that made up for it, so that nobody waited.
-        hidden_since: since when the policy in force does; None: it does not.
+        hidden_since: since when the plan makes up for it; None: it does not.
         cost_s: what it costs beside the others; known once they count.
     """
 
@@ -65,7 +67,6 @@ class Finding:
     period: int | None = None
     trend: tuple[float, float] | None = None
     times: int = 1
-    made_up: Sequence[slice] = ()
     hidden_since: int | None = None
     cost_s: float = 0.0
 
@@ -81,11 +82,16 @@ class Account:
     Args:
         times: as they were.
         findings: what may have cost time.
+        part: what each batch costs ÷ the mean batch of its step, [K, W]; 0 where a rank takes no
+            part. None: no finding deals batches out.
     """
 
-    def __init__(self, times: Times, findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, times: Times, findings: Sequence[Finding], part: Floats | None = None
+    ) -> None:
         self.times = times
         self.findings = list(findings)
+        self.part = part
 
     def without(self, removed: Iterable[int]) -> Times:
         """The times without the findings of these numbers.
@@ -95,6 +101,7 @@ class Account:
         times, gone = self.times, set(removed)
         compute, pauses = times.compute_s.copy(), np.zeros_like(times.compute_s)
         data, reduce, between = times.data_s.copy(), times.reduce_s.copy(), times.between_s.copy()
+        dealt = np.ones_like(compute)
         for at, finding in enumerate(self.findings):
             effect = finding.effect
             if effect.pause_s is not None:
@@ -105,12 +112,18 @@ class Account:
             effect = self.findings[at].effect
             if effect.slower is not None:
                 compute[:, effect.ranks] /= effect.slower
+            if effect.dealt is not None:
+                dealt[:, effect.ranks] *= effect.dealt
             if effect.data_s is not None:
                 data[:, effect.ranks] -= effect.data_s
             if effect.reduce_s is not None:
                 reduce -= effect.reduce_s
             if effect.between_s is not None:
                 between -= effect.between_s
+        if self.part is not None:
+            # The work of a step stays the same, however it is dealt out.
+            compute *= self.part.sum(axis=1, keepdims=True) / dealt
+            compute /= (self.part / dealt).sum(axis=1, keepdims=True)
         compute = np.maximum(compute, 0.0) + pauses
         parts = (compute, np.maximum(data, 0.0), np.maximum(reduce, 0.0), np.maximum(between, 0.0))
         return replace(times, **dict(zip(_PARTS, parts, strict=True)))
@@ -135,13 +148,11 @@ class Account:
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()
             kept = [finding for finding, out in zip(account.findings, gone, strict=True) if not out]
-            account = Account(self.times, kept)
+            account = Account(self.times, kept, self.part)
             alone = account.alone_s()
         made = [
             replace(finding, cost_s=max(self.times.wall_s - account.without([at]).wall_s, 0.0))
             for at, finding in enumerate(account.findings)
         ]
         order = sorted(range(len(made)), key=lambda at: (made[at].until is not None, -alone[at]))
-        # Where a plan makes up for slow ranks, batches of the same cost would make steps longer.
-        answers = {at for at in order if made[at].kind == "data" and not made[at].cost_s}
-        return [made[at] for at in order if at not in answers]
+        return [made[at] for at in order]

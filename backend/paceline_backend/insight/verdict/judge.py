@@ -11,6 +11,7 @@ from paceline_backend.insight.verdict.findings import Account, Finding
 from paceline_backend.insight.verdict.observed import Observed, Times
 from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
+from paceline_backend.policies.base import Floats
 
 FEW = 4  # with fewer steps nothing can be told
 # Share of the wall time that a cause must cost alone: between 0.5 %, below which nothing is named,
@@ -30,6 +31,7 @@ class Verdict:
         cost_s: what all causes cost together.
         causes: what goes on first; steps are indices into `seen.step`.
         seen: what it rests on.
+        part: what each batch costs ÷ the mean batch of its step, [K, W]; None: too few steps.
     """
 
     steps: int
@@ -39,6 +41,7 @@ class Verdict:
     cost_s: float
     causes: list[Finding]
     seen: Observed
+    part: Floats | None = None
 
 
 def judge(seen: Observed) -> Verdict:
@@ -61,8 +64,9 @@ def judge(seen: Observed) -> Verdict:
         *slow,
         *data_of(model, slow, seen.apart),
     ]
-    causes = Account(times, findings).counting(LEAST)
-    without_s = Account(times, causes).without(range(len(causes))).wall_s
+    part = np.where(took_part, model.part, 0.0)
+    causes = Account(times, findings, part).counting(LEAST)
+    without_s = Account(times, causes, part).without(range(len(causes))).wall_s
     return Verdict(
         count,
         times.wall_s,
@@ -71,4 +75,5 @@ def judge(seen: Observed) -> Verdict:
         max(times.wall_s - without_s, 0.0),
         causes,
         seen,
+        part,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from paceline_backend.insight.verdict.courses import (
     trend_of,
 )
 from paceline_backend.insight.verdict.findings import Effect, Finding
-from paceline_backend.insight.verdict.observed import Bools, Observed, mean_of
+from paceline_backend.insight.verdict.observed import FEWEST, Bools, Observed, mean_of
 from paceline_backend.policies.base import Floats
 
 _LEAST_NOISE = 0.004
@@ -33,6 +34,7 @@ _OVERLAP = 0.5  # share of the slow steps that ranks with one cause have in comm
 _PAUSE = 5  # steps: what is shorter is a pause, which takes as long at any speed
 _OF_PERIOD = 0.7  # share of a period's times that happened, and of spans that are of it
 _CUT = 0.3  # share of the slowness that a smaller batch makes up for, from which on it is hidden
+_LESS = 1 / 1.05  # × the usual batch: smaller batches are dealt on purpose
 _SURE = 5.0  # standard errors by which a lasting slowness must be above the usual time
 
 
@@ -58,10 +60,29 @@ class Model:
     usual: Floats
     policies: Sequence[slice]
 
-    @property
+    @cached_property
     def part(self) -> Floats:
         """What each batch costs ÷ the mean batch of its step, [K, W]."""
         return np.asarray(self.typical / mean_of(self.typical, self.took_part, axis=1)[:, None])
+
+    @cached_property
+    def usual_part(self) -> Floats:
+        """What each rank's batches usually cost ÷ the mean batch, [K, W].
+
+        It is the level of `part` under a policy. A plan changes it when it learns of a slowness;
+        sizes that vary from step to step do not.
+        """
+        out = np.ones_like(self.part)
+        for policy in self.policies:
+            known, part = self.took_part[policy], self.part[policy]
+            off = np.where(known, np.log(np.where(known, part, 1.0)), 0.0)
+            noise = noise_of(off, known, _LEAST_NOISE)
+            for rank, pieces in enumerate(levels(off, known, noise)):
+                for begin, end in pieces:
+                    theirs = part[begin:end, rank][known[begin:end, rank]]
+                    if len(theirs):
+                        out[policy][begin:end, rank] = theirs.mean()
+        return out
 
 
 def model_of(seen: Observed, took_part: Bools) -> Model:
@@ -143,7 +164,9 @@ def findings_of(model: Model) -> list[Finding]:
     periodic = {each.rank for each in weak}
     # What was seen of them before is part of the period.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
-    return [_finding(model, group) for group in _groups(slow)]
+    lasting = np.zeros(model.off.shape[1], bool)
+    lasting[[each.rank for each in slow if each.kind == "node"]] = True
+    return [_finding(model, group, lasting) for group in _groups(slow)]
 
 
 def _of_rank(model: Model, rank: int) -> list[_Slow]:
@@ -368,7 +391,8 @@ def _alike(first: _Slow, second: _Slow) -> bool:
     return both >= _OVERLAP * int((first.steps | second.steps).sum())
 
 
-def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
+def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
+    """A finding about ranks that are slow together; `lasting`: all that are slow for good, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
     slower = np.stack([each.slower for each in by_rank], axis=1)
@@ -381,13 +405,11 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
     first = max(group, key=lambda each: float(each.slower.sum()))
     sinces = [each.since or 0 for each in group]
     since = int(np.median(sinces)) or None
-    effect = Effect(np.array(ranks), slower=slower, pause_s=pause_s)
-    made_up: list[slice] = []
-    hidden_since = None
+    dealt, hidden_since = None, None
     if first.kind == "node":
-        made_up, hidden_since = _made_up(model, ranks, slower)
-    if made_up:
-        effect = _dealt(model, ranks, slower, made_up)
+        dealt = _dealt(model, ranks, slower, lasting)
+        hidden_since = _hidden_since(dealt, slower)
+    effect = Effect(np.array(ranks), slower=slower, dealt=dealt, pause_s=pause_s)
     return Finding(
         kind=first.kind,
         ranks=tuple(ranks),
@@ -401,64 +423,39 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
         period=first.period,
         trend=first.trend,
         times=first.times,
-        made_up=made_up,
         hidden_since=hidden_since,
     )
 
 
-def _made_up(model: Model, ranks: Sequence[int], slower: Floats) -> tuple[list[slice], int | None]:
-    """The steps of the policies whose smaller batches make up for a slowness.
-
-    The second result is the step since which all policies do, up to the one in force; None: it does
-    not.
-    """
-    others = [rank for rank in range(model.off.shape[1]) if rank not in set(ranks)]
-    slow = np.asarray((slower > 1).any(axis=1))
-    part = model.part
-    made: list[slice] = []
-    since = None
-    for policy in model.policies:
-        rows = np.arange(len(slow))[policy][slow[policy]]
-        if not len(rows):
-            continue
-        if _makes_up(part[rows], model.took_part[rows], ranks, others, slower[rows]):
-            made.append(policy)
-            since = policy.start if since is None else since
-        else:
-            since = None
-    return made, since
-
-
-def _dealt(model: Model, ranks: Sequence[int], slower: Floats, made_up: Sequence[slice]) -> Effect:
-    """The effect of a slowness for which some policies made up.
-
-    Without it all ranks are as fast as the typical one, and under these policies each batch costs
-    the step's mean.
-    """
-    part, full = model.part, np.ones_like(model.off)
-    full[:, list(ranks)] = slower
-    slow = np.asarray((slower > 1).any(axis=1))[:, None]
-    for policy in made_up:
-        dealt = np.where(model.took_part[policy], full[policy] * part[policy], 1.0)
-        full[policy] = np.where(slow[policy], dealt, full[policy])
-    return Effect(np.arange(model.off.shape[1]), slower=full)
-
-
-def _makes_up(
-    part: Floats, took_part: Bools, ranks: Sequence[int], others: Sequence[int], slower: Floats
-) -> bool:
-    """Whether slow ranks have so small batches that this makes up for much of their slowness.
+def _dealt(model: Model, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
+    """How much smaller a plan makes the batches of slow ranks than those of others, [K, R]; ≤ 1.
 
     Args:
-        part: what each batch costs ÷ the mean batch of its step, [S, W].
-        took_part: which ranks count, [S, W].
+        model: of the batches.
         ranks: the slow ones.
-        others: the others.
-        slower: by what factor, [S, R].
+        slower: by what factor, [K, R].
+        lasting: all ranks that are slow for good, [W].
     """
-    shares = mean_of(part, took_part, axis=0)
-    ranks, others = ([rank for rank in some if shares[rank] > 0] for some in (ranks, others))
-    if not ranks or not others:
-        return False
-    share = float(np.median(shares[ranks]) / np.median(shares[others]))
-    return 1 / share - 1 >= _CUT * (float(np.median(slower)) - 1) and 1 / share >= 1.05
+    mine = np.isin(np.arange(len(lasting)), ranks)
+    others = ~(mine | lasting) if not (mine | lasting).all() else ~mine
+    usual = model.usual_part
+    if not others.any():
+        return np.ones_like(slower)
+    less = usual[:, list(ranks)] / np.median(usual[:, others], axis=1, keepdims=True)
+    dealt = np.where(slower > 1, np.minimum(less, 1.0), 1.0)
+    return np.asarray(np.where(np.median(less, axis=1, keepdims=True) <= _LESS, dealt, 1.0))
+
+
+def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
+    """The step since which smaller batches make up for a slowness; None: they do not.
+
+    A few steps at the end are too few to tell, and a few in which they do not are none.
+    """
+    slow = (slower > 1).any(axis=1)
+    much = np.median(slower, axis=1) - 1
+    hidden = (1 / np.median(dealt, axis=1) - 1 >= _CUT * much) | ~slow
+    if not slow.any() or not hidden[-FEWEST:].all():
+        return None
+    waited = np.flatnonzero(~hidden)
+    since = int(waited[-1]) + 1 if len(waited) else 0
+    return max(since, int(np.flatnonzero(slow)[0]))

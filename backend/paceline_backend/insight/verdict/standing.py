@@ -79,8 +79,8 @@ def standing_of(verdict: Verdict) -> Standing:
     costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
     costing = [at for at in costing if not verdict.causes[at].hidden]
     going = [verdict.causes[at] for at in costing]
-    newest = _newest(seen, going)
-    without = Account(times, verdict.causes).without(costing)
+    newest = _newest(verdict, going)
+    without = Account(times, verdict.causes, verdict.part).without(costing)
     wall_s = float(times.steps_s[newest].sum())
     lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
     waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
@@ -105,12 +105,13 @@ def _goes_on(cause: Finding) -> bool:
     return cause.until is None or cause.times >= _OFTEN
 
 
-def _newest(seen: Observed, going: list[Finding]) -> slice:
+def _newest(verdict: Verdict, going: list[Finding]) -> slice:
     """The steps since the last cause began; at least the fewest, and all where one comes back.
 
-    None are from before the policy in force.
+    None are from before the policy in force, or before its plan made up for what it makes up for.
     """
-    count, first = len(seen.step), seen.policies[-1].start
+    count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
+    first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
     if any(cause.times > 1 for cause in going):
         return slice(first, count)
     began = max((cause.since or 0 for cause in going), default=count - SHOWN)
