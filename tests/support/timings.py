@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.insight.verdict import Observed
+from paceline_backend.simulator import Scenario, Simulation
 
 FIRST = 100  # number of the first step
 
@@ -66,3 +67,34 @@ def in_steps(
     speed = np.ones((steps, world))
     speed[first : last + 1, rank] = factor
     return speed
+
+
+def simulated(scenario: Scenario) -> Observed:
+    """What the ranks of a simulation report."""
+    simulation, ran = Simulation.of(scenario), []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+
+    def of(what: str) -> np.ndarray:
+        return np.concatenate([getattr(each, what) for each in ran])
+
+    def of_batches(what: str) -> np.ndarray:
+        return np.concatenate([getattr(each.features, what) for each in ran]).astype(float)
+
+    firsts = [each.segment.first_step for each in ran]
+    versions = np.array([each.segment.version for each in ran])
+    count = len(of("step_s"))
+    return Observed(
+        step=np.arange(count),
+        samples=of_batches("samples"),
+        load=of_batches("load"),
+        squares=of_batches("squares"),
+        longest=of_batches("longest"),
+        data_s=of("data_s"),
+        compute_s=of("compute_s"),
+        sync_s=of("wait_s") + of("communication_s"),
+        between_s=np.zeros(count),
+        first=np.isin(np.arange(count), firsts),
+        apart=np.zeros(count, bool),
+        switched=[firsts[at] for at in np.flatnonzero(np.diff(versions)) + 1],
+    )

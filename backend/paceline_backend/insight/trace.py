@@ -287,7 +287,7 @@ def _instants(traced: Traced, starts: dict[int, float]) -> Iterator[Event]:
     for cause in judged.causes:
         since = None if cause.since is None else int(judged.seen.step[cause.since])
         words = verdicts.cause_words(judged, cause)
-        args = {"since": since, "to_do": verdicts.to_do(cause), "cost_s": cause.cost_s}
+        args = {"since": since, "to_do": verdicts.to_do(judged, cause), "cost_s": cause.cost_s}
         at = starts.get(since, 0.0) if since is not None else 0.0
         yield {**event, "name": words, "cat": f"verdict {cause.kind}", "ts": at, "args": args}
 

@@ -112,6 +112,19 @@ def latest(connection: sa.Connection, run: int) -> Switch:
     return Switch(*connection.execute(query.order_by(switches.c.version.desc()).limit(1)).one())
 
 
+def of_version(connection: sa.Connection, run: int, version: int) -> Switch | None:
+    """The policy of a version; None: no such version.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        version: 0: the policy at the start.
+    """
+    query = sa.select(*_COLUMNS).where(switches.c.run == run, switches.c.version == version)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else Switch(*row)
+
+
 def history(connection: sa.Connection, run: int) -> list[Switch]:
     """All switches of a run, oldest first.
 

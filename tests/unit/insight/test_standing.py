@@ -60,7 +60,7 @@ def test_what_the_policy_in_force_makes_up_for_holds_nobody_up() -> None:
     assert cause.cost_s == pytest.approx(60 * 0.08 + 40 * 0.007, rel=0.05)
     (facts,) = facts_of(verdict)["causes"]
     assert f"Since step {FIRST + 60} the plan gives less to do there" in facts["words"]
-    assert facts["to_do"] == "look at its machine, or replace it"
+    assert facts["to_do"] == "look at its machine"
     # Of nine steps nothing is said yet.
     assert standing_of(judge(dealt(91, slow(3, 2.0)))).level == Level.HELD_UP
 

@@ -33,7 +33,8 @@ def only(verdict: Verdict, kind: str, *ranks: int) -> None:
 def test_noise_is_no_cause(world: int, noise: float) -> None:
     verdict = judge(observed(world, noise=noise))
     assert verdict.causes == []
-    assert words(verdict).startswith("No straggler: in these 100 steps ")
+    found = "No straggler" if verdict.waste <= 0.05 else "No cause stands out"
+    assert words(verdict).startswith(f"{found}: in these 100 steps ranks spend ")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -45,7 +46,7 @@ def test_a_slow_rank_is_named_with_its_cost(noise: float) -> None:
     assert cause.factor == pytest.approx(2.0, rel=0.03)
     assert cause.cost_s == pytest.approx(100 * 0.08, rel=0.1)
     assert words(verdict).startswith("Rank 3 computes 2 × slower. That costs 4")
-    assert to_do(cause).startswith("look at its machine")
+    assert to_do(verdict, cause).startswith("look at its machine")
 
 
 def test_since_when() -> None:
@@ -314,7 +315,7 @@ def test_any_records_have_a_verdict(seed: int, steps: int, world: int) -> None:
     verdict = judge(seen)
     for cause in verdict.causes:
         assert 0 <= cause.cost_s <= verdict.wall_s * (1 + 1e-9)
-        assert to_do(cause)
+        assert to_do(verdict, cause)
     assert words(verdict)
 
 

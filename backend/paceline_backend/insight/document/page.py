@@ -79,7 +79,7 @@ def render(content: Content) -> str:
 def banner(content: Content) -> dict[str, Any]:
     """Level, title and sentences of the verdict."""
     judged, run = content.verdict, content.run
-    said = [(verdicts.cause_words(judged, c), verdicts.to_do(c)) for c in judged.causes]
+    said = [(verdicts.cause_words(judged, c), verdicts.to_do(judged, c)) for c in judged.causes]
     share = judged.cost_s / judged.wall_s if judged.wall_s else 0.0
     about = ""
     if judged.steps:

@@ -59,7 +59,7 @@ def _cause(verdict: Verdict, cause: Finding) -> dict[str, Any]:
         "worker_hours": cause.cost_s * world / 3600,
         "words": cause_words(verdict, cause),
         "what": what(verdict, cause),
-        "to_do": to_do(cause),
+        "to_do": to_do(verdict, cause),
     }
 
 

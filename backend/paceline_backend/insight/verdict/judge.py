@@ -17,6 +17,7 @@ FEW = 4  # with fewer steps nothing can be told
 # Share of the wall time that a cause must cost alone: between 0.5 %, below which nothing is named,
 # and 2 %, from which on everything is.
 LEAST = 0.0125
+WAITING = 0.05  # share of the ranks' time from which on they are said to wait for each other
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Verdict:
     causes: list[Finding]
     seen: Observed
     part: Floats | None = None
+
+    def waste_since(self, at: int) -> float:
+        """Share of the ranks' time since a step that waits for slower ranks."""
+        times = Times.of(self.seen, self.seen.took_part)
+        wall_s = float(times.steps_s[at:].sum())
+        return float(times.waits_s(self.seen.took_part)[at:].sum()) / wall_s if wall_s else 0.0
 
 
 def judge(seen: Observed) -> Verdict:

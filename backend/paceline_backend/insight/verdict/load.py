@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline_backend.insight.verdict.observed import Observed
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.store import Connection, records, segments
+from paceline_backend.store import Connection, records, segments, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
@@ -14,6 +14,8 @@ STEPS = 500  # A verdict rests on so many steps unless a range is given.
 _MOST_PAIRS = 5e7  # pairs of steps, times ranks: so much takes a second or two
 MOST_ROWS = 100_000  # At most so many rows are read: of a longer range, the newest steps.
 
+# Presets that divide each global batch by sizes and by speeds, unless other batches are given.
+_BALANCE = ("paceline", "paceline-relaxed")
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _MORE = ("step_s", "ended_at", "segment", "attempt")
 
@@ -50,6 +52,9 @@ def read_observed(
             apart |= (attempt == number) & (step >= first) & (step < end)
     segment = _first_known(given["segment"])
     nodes = () if placement is None else tuple(placement.nodes)
+    version = _versions(connection, run, attempt, segment)
+    newest = int(version[version >= 0][-1]) if (version >= 0).any() else 0
+    in_force = switches.of_version(connection, run, newest)
     return Observed(
         step=step,
         samples=given["samples"],
@@ -63,20 +68,29 @@ def read_observed(
         first=np.diff(segment, prepend=np.nan) != 0,
         apart=apart,
         nodes=nodes if len(nodes) == world else (),
-        switched=_switched(connection, run, step, attempt, segment),
+        switched=_switched(step, version),
+        policy="" if in_force is None else in_force.policy,
+        balances=in_force is not None and _balances(in_force),
     )
 
 
-def _switched(
-    connection: Connection, run: int, step: Ints, attempt: Floats, segment: Floats
-) -> list[int]:
-    """The steps with which another policy began."""
-    version = np.full(len(step), -1)
+def _balances(policy: switches.Switch) -> bool:
+    return policy.parameters.get("batches", policy.policy) in _BALANCE
+
+
+def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats) -> Ints:
+    """Version of the policy that planned each step, [K]; -1: unknown."""
+    version = np.full(len(segment), -1)
     for number in np.unique(attempt[~np.isnan(attempt)]):
         mine = attempt == number
         span = int(np.nanmin(segment[mine])), int(np.nanmax(segment[mine]))
         for first, planned in segments.versions(connection, run, int(number), span):
             version[mine & (segment >= first)] = planned
+    return version
+
+
+def _switched(step: Ints, version: Ints) -> list[int]:
+    """The steps with which another policy began."""
     known = version >= 0
     return [int(at) for at in step[known][1:][np.diff(version[known]) != 0]]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.wire import OBSERVED
 from paceline_backend.policies.base import Floats, Ints, usable
 
 Bools = npt.NDArray[np.bool_]
@@ -45,6 +46,12 @@ class Observed:
     apart: Bools  # [K] whether ranks did not wait for each other: a relaxed synchroniser
     nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
     switched: Sequence[int] = ()  # steps with which another policy began, ascending
+    policy: str = (
+        ""  # in force in the last step; `wire.OBSERVED`: the script divides; empty: unknown
+    )
+    balances: bool = (
+        False  # it divides each global batch by sizes and by speeds, as `paceline` does
+    )
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
@@ -77,6 +84,16 @@ class Observed:
         return [slice(*ends) for ends in pairwise([*begins, count])]
 
     @property
+    def on_one_node(self) -> bool:
+        """Whether all ranks are known to be on one node."""
+        return len(set(self.nodes)) == 1
+
+    @property
+    def observed(self) -> bool:
+        """Whether the script divides its batches itself."""
+        return self.policy == OBSERVED
+
+    @property
     def settles(self) -> bool:
         """Whether the policy in force has planned few steps yet."""
         inside = [first for first in self.switched if first <= self.step[-1]]
@@ -87,7 +104,7 @@ class Observed:
         chosen: dict[str, Any] = {
             field.name: getattr(self, field.name)[steps]
             for field in fields(self)
-            if field.name not in ("nodes", "switched")
+            if field.name not in ("nodes", "switched", "policy", "balances")
         }
         return replace(self, **chosen)
 

@@ -405,9 +405,9 @@ def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
     first = max(group, key=lambda each: float(each.slower.sum()))
     sinces = [each.since or 0 for each in group]
     since = int(np.median(sinces)) or None
-    dealt, hidden_since = None, None
-    if first.kind == "node":
-        dealt = _dealt(model, ranks, slower, lasting)
+    dealt = _dealt(model, ranks, slower, lasting) if (slower > 1).any() else None
+    hidden_since = None
+    if first.kind == "node" and dealt is not None:
         hidden_since = _hidden_since(dealt, slower)
     effect = Effect(np.array(ranks), slower=slower, dealt=dealt, pause_s=pause_s)
     return Finding(

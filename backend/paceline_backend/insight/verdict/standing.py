@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, Finding
-from paceline_backend.insight.verdict.judge import FEW, Verdict
-from paceline_backend.insight.verdict.observed import FEWEST, Observed, Times
+from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
+from paceline_backend.insight.verdict.observed import FEWEST, Times
 from paceline_backend.insight.verdict.words import what
 
 WATCH, HELD_UP = 0.06, 0.2  # share of time that is lost
@@ -85,7 +85,11 @@ def standing_of(verdict: Verdict) -> Standing:
     lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
     waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
     level = _level(waste, lost, bool(going))
-    said = what(verdict, going[0]) if going and level != Level.HEALTHY else _said(verdict, level)
+    said = (
+        what(verdict, going[0])
+        if going and level != Level.HEALTHY
+        else _said(verdict, level, waste)
+    )
     shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
     return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
@@ -125,11 +129,11 @@ def _level(waste: float, lost: float, known: bool) -> Level:
     return Level.WATCH if worst >= WATCH else Level.HEALTHY
 
 
-def _said(verdict: Verdict, level: Level) -> str:
+def _said(verdict: Verdict, level: Level, waste: float) -> str:
     causes = verdict.causes
     if causes and (level != Level.WATCH or any(map(_goes_on, causes))):
         return what(verdict, causes[0])
-    if level == Level.WATCH:
+    if level == Level.WATCH or waste > WAITING:
         return "ranks wait for each other in turn, for no rank more than for others"
     return "no rank holds the others up"
 

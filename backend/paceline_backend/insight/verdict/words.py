@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline_backend.insight.verdict.findings import Finding
-from paceline_backend.insight.verdict.judge import FEW, Verdict
+from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
+from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.insight.verdict.waits import is_everyone
 
 _NOTHING = 0.005  # share of the wall time below which a cost is none
 _SAME = 1.05  # a rank that is faster by less is as fast as the others
@@ -15,18 +17,15 @@ _ALWAYS = " in all steps"
 _ALIKE = 1.2  # factors that differ by less are told as their median
 _MOST_CAUSES = 3  # in the words about a run
 
-_MACHINE = "look at {its} machine, or replace it"
+_LEARNS = "a policy that learns speeds, such as `paceline`, takes load from {it}"
 _TO_DO = {
-    "node": f"{_MACHINE}; until then a policy that learns speeds, such as `paceline`, takes load "
-    "from {it}",
     "transient": "look at what else ran on {its} machine in these steps",
     "periodic": "look for what runs at this distance there: garbage collection, a cron job, a log",
     "input": "give the loader more workers, or faster storage; no policy helps",
-    "data": "a policy that balances by size, such as `paceline`, removes it",
-    "network": "look at links and switches; larger batches a step, or fewer reductions, hide it",
     "between": "look at checkpoints, evaluation, and what the script does after a step",
     "planning": "look at the load of the machine that plans, and of rank 0",
 }
+_SESSION = "with a `paceline.Session` in its script, "
 
 
 def words(verdict: Verdict) -> str:
@@ -40,8 +39,11 @@ def words(verdict: Verdict) -> str:
     if not verdict.causes:
         if verdict.seen.apart.all():
             return f"No straggler: in these {verdict.steps:,} steps ranks do not wait."
-        waits = f"{100 * verdict.waste:.1f} % of the ranks' time waits"
-        return f"No straggler: in these {verdict.steps:,} steps {waits}."
+        found = "No straggler" if verdict.waste <= WAITING else "No cause stands out"
+        return (
+            f"{found}: in these {verdict.steps:,} steps ranks spend {100 * verdict.waste:.1f} % of "
+            "their time waiting for each other."
+        )
     sentences = [cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES]]
     if len(verdict.causes) > 1:
         sentences.append(f"Together they cost {_cost(verdict, verdict.cost_s)}.")
@@ -105,12 +107,51 @@ def began(verdict: Verdict, cause: Finding) -> int | None:
     return int(verdict.seen.step[cause.since])
 
 
-def to_do(cause: Finding) -> str:
-    """What helps against a cause: a clause without a full stop."""
-    single = len(cause.ranks) == 1
-    its, it = ("its", "it") if single else ("their", "them")
-    text = _MACHINE if cause.hidden else _TO_DO[cause.kind]
+def to_do(verdict: Verdict, cause: Finding) -> str:
+    """What this run can do against a cause: a clause without a full stop.
+
+    It never recommends the policy in force.
+    """
+    seen = verdict.seen
+    its, it = ("its", "it") if len(cause.ranks) == 1 else ("their", "them")
+    if cause.kind == "node":
+        text = _against_slow_ranks(seen, cause)
+    elif cause.kind == "data":
+        text = _against_uneven_batches(seen)
+    elif cause.kind == "network":
+        links = "look at links and switches"
+        if seen.on_one_node:
+            links = "look at the load of the machine's cores and memory"
+        text = f"{links}; larger batches a step, or fewer reductions, hide it"
+    else:
+        text = _TO_DO[cause.kind]
     return text.format(its=its, it=it)
+
+
+def _against_slow_ranks(seen: Observed, cause: Finding) -> str:
+    if is_everyone(cause.ranks, seen.compute_s.shape[1]):
+        return (
+            "look at what changed since then: heat, clocks, other programs, the script itself; no "
+            "policy helps where all ranks are slow"
+        )
+    machine = "look at {its} machine"
+    if seen.nodes:
+        machine += ", or replace it"
+    if seen.on_one_node:
+        machine = "look at what else runs on {its} cores and its GPU, as all ranks share a machine"
+    if cause.hidden or seen.balances:
+        return machine
+    return f"{machine}; until then {_SESSION if seen.observed else ''}{_LEARNS}"
+
+
+def _against_uneven_batches(seen: Observed) -> str:
+    if seen.balances:
+        return (
+            f"`{seen.policy}` balances by size already: a larger global batch lets it divide "
+            "more evenly, and the longest samples set what is left"
+        )
+    session = _SESSION if seen.observed else ""
+    return f"{session}a policy that balances by size, such as `paceline`, removes it"
 
 
 def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
@@ -156,7 +197,14 @@ def _node(verdict: Verdict, cause: Finding) -> str:
         since = "The"
         if cause.hidden_since > (cause.since or 0):
             since = f"Since step {_step(verdict, cause.hidden_since)} the"
-        text += f" {since} plan gives less to do there, so nobody waits; the others do that work."
+        waste = verdict.waste_since(cause.hidden_since)
+        waits = "so nobody waits; the others do that work."
+        if waste > WAITING:
+            waits = (
+                "and the others do that work; all the same, ranks spend "
+                f"{100 * waste:.0f} % of their time since then waiting for each other."
+            )
+        text += f" {since} plan gives less to do there, {waits}"
     return text
 
 
