@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import Forecast, kept
+from paceline_backend.insight.whatif.answer import Current, Forecast, PresetForecast, kept
 from paceline_backend.policies.base import Floats
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
 from paceline_backend.store.outcomes import effects as kept_effects
@@ -54,6 +55,8 @@ class Effect:
         forecast: None: there was none.
         replaced: another policy has followed.
         complete: no later step counts: 200 do, or another policy has followed.
+        unchanged: policy and parameters are those before it: nothing is scored, as any drift would
+            become its effect.
     """
 
     version: int
@@ -68,10 +71,13 @@ class Effect:
     forecast: Expected | None
     replaced: bool
     complete: bool
+    unchanged: bool
 
     @property
     def words(self) -> str:
         """A sentence or two."""
+        if self.unchanged:
+            return "Policy and parameters stayed the same, so no effect is measured."
         said = ""
         if self.forecast is not None:
             half = 50 * (self.forecast.high - self.forecast.low)
@@ -88,6 +94,8 @@ class Effect:
         if not self.known:
             between = f"between {_change(self.low)} and {_change(self.high)}"
             steps = f"after {self.after_steps:,} steps"
+            if self.complete:
+                return f"It made no clear difference: {between} for the same load, {steps}.{said}"
             return f"Its effect is not known yet: {between} for the same load, {steps}.{said}"
         bounds = sorted((abs(self.low), abs(self.high)))
         range_ = f"{100 * bounds[0]:.0f} to {100 * bounds[1]:.0f} %"
@@ -101,31 +109,32 @@ def effects_of(connection: Connection, run: int) -> list[Effect]:
         connection: to read from.
         run: key of the run.
     """
-    changes = [
-        change
-        for change in switches.history(connection, run)
-        if change.version and change.effective_step is not None
-    ]
+    history = switches.history(connection, run)
+    changes = [change for change in history if change.version and change.effective_step is not None]
     if not changes:
         return []
+    replaced = [next((change for change in history if not change.version), None), *changes]
     made = kept(forecasts.bodies(connection, run))
     rows = kept_effects.of_run(connection, run)
     newest = forecasts.newest_step(connection, run)
     firsts = [change.effective_step or 0 for change in changes]
     effects = []
-    for change, before, first, end in zip(
-        changes, [0, *firsts], firsts, [*firsts[1:], None], strict=False
+    for change, old_policy, before, first, end in zip(
+        changes, replaced, [0, *firsts], firsts, [*firsts[1:], None], strict=False
     ):
         row = rows.get(change.version)
         earlier = None if row is None or row["first_step"] != first else _from_row(row)
         if earlier is not None and earlier.complete:
             effects.append(earlier)
             continue
+        if old_policy is not None and _same(old_policy, change):
+            effects.append(_unscored(change, replaced=end is not None))
+            continue
         settled = first + WARMUP_STEPS
         last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)
         old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_STEPS), first)
         new = _steps(connection, run, settled, last)
-        forecast = _expected(made, change)
+        forecast = None if old_policy is None else _expected(made, old_policy, change)
         if forecast is None and earlier is not None:
             forecast = earlier.forecast  # runs keep their newest forecasts only
         complete = newest >= last - 1
@@ -198,13 +207,40 @@ def _effect(
     assert change.effective_step is not None
     counts = (len(old), len(new))
     where = (change.version, change.policy, change.effective_step, *counts)
-    end = (forecast, replaced, complete)
+    end = (forecast, replaced, complete, False)
     if min(counts) < FEWEST_STEPS:
         return Effect(*where, False, None, None, None, *end)
     (before, before_error), (after, after_error) = _rate(old), _rate(new)
     ratio, error = after / before, math.hypot(before_error, after_error)
     low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
     return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, *end)
+
+
+def _unscored(change: Switch, *, replaced: bool) -> Effect:
+    """The effect of a switch that changed neither policy nor parameters."""
+    assert change.effective_step is not None
+    return Effect(
+        version=change.version,
+        policy=change.policy,
+        first_step=change.effective_step,
+        before_steps=0,
+        after_steps=0,
+        known=False,
+        saving=None,
+        low=None,
+        high=None,
+        forecast=None,
+        replaced=replaced,
+        complete=True,
+        unchanged=True,
+    )
+
+
+def _same(first: Switch | Current, second: Switch | PresetForecast) -> bool:
+    """Whether two policies are one, defaults filled in."""
+    return first.policy == second.policy and policies.same(
+        first.policy, first.parameters, second.parameters
+    )
 
 
 def _rate(rows: Floats) -> tuple[float, float]:
@@ -218,14 +254,22 @@ def _rate(rows: Floats) -> tuple[float, float]:
     return rate, math.sqrt(variance) / float(time.sum())
 
 
-def _expected(made: Sequence[Forecast], change: Switch) -> Expected | None:
-    """What the newest forecast before a switch said of its policy."""
+def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> Expected | None:
+    """What the newest forecast for this pair of policies said; None: there is none.
+
+    Args:
+        made: forecasts, oldest first.
+        before: the policy that was replaced: a saving compares with the policy then in force.
+        change: the switch.
+    """
     assert change.effective_step is not None
     for forecast in reversed(made):
         if forecast.step is None or forecast.step >= change.effective_step:
             continue
+        if not _same(forecast.current, before):
+            continue
         for preset in forecast.forecasts:
-            if preset.policy == change.policy and preset.parameters == change.parameters:
+            if _same(change, preset):
                 return Expected(preset.saving, preset.saving_low, preset.saving_high)
         if forecast.compares:
             return None

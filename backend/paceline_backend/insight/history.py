@@ -19,6 +19,7 @@ from paceline_backend.store.nodes import run_nodes
 
 By = Literal["day", "run", "node", "policy", "tag", "device", "backend"]
 _SUMS = ("steps", "step_s_sum", "se_sum", "se_count", "waste_sum", "waste_count")
+SIMULATED = "simulated"  # backend of runs without processes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -34,7 +35,9 @@ def aggregates(
 
     A run on several nodes counts for each with the ranks there, and a run with several tags for
     each: then the sums over all groups are more than the whole. Costs are those of each node, and
-    count steps that were trained again, as that time was spent again.
+    count steps that were trained again, as that time was spent again. A step belongs to the policy
+    that planned it, and a day's costs of a run to its policies in proportion to their time.
+    Simulated runs have groups of their own: their hours are virtual.
 
     Args:
         connection: to read from.
@@ -51,25 +54,42 @@ def aggregates(
     keys = sorted({row["key"] for row in (*rows, *spent)})
     tags = labels.tags(connection, keys) if "tag" in by else {}
     nodes = run_nodes.of_runs(connection, keys) if "node" in by else {}
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         on = [each.node for each in nodes.get(row["key"], [])] or [row["node"]]
         ranks = row["ranks"] / len(on) if "node" in by else row["ranks"]
         for group in _names(by, row, tags.get(row["key"], []), on):
-            groups[group].append({**row, "ranks": ranks})
-    paid: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in spent:
+            groups[row["backend"] == SIMULATED, *group].append({**row, "ranks": ranks})
+    paid: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in _by_policy(spent, rows) if "policy" in by else spent:
         for group in _names(by, row, tags.get(row["key"], []), [row["node"]]):
-            paid[group].append(row)
+            paid[False, *group].append(row)
     currency = costs.currency(connection, default)
     return [
         {
-            **dict(zip(by, group, strict=True)),
+            **dict(zip(("simulated", *by), group, strict=True)),
             **_total(groups[group], paid[group]),
             **_cost(paid[group], currency),
         }
         for group in sorted({*groups, *paid})
     ]
+
+
+def _by_policy(
+    spent: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> Iterable[Mapping[str, Any]]:
+    """What runs cost in a day, divided among the policies of the day's steps by their time."""
+    times: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in rows:
+        times[row["key"], row["day"]][row["policy"]] += row["step_s_sum"]
+    for row in spent:
+        of_policies = times.get((row["key"], row["day"]), {})
+        whole = sum(of_policies.values())
+        if not whole:
+            yield row
+        for policy, time_s in of_policies.items() if whole else ():
+            part = {name: row[name] * time_s / whole for name in costs.SUMS}
+            yield {**row, **part, "policy": policy}
 
 
 def _names(

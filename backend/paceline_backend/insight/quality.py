@@ -78,7 +78,11 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
         for change in switches.history(connection, run)
         if change.version == 0 or change.effective_step is not None
     ]
-    changing = [at for at in range(1, len(begun)) if _changes(begun[at]) or _changes(begun[at - 1])]
+    changing = [
+        at
+        for at in range(1, len(begun))
+        if not _same(begun[at - 1], begun[at]) and (_changes(begun[at]) or _changes(begun[at - 1]))
+    ]
     if not changing:
         return {}
     _, _, spans = records.counting(connection, run)
@@ -93,6 +97,13 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
         new = between(seen, first, end)
         made[begun[at].version] = _compared(old, new)
     return made
+
+
+def _same(before: Switch, after: Switch) -> bool:
+    """Whether a switch changed neither policy nor parameters."""
+    return before.policy == after.policy and policies.same(
+        after.policy, before.parameters, after.parameters
+    )
 
 
 def _changes(switch: Switch) -> bool:

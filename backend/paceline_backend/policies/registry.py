@@ -47,7 +47,12 @@ def get(name: str) -> Preset[Any]:
 
 
 def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether parameters of a preset are the same; those that are not given have their defaults."""
+    """Whether parameters of a preset are the same; those that are not given have their defaults.
+
+    The defaults of a preset that this server does not have are unknown.
+    """
+    if first == second or name not in _presets():
+        return first == second
     kind = get(name).parameters
     return bool(convert(name, kind, first) == convert(name, kind, second))
 

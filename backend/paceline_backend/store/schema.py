@@ -184,6 +184,7 @@ run_days = Table(
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("day", Integer, primary_key=True, autoincrement=False),  # days since 1970-01-01, UTC
+    Column("version", Integer, primary_key=True, autoincrement=False),  # of the policy in force
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
     Column("waited_s_sum", Double, nullable=False),  # of a step: its ranks' mean wait for slower
@@ -517,6 +518,8 @@ effects = Table(
     Column("forecast_low", Double),
     Column("forecast_high", Double),
     Column("replaced", Boolean, nullable=False),
+    # Policy and parameters are those before the switch: it has no effect to measure.
+    Column("unchanged", Boolean, nullable=False, server_default=false()),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
 )

@@ -189,6 +189,21 @@ def versions(
     return [(seq, version) for seq, version in rows]
 
 
+def first_version(connection: sa.Connection, run: int, attempt: int | None) -> int:
+    """The version of the policy that planned an attempt's first segment; 0: it has none.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: None: the first one of the run.
+    """
+    c = segments.c
+    query = sa.select(c.version).where(c.run == run).order_by(c.attempt, c.seq).limit(1)
+    if attempt is not None:
+        query = query.where(c.attempt == attempt)
+    return connection.scalar(query) or 0
+
+
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
     """Why the newest relaxed segment that has begun was all-reduced; empty: it was not.
 

@@ -25,7 +25,7 @@ from paceline_backend.store.schema import effects as kept
 from paceline_backend.store.schema import forecasts as forecasts_table
 from paceline_backend.store.schema import leases, runs, switches, worker_steps
 from paceline_backend.store.schema import steps as steps_table
-from support.records import add_run, hello, record
+from support.records import add_first_policy, add_run, hello, record
 from support.web import serving
 
 
@@ -44,6 +44,7 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
 def trained(store: Store, times_s: np.ndarray, loads: np.ndarray | None = None) -> int:
     """A run of two ranks whose steps take so long; the key of it."""
     key = add_run(store, "r", nproc=2)
+    add_first_policy(store, "r")
     loads = np.full(len(times_s), 40.0) if loads is None else loads
     rows = [
         record(step, rank, load=float(loads[step]), step_s=float(times_s[step]))
@@ -54,13 +55,15 @@ def trained(store: Store, times_s: np.ndarray, loads: np.ndarray | None = None) 
     return key
 
 
-def switch(store: Store, key: int, version: int, step: int | None, policy: str) -> None:
+def switch(
+    store: Store, key: int, version: int, step: int | None, policy: str, **parameters: Any
+) -> None:
     with store.write() as connection:
         values: dict[str, Any] = {
             "run": key,
             "version": version,
             "policy": policy,
-            "parameters": {},
+            "parameters": parameters,
             "requested_at": 0.0,
             "requested_by": "test",
             "effective_step": step,
@@ -77,7 +80,6 @@ def noisy(*parts: tuple[int, float]) -> np.ndarray:
 def test_learning_is_left_out(store: Store, client: httpx.Client) -> None:
     """The first 20 steps of the new policy are slow, and no part of its effect."""
     key = trained(store, noisy((60, 0.4), (20, 0.8), (60, 0.2)))
-    switch(store, key, 0, 0, "bsp")
     switch(store, key, 1, 60, "paceline")
     [effect] = client.get("/api/v1/runs/r/effects").json()
     assert (effect["version"], effect["policy"], effect["first_step"]) == (1, "paceline", 60)
@@ -171,6 +173,66 @@ def test_a_run_without_switches_has_no_effects(store: Store, client: httpx.Clien
     assert client.get("/api/v1/runs/s/effects").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {}),
+        ({"mode": "exact"}, {}),
+        ({"window": 32}, {"mode": "exact", "window": 32}),
+    ],
+)
+def test_a_switch_to_the_same_policy_is_not_scored(
+    store: Store, client: httpx.Client, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    """A drift across it is no effect; defaults may be given or not."""
+    key = trained(store, noisy((60, 0.4), (60, 0.4), (80, 0.3), (60, 0.4)))
+    switch(store, key, 1, 60, "paceline", **first)
+    switch(store, key, 2, 120, "paceline", **second)
+    switch(store, key, 3, 200, "paceline", window=16)
+    said(store, key, 0.2, step=100, current=Current("paceline", first, 1))
+    begin(store, key, state="finished", ended_at=time.time() - 2 * SETTLE_S)
+    for _ in range(2):  # computed, and from the row that is kept
+        effects_ = {each["version"]: each for each in client.get("/api/v1/runs/r/effects").json()}
+        same = effects_[2]
+        assert (same["unchanged"], same["saving"], same["forecast"]) == (True, None, None)
+        assert same["complete"]
+        assert same["words"] == "Policy and parameters stayed the same, so no effect is measured."
+        assert effects_[3]["saving"] is not None
+        assert not effects_[3]["unchanged"]
+        look(store)
+    assert {row["version"]: row["unchanged"] for row in rows(store)} == {
+        1: False,
+        2: True,
+        3: False,
+    }
+
+
+def test_a_forecast_for_another_pair_of_policies_is_not_shown(store: Store) -> None:
+    """Forecasts compare with the policy in force: that of `bsp` says nothing of `lbb`."""
+    key = trained(store, noisy((60, 0.4), (60, 0.3), (80, 0.2), (60, 0.2), (60, 0.1)))
+    switch(store, key, 1, 60, "lbb")
+    switch(store, key, 2, 120, "paceline")
+    said(store, key, 0.9, step=50)
+    with store.read() as connection:
+        _, second = effects.effects_of(connection, key)
+    assert second.forecast is None
+    said(store, key, 0.4, step=100, current=Current("lbb", {}, 1))
+    said(store, key, 0.8, step=110)  # of another pair once more
+    with store.read() as connection:
+        _, second = effects.effects_of(connection, key)
+    assert second.forecast is not None
+    assert second.forecast.saving == 0.4
+
+
+def test_no_difference_is_said_once_no_later_step_counts(store: Store) -> None:
+    key = trained(store, noisy((100, 0.4), (230, 0.4)))
+    switch(store, key, 1, 100, "paceline")
+    with store.read() as connection:
+        [effect] = effects.effects_of(connection, key)
+    assert (effect.known, effect.complete) == (False, True)
+    assert effect.words.startswith("It made no clear difference: between ")
+
+
 @pytest.fixture
 def either(database_url: str) -> Iterator[Store]:
     """The database in both kinds."""
@@ -178,11 +240,14 @@ def either(database_url: str) -> Iterator[Store]:
         yield opened
 
 
-def said(store: Store, key: int, saving: float, *, at: float = 50.0) -> None:
-    """A forecast from step 50: `paceline` saves so much, ± 3 %."""
+def said(
+    store: Store, key: int, saving: float, *, step: int = 50, current: Current | None = None
+) -> None:
+    """A forecast: `paceline` saves so much, ± 3 %, compared with `bsp` or another policy."""
     bounds = (saving - 0.03, saving + 0.03)
     preset = PresetForecast("paceline", {}, 0.2, 0.19, 0.21, saving, *bounds, "…", False)
-    made = Forecast("r", at, Current("bsp", {}, 0), step=50, forecasts=[preset])
+    current = current or Current("bsp", {}, 0)
+    made = Forecast("r", float(step), current, step=step, forecasts=[preset])
     with store.write() as connection:
         forecasts.add(connection, key, msgspec.to_builtins(made))
 

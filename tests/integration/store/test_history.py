@@ -78,7 +78,8 @@ def some(store: Store, number: int) -> dict[str, Any]:
             sums = {"steps": 4, "step_s_sum": 0.5 * number, "waited_s_sum": 1.0}
             sums |= {"se_sum": 0.25 * (number % 5), "se_count": 4}
             sums |= {"waste_sum": 0.125 * (number % 9), "waste_count": 4 if number % 7 else 0}
-            connection.execute(sa.insert(schema.run_days).values(run=key, day=number, **sums))
+            row = {"run": key, "day": number, "version": known["version"], **sums}
+            connection.execute(sa.insert(schema.run_days).values(row))
             figures = {
                 "steps": 4,
                 "step_s": 0.5 * number / 4,

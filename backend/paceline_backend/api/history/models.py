@@ -42,10 +42,13 @@ class Aggregate(BaseModel):
     day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
     run: str | None = Field(default=None, examples=["3f9a1c07be52"])
     node: str | None = Field(default=None, examples=["node-1"])
-    policy: str | None = Field(default=None, examples=["paceline"])
+    policy: str | None = Field(
+        default=None, description="that planned the steps", examples=["paceline"]
+    )
     tag: str | None = Field(default=None, examples=["nightly"])
     device: str | None = Field(default=None, examples=["cpu"])
     backend: str | None = Field(default=None, examples=["local"])
+    simulated: bool = Field(description="simulated runs, which have rows of their own")
     runs: int = Field(examples=[3])
     steps: int = Field(description="complete ones", examples=[12_000])
     wall_s: float = Field(description="sum of their times", examples=[3_600.0])

@@ -69,6 +69,9 @@ class Effect(BaseModel):
     forecast: ExpectedEffect | None = Field(description="null: there was none")
     replaced: bool = Field(description="another policy has followed")
     complete: bool = Field(description="no later step counts")
+    unchanged: bool = Field(
+        description="policy and parameters are those before the switch: nothing is scored"
+    )
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(
         description="metrics before and after, if a policy changes the training; no claim that "

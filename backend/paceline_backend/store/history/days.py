@@ -1,4 +1,4 @@
-"""Sums over the complete steps of each run, by day.
+"""Sums over the complete steps of each run, by day and by the policy that planned them.
 
 The worker writes them from roll-ups, so that runs can be sorted by their waste, and days be added
 up, without a look at their steps. A roll-up of 100 steps belongs to the day in which its last step
@@ -13,12 +13,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from paceline_backend.store import attempts, segments
 from paceline_backend.store.database import Store
-from paceline_backend.store.reads import bounds
+from paceline_backend.store.reads import Range, bounds, within
 from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import METRICS, named
 from paceline_backend.store.rollups.tables import step_rollups
-from paceline_backend.store.schema import run_days, runs, steps
+from paceline_backend.store.schema import run_days, runs, steps, switches
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
@@ -65,10 +66,48 @@ def sum_up(store: Store, run: int) -> None:
 
 
 def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """The columns of `run_days` from roll-ups, and from the steps that none covers."""
-    first, last = bounds(connection, steps, run, (None, None))
+    """The columns of `run_days`, one row for each version of the policy and each day."""
+    ranges = _planned(connection, run)
+    ends = [first - 1 for first, _ in ranges[1:]]
+    return [
+        {"version": version, **row}
+        for (first, version), last in zip(ranges, [*ends, None], strict=True)
+        for row in _sums_of(connection, run, (first, last))
+    ]
+
+
+def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
+    """Which version of the policy planned steps that count, each with its first step; ascending.
+
+    An attempt that began at an earlier step may have trained steps again under a later version.
+    """
+    s = switches.c
+    query = sa.select(s.version, s.effective_step).where(
+        s.run == run, s.effective_step.is_not(None)
+    )
+    began = [tuple(row) for row in connection.execute(query.order_by(s.version))]
+    attempt = connection.scalar(sa.select(runs.c.attempt).where(runs.c.key == run))
+    ranges: list[tuple[int, int]] = []
+    for span in reversed(attempts.spans(connection, run, attempt)) if len(began) > 1 else []:
+        at_first = segments.first_version(connection, run, span.attempt)
+        later = [
+            (step, version)
+            for version, step in began
+            if step > span.first and (span.end is None or step < span.end)
+        ]
+        for step, version in [(span.first, at_first), *later]:
+            if not ranges or version > ranges[-1][1]:
+                ranges.append((step, version))
+    return [(0, ranges[0][1] if ranges else 0), *ranges[1:]]
+
+
+def _sums_of(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
+    """The sums of a range of steps by day, from roll-ups, and from the steps that none covers."""
+    first, last = bounds(connection, steps, run, span)
     covered = rollups.cover(connection, run, first, last)
-    alone = [steps.c.run == run] if covered is None else covered.single(steps)
+    alone = [steps.c.run == run, *within(steps.c.step, span)]
+    if covered is not None:
+        alone = covered.single(steps)
     metrics = {name: METRICS[name] for name in _SUMMED}
     row = sa.select(steps.c.ended_at, *named(metrics)).where(*alone).subquery().c
     one_step: list[Any] = [row.ended_at, sa.literal_column("1").label("steps")]
@@ -117,7 +156,7 @@ def of_runs(
     first: int | None,
     last: int | None,
 ) -> list[dict[str, Any]]:
-    """The sums of runs, by day and run: columns of `run_days`, and what runs are grouped by.
+    """The sums of runs, by day, run and policy: columns of `run_days`, and what makes groups.
 
     Args:
         connection: to read from.
@@ -127,22 +166,26 @@ def of_runs(
     """
     d, c = run_days.c, runs.c
     ranks = sa.func.coalesce(c.world, c.nproc).label("ranks")
-    of_run = (c.key, c.id, c.name, c.policy, c.device, c.backend, c.node, ranks)
+    # A run that was stored without its switches has its policy alone.
+    policy = sa.func.coalesce(switches.c.policy, c.policy).label("policy")
+    of_run = (c.key, c.id, c.name, policy, c.device, c.backend, c.node, ranks)
     sums = [column for column in d if column.name != "run"]
     query = sa.select(*of_run, *sums).join(runs, c.key == d.run)
+    of_version = sa.and_(switches.c.run == d.run, switches.c.version == d.version)
+    query = query.outerjoin(switches, of_version)
     query = query.where(c.pruned_at.is_(None), *where)
     if first is not None:
         query = query.where(d.day >= first)
     if last is not None:
         query = query.where(d.day <= last)
-    rows = connection.execute(query.order_by(d.day, c.key)).mappings()
+    rows = connection.execute(query.order_by(d.day, c.key, d.version)).mappings()
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def figures(connection: sa.Connection, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Of runs by their keys: ``steps``, ``wall_s``, and means; runs without steps are left out."""
     d = run_days.c
-    names = [name for name in d.keys() if name not in ("run", "day")]  # noqa: SIM118
+    names = [name for name in d.keys() if name not in ("run", "day", "version")]  # noqa: SIM118
     sums = [sa.func.sum(d[name]).label(name) for name in names]
     query = sa.select(d.run, *sums).where(d.run.in_(keys)).group_by(d.run)
     return {row["run"]: means(row) for row in connection.execute(query).mappings()}
