@@ -20,9 +20,10 @@ from paceline.wire import RankDevice, RoundBatch, StepBatch, pack_indices
 from paceline_backend.api.history.writers import written
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
+from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.history import days
 from support.pages import keep_forecast
-from support.records import a_round, add_run, adopted, hello, record
+from support.records import a_round, add_run, adopted, hello, record, waiting_day
 from support.web import ANY
 
 V1 = "/api/v1"
@@ -287,6 +288,83 @@ def test_aggregates(client: httpx.Client, store: Store) -> None:
     assert "node" not in row
     assert get(client, "/history", from_day=90_000) == []
     assert "by" in refused(client, "/history", by="colour")
+
+
+def switched(store: Store, run: str, policies: dict[int, tuple[str, int | None]]) -> int:
+    """A run of 300 steps; of each version its policy, and the first step that it planned."""
+    key = add_run(store, run, policy=policies[max(policies)][0], version=max(policies))
+    ends = [*[step for _, step in policies.values() if step is not None][1:], 300]
+    plans = []
+    with store.write() as connection:
+        for version, (policy, step) in policies.items():
+            row = {"run": key, "version": version, "policy": policy, "parameters": {}}
+            row |= {"requested_at": 1.0, "requested_by": "test"}
+            connection.execute(sa.insert(schema.switches).values(row))
+            if step is not None:
+                counts = [[4, 4]] * (ends.pop(0) - step)
+                plans.append(
+                    (run, adopted(len(plans), step, version, policy=policy, counts=counts))
+                )
+    rows = [record(step, rank) for step in range(300) for rank in (0, 1)]
+    telemetry.write(store, [(run, hello()), *plans, (run, StepBatch(rows))])
+    days.sum_up(store, key)
+    return key
+
+
+def by_policy(client: httpx.Client, **query: Any) -> dict[tuple[str, bool], int]:
+    rows = get(client, "/history", by="policy", **query)
+    return {(row["policy"], row["simulated"]): row["steps"] for row in rows}
+
+
+def test_steps_belong_to_the_policy_that_planned_them(client: httpx.Client, store: Store) -> None:
+    """Not to the one that was asked for last, which may never have planned any."""
+    switched(store, "r", {0: ("bsp", 0), 1: ("lbb", 130), 2: ("paceline", 250), 3: ("boa", None)})
+    switched(store, "alone", {0: ("bsp", 0), 1: ("sata", None)})
+    expected = {("bsp", False): 430, ("lbb", False): 120, ("paceline", False): 50}
+    assert by_policy(client) == expected
+    [row] = get(client, "/history")
+    assert (row["runs"], row["steps"]) == (2, 600)
+    [lbb] = [row for row in get(client, "/history", by="policy") if row["policy"] == "lbb"]
+    assert lbb["worker_hours"] == pytest.approx(2 * 120 * 0.3 / 3600)
+    assert sum(row["steps"] for row in get(client, "/history", by=["day", "policy"])) == 600
+    figures = {run["id"]: run["figures"]["steps"] for run in get(client, "/runs")["items"]}
+    assert figures == {"r": 300, "alone": 300}
+
+
+def test_steps_that_were_trained_again_belong_to_the_later_policy(
+    client: httpx.Client, store: Store
+) -> None:
+    """The second attempt begins before the step with which the switch took effect."""
+    key = switched(store, "r", {0: ("bsp", 0), 1: ("lbb", 200)})
+    again = hello(attempt=1, step=150)
+    plan = adopted(0, 150, 1, attempt=1, policy="lbb", counts=[[4, 4]] * 150)
+    rows = [record(step, rank, 1, seq=step - 150) for step in range(150, 300) for rank in (0, 1)]
+    telemetry.write(store, [("r", again), ("r", plan), ("r", StepBatch(rows))])
+    days.sum_up(store, key)
+    assert by_policy(client) == {("bsp", False): 150, ("lbb", False): 150}
+
+
+def test_what_a_run_cost_is_divided_among_its_policies(client: httpx.Client, store: Store) -> None:
+    switched(store, "r", {0: ("bsp", 0), 1: ("lbb", 200)})
+    with store.write() as connection:
+        connection.execute(sa.insert(waiting_days).values(waiting_day(0, "r", 7_200.0, 900.0)))
+    rows = {row["policy"]: row for row in get(client, "/history", by="policy")}
+    hours = {policy: row["unpriced_hours"] for policy, row in rows.items()}
+    assert hours == {"bsp": pytest.approx(4 / 3), "lbb": pytest.approx(2 / 3)}
+
+
+def test_simulated_runs_have_rows_of_their_own(client: httpx.Client, store: Store) -> None:
+    train(store)
+    train(store, "virtual")
+    with store.write() as connection:
+        virtual = schema.runs.c.id == "virtual"
+        connection.execute(sa.update(schema.runs).where(virtual).values(backend="simulated"))
+    for by in ((), "day", "policy", ("day", "node"), "device"):
+        rows = get(client, "/history", by=list(by) if isinstance(by, tuple) else by)
+        assert {row["simulated"] for row in rows} == {False, True}
+        assert all(row["runs"] == 1 and row["steps"] == 8 for row in rows)
+    [row] = get(client, "/history", backend="simulated")
+    assert row["simulated"]
 
 
 ROWS = {"steps": 8, "worker-steps": 16, "rounds": 4, "segments": 4, "switches": 0}
