@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution.model import Rows
-from paceline_backend.store import Connection, records
+from paceline_backend.store import Connection, records, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
@@ -34,4 +35,9 @@ def read_rows(
     if placement is not None:
         read = read.since(placement.since)
     steps, columns = read.by_step(None if placement is None else len(placement.nodes))
-    return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))
+    policy = switches.of_version(connection, run, 0)
+    return Rows(
+        steps.astype(np.int64),
+        **dict(zip(_COLUMNS, columns, strict=True)),
+        planned=policy is None or policy.policy != OBSERVED,
+    )

@@ -14,6 +14,7 @@ from paceline_backend.policies.predict.least_squares import non_negative
 Bools = npt.NDArray[np.bool_]
 
 FEW = 4  # with fewer rows of a rank, lasting and passing slowness look the same
+_NEAR = 1.05  # a rank's usual time ÷ what its batches cost is within this factor: it is not slow
 _CLEARLY = 0.8  # a sum that is less than this share of another is clearly smaller
 _ROUNDS = 5  # how often shape and speeds are fitted in turn; more rounds change nothing
 _PRIOR = 0.12  # prior that cost is proportional to load, as in the linear predictor
@@ -43,6 +44,7 @@ class Rows:
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
+    planned: bool = True  # False: the script divides its batches, whatever the ranks' speeds are
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
@@ -59,7 +61,11 @@ class Rows:
 
     def of(self, steps: Bools) -> Rows:
         """The rows of the steps that are True in `steps`, [K]."""
-        return Rows(**{name: values[steps] for name, values in vars(self).items()})
+        chosen = {
+            name: values if name == "planned" else values[steps]
+            for name, values in vars(self).items()
+        }
+        return Rows(**chosen)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def fit(rows: Rows, took_part: Bools) -> Model:
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
     known = took_part.sum(axis=0) >= FEW
-    shape, rate, keep, noise = _settled(columns, time, took_part, known)
+    shape, rate, keep, noise = _settled(columns, time, took_part, known, rows.planned)
     typical_rate = _typical(rate[known]) if known.any() else 1.0
     typical, rate = shape * typical_rate, rate / typical_rate
     equal = _mean_of(typical, took_part)
@@ -122,7 +128,7 @@ def fit(rows: Rows, took_part: Bools) -> Model:
 
 
 def _settled(
-    columns: Floats, time: Floats, took_part: Bools, known: Bools
+    columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
     """The batches' costs, the ranks' rates, the rows that agree with both, and their noise.
 
@@ -130,7 +136,16 @@ def _settled(
     If these rows count in the first round, costs seem not to depend on load, and they agree with it
     ever after. So the rounds begin once with all rows, and once with those that agree with costs in
     proportion to load. The second end is taken where clearly fewer rows are far off from it.
+
+    Where no plan gives slow ranks smaller batches, costs that are the same on all ranks come first:
+    a rank whose batches are all larger looks slower or faster otherwise, since a cost that does not
+    depend on load then counts as its speed.
     """
+    if not planned and (shape := _shared(columns, time, took_part)) is not None:
+        rate = _rates(time / shape, took_part, known)
+        off = np.abs(np.log(time / (rate * shape)))
+        noise = _noise(off[took_part], int(known.sum()) + 1)
+        return shape, rate, took_part & (off <= max(4 * noise, np.log(_OUTLIER))), noise
     fitted = int(known.sum()) + 1
 
     def judged(shape: Floats) -> tuple[Floats, Floats, Bools, float, float]:
@@ -152,6 +167,25 @@ def _settled(
     first, second = ends[0], ends[-1]
     shape, rate, keep, noise, _ = second if second[-1] < _CLEARLY * first[-1] else first
     return shape, rate, keep, noise
+
+
+def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
+    """The batches' costs if all ranks are equally fast; None: that does not explain the times.
+
+    It does where no rank is clearly slower or faster than its batches cost.
+    """
+    keep = took_part
+    for _ in range(_ROUNDS):
+        shape = columns @ _combine(columns[keep], time[keep])
+        off = np.where(took_part, np.log(time / shape), 0.0)
+        noise = _noise(np.abs(off[took_part]), 1)
+        keep = took_part & (np.abs(off) <= max(4 * noise, np.log(_OUTLIER)))
+    medians = [
+        abs(float(np.median(each[it])))
+        for each, it in zip(off.T, took_part.T, strict=True)
+        if it.any()
+    ]
+    return shape if max(medians) <= np.log(_NEAR) else None
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:

@@ -60,7 +60,7 @@ def judge(seen: Observed) -> Verdict:
         return Verdict(count, 0.0, 0.0, 0.0, 0.0, [], seen)
     times = Times.of(seen, took_part)
     unit_s = float(np.median(times.steps_s))
-    planning = planning_of(seen, times, took_part, unit_s)
+    planning = planning_of(seen, times, took_part, unit_s) if seen.planned else []
     model = model_of(seen, took_part)
     slow = findings_of(model)
     findings = [

@@ -89,9 +89,9 @@ class Observed:
         return len(set(self.nodes)) == 1
 
     @property
-    def observed(self) -> bool:
-        """Whether the script divides its batches itself."""
-        return self.policy == OBSERVED
+    def planned(self) -> bool:
+        """Whether a plan divides the batches: in an observed run the script does."""
+        return self.policy != OBSERVED
 
     @property
     def settles(self) -> bool:

@@ -50,6 +50,7 @@ class Model:
         courses: of each rank's `off`.
         usual: level of each rank's `off` when it is not slow, [W].
         policies: the steps that each policy planned.
+        planned: a plan divides the batches.
     """
 
     took_part: Bools
@@ -59,6 +60,7 @@ class Model:
     courses: list[Course]
     usual: Floats
     policies: Sequence[slice]
+    planned: bool
 
     @cached_property
     def part(self) -> Floats:
@@ -105,7 +107,7 @@ def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model
         for rank in range(off.shape[1])
     ]
     usual = _usual(courses, len(off))
-    return Model(took_part, typical, off, noise, courses, usual, seen.policies)
+    return Model(took_part, typical, off, noise, courses, usual, seen.policies, seen.planned)
 
 
 def _usual(courses: Sequence[Course], count: int) -> Floats:
@@ -405,7 +407,8 @@ def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
     first = max(group, key=lambda each: float(each.slower.sum()))
     sinces = [each.since or 0 for each in group]
     since = int(np.median(sinces)) or None
-    dealt = _dealt(model, ranks, slower, lasting) if (slower > 1).any() else None
+    plans = model.planned and bool((slower > 1).any())
+    dealt = _dealt(model, ranks, slower, lasting) if plans else None
     hidden_since = None
     if first.kind == "node" and dealt is not None:
         hidden_since = _hidden_since(dealt, slower)

@@ -150,7 +150,7 @@ def _against_uneven_batches(seen: Observed) -> str:
             f"`{seen.policy}` balances by size already: a larger global batch lets it divide "
             "more evenly, and the longest samples set what is left"
         )
-    session = _SESSION if seen.observed else ""
+    session = "" if seen.planned else _SESSION
     return f"{session}a policy that balances by size, such as `paceline`, removes it"
 
 
