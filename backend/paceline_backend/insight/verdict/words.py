@@ -141,7 +141,7 @@ def _against_slow_ranks(seen: Observed, cause: Finding) -> str:
         machine = "look at what else runs on {its} cores and its GPU, as all ranks share a machine"
     if cause.hidden or seen.balances:
         return machine
-    return f"{machine}; until then {_SESSION if seen.observed else ''}{_LEARNS}"
+    return f"{machine}; until then {'' if seen.planned else _SESSION}{_LEARNS}"
 
 
 def _against_uneven_batches(seen: Observed) -> str:
