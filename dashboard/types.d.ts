@@ -364,6 +364,7 @@ interface Effect {
   low: number | null;
   high: number | null;
   forecast: { saving: number; low: number; high: number } | null;
+  unchanged: boolean; // policy and parameters are those before the switch
   words: string;
 }
 

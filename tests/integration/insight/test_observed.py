@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from paceline.commands.verdict import lines
 from paceline.wire import Fallback, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.insight.verdict import Observed, judge, read_observed
 from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.store.schema import switches
 from support.records import add_run, adopted, hello, record
 from support.web import serving
 
@@ -174,3 +176,37 @@ def test_the_command_line_tells_what_to_do(store: Store, bus_url: str) -> None:
     assert printed[0].startswith("No rank computes between steps every 10 steps since step 9.")
     assert printed[1].startswith("  What to do: look at checkpoints, evaluation")
     assert lines({"causes": [], "words": "No straggler."}) == ["No straggler."]
+
+
+def test_the_policy_in_force(store: Store) -> None:
+    """Of the last step of the range, and whether it divides batches by sizes and speeds."""
+    add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello())])
+    written(store, {})
+    assert (seen(store).policy, seen(store).balances) == ("", False)
+    key = 1
+    policies: list[tuple[str, dict[str, Any]]] = [
+        ("bsp", {}),
+        ("paceline", {"mode": "free"}),
+        ("ad-psgd", {"batches": "paceline"}),
+        ("lbb", {}),
+        ("paceline", {}),  # asked for, and has planned nothing yet
+    ]
+    with store.write() as connection:
+        for version, (policy, parameters) in enumerate(policies):
+            row = {"run": key, "version": version, "policy": policy, "parameters": parameters}
+            row |= {"requested_at": 1.0, "requested_by": "test"}
+            connection.execute(sa.insert(switches).values(row))
+    for version, first in enumerate((0, 8, 16, 24)):
+        plan = adopted(version, first, version, counts=[[4, 4]] * (16 if version == 3 else 8))
+        telemetry.write(store, [("r", plan)])
+    in_force = {
+        last: (seen(store, (0, last)).policy, seen(store, (0, last)).balances)
+        for last in (7, 15, 23, 31)
+    }
+    assert in_force == {
+        7: ("bsp", False),
+        15: ("paceline", True),
+        23: ("ad-psgd", True),
+        31: ("lbb", False),
+    }

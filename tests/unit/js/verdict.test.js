@@ -69,7 +69,7 @@ describe("an ended run", () => {
 
 describe("a run that hangs", () => {
   const hang = { hung: true, since_s: 120, step: 599, waiting: [0, 1], holding: [6], silent: [], words: "No step has ended for 120 s; a step takes 0.22 s. Ranks 0 and 1 are in the reduction of the gradients. They wait for rank 6, which is in the loop's body." };
-  const said = hanging({ ...run, world: 8 }, hang, "gpu-b2", { amount: 2.5, currency: "EUR" });
+  const said = hanging({ ...run, world: 8, nodes_max: 2 }, hang, "gpu-b2", { amount: 2.5, currency: "EUR" });
   it("says who holds it up, and since when", () => {
     assert.equal(said.title, "Hung: no step has ended for 2 min, all others wait for rank 6 on gpu-b2");
     assert.equal(said.also.join(""), "Ranks 0 and 1 are in the reduction of the gradients. They wait for rank 6, which is in the loop's body.");
@@ -77,6 +77,8 @@ describe("a run that hangs", () => {
   it("says what that costs", () => assert.equal(said.cost.join(""), "All 8 workers stand still: 16 worker-minutes, 0.67 EUR in the 2 min since the last step."));
   it("says what to do", () => {
     assert.equal(said.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. Then replace gpu-b2, or stop the run and resume it from its newest checkpoint.");
+    const alone = hanging({ ...run, world: 8, nodes_max: 1 }, hang, "gpu-b2", null);
+    assert.equal(alone.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. Then stop the run and resume it from its newest checkpoint.");
     const driver = hanging({ ...run, world: 8, driver: true }, hang, "gpu-b2", null);
     assert.equal(driver.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. The run's script starts its ranks itself: on Ray, run ray stack on their machine. Then stop the run and resume it from its newest checkpoint.");
     const nobody = hanging({ ...run, world: 8 }, { ...hang, holding: [], words: "No step has ended for 120 s." }, "", null);

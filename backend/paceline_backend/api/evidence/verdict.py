@@ -42,7 +42,7 @@ class Cause(BaseModel):
     )
     period: int | None = Field(description="steps from one time to the next; null: none")
     times: int = Field(description="how often; 1 if it lasts", examples=[1])
-    hidden: bool = Field(description="the plan makes up for it: nobody waits")
+    hidden: bool = Field(description="the plan compensates for it by smaller batches")
     cost_s: float = Field(
         description="wall time of the range minus what it would be without this cause",
         examples=[41.0],

@@ -294,10 +294,15 @@ def changes(content: Content) -> list[dict[str, Any]]:
 
 
 def advice(content: Content) -> str:
-    """What the newest forecast says of the policy that it recommends; empty: none."""
+    """What the newest forecast says of the policy that it recommends; empty: none.
+
+    A forecast from before a switch compares with a policy that is no longer in force.
+    """
     made = content.forecast
     best = recommended(made) if made else None
-    if made is None or best is None:
+    begun = [each for each in content.switches if each["effective_step"] is not None]
+    in_force = begun[-1]["version"] if begun else 0
+    if made is None or best is None or made.current.version != in_force:
         return ""
     return f"At step {made.step or 0:,} the forecast said: {best.words}."
 

@@ -111,7 +111,7 @@ export class PolicyPanel {
   #figures(change) {
     const effect = change && this.effects.of(change);
     const rows = [];
-    if (effect) {
+    if (effect && !effect.unchanged) {
       const { forecast } = effect;
       const scale = scaleOf([forecast, effect]);
       if (forecast) rows.push(figure("forecast", forecast, scale, "open"));

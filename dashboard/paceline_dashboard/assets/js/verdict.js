@@ -151,7 +151,8 @@ export function hanging(run, hang, node, price) {
   const known = hang.words.split(/(?<=\.) (?=[A-Z])/).slice(1).join(" ") || hang.words;
   const given = who ? `the stacks of ${who} say where ${hang.holding.length === 1 ? "it stands" : "they stand"}` : "the stacks of the ranks say where they stand";
   const stacks = run.driver ? `${given}. The run's script starts its ranks itself: on Ray, run ray stack on their machine` : given;
-  const replace = who && !run.driver ? `replace ${node || (hang.holding.length === 1 ? "its node" : "their nodes")}, or ` : "";
+  const several = (run.nodes_max ?? 1) > 1; // of a run on one node, no node can be replaced
+  const replace = who && several && !run.driver ? `replace ${node || (hang.holding.length === 1 ? "its node" : "their nodes")}, or ` : "";
   return {
     title: `Hung: no step has ended for ${standing}${who ? `, all others wait for ${who}${node ? ` on ${node}` : ""}` : ""}`,
     also: ["", known],
