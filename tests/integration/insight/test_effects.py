@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from paceline.wire import StepBatch
 from paceline_backend.control.advice.effects import Effects
 from paceline_backend.insight import document, effects
+from paceline_backend.insight.document import page
 from paceline_backend.insight.whatif.answer import Current, Forecast, LeftOut, PresetForecast
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.outcomes import forecasts
@@ -162,6 +163,7 @@ def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
     content = document.read(store, "r")
     assert content.forecast is not None
     assert content.forecast.step == 100
+    assert not page.advice(content), "the policy that it recommends is in force by now"
     assert effect.forecast is not None
     assert effect.forecast.saving == 0.5
     assert effect.words.endswith("The forecast said 50 % less time ± 3.")
