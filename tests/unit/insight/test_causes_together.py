@@ -133,7 +133,7 @@ def says_that_nobody_waits(verdict: Verdict) -> bool:
     return any(denial in text for text in said for denial in denials)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("factor", [1.0, 1.04, 2.0])
 def test_waiting_is_never_denied(noise: float, spread: float, factor: float) -> None:
