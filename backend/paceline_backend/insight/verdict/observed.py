@@ -46,12 +46,10 @@ class Observed:
     apart: Bools  # [K] whether ranks did not wait for each other: a relaxed synchroniser
     nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
     switched: Sequence[int] = ()  # steps with which another policy began, ascending
-    policy: str = (
-        ""  # in force in the last step; `wire.OBSERVED`: the script divides; empty: unknown
-    )
-    balances: bool = (
-        False  # it divides each global batch by sizes and by speeds, as `paceline` does
-    )
+    # In force in the last step; `wire.OBSERVED`: the script divides its batches; empty: unknown.
+    policy: str = ""
+    # The policy divides each global batch by sizes and by speeds, as `paceline` does.
+    balances: bool = False
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
