@@ -1,8 +1,8 @@
 """The ledger of the papers' figures and tables: measures rows, and writes docs/ledger.md.
 
 Each row has a command, or says why it has none. Without options all rows are measured that
-have one. What was measured is kept in benchmarks/results/ledger.json; the page and its
-charts (docs/images/ledger) are made from there.
+have one. What was measured is kept in benchmarks/results/ledger.json, with the commit, the machine
+and the script; the page and its charts (docs/images/ledger) are made from there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from figures.page import page
+from figures.recorded import read
 from figures.row import Row
 from figures.rows import ROWS
-from harness import machine
+from provenance import made_by
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "ledger.json"
@@ -28,7 +29,7 @@ CHARTS = ROOT / "docs" / "images" / "ledger"
 
 
 def recorded() -> dict[str, Any]:
-    """Row → when it was measured, how long that took, its values and its chart."""
+    """Return row → when and how it was measured, how long that took, its values and its chart."""
     of: dict[str, Any] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else {}
     return of
 
@@ -36,11 +37,13 @@ def recorded() -> dict[str, Any]:
 def measure(row: Row) -> dict[str, Any]:
     """What is recorded of a row after measuring it."""
     began = time.perf_counter()
+    read.clear()
     of = row.measured()
     chart = None if of.chart is None else _rounded(asdict(of.chart))
     return {
         "date": time.strftime("%Y-%m-%d"),
         "took_s": round(time.perf_counter() - began, 1),
+        "made": made_by(ROOT / row.script, row.runs, read),
         "values": {label: _short(float(value)) for label, value in of.values.items()},
         "chart": chart,
     }
@@ -61,14 +64,13 @@ def _rounded(chart: dict[str, Any]) -> dict[str, Any]:
 def write(record: dict[str, Any], redrawn: Iterable[str]) -> None:
     """Writes record, page, and the charts of some rows."""
     kept = {row: record[row] for row in ROWS if row in record}  # in the papers' order
-    whole = {"machine": machine(), "rows": kept}
-    RECORD.write_text(json.dumps(whole, ensure_ascii=False, separators=(",", ":")) + "\n")
+    RECORD.write_text(json.dumps({"rows": kept}, ensure_ascii=False, separators=(",", ":")) + "\n")
     PAGE.write_text(page(kept))
-    charts = {row: kept[row]["chart"] for row in redrawn if row in kept and kept[row]["chart"]}
-    if charts:
+    drawn = {row: kept[row] for row in redrawn if row in kept and kept[row]["chart"]}
+    if drawn:
         from figures.plots import draw
 
-        draw(charts, CHARTS)
+        draw(drawn, {row: ROWS[row].how.shows for row in drawn}, CHARTS)
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:

@@ -60,6 +60,7 @@ ROWS = (
         f"{TAIL} Both grow steadily, here less: 1.95 times and 2.47. Memory in bytes is not "
         "modelled.",
         "chronica_runs:figure_1",
+        fed=("time, ResNet-50, equal, DIF 0",),
     ),
     Row(
         "chronica-fig-2",
@@ -176,6 +177,7 @@ ROWS = (
         "gains here, too. The paper's BOA gains "
         "on equal workers without a reason given.",
         "chronica_runs:figure_12",
+        fed=tuple(f"CHRONICA, {model}, equal" for model in TABLE_5),
     ),
     Row(
         "chronica-fig-13",
@@ -223,6 +225,18 @@ ROWS = (
         "The data sets are not here: the DIF is asked for and comes out. This tests the draw, "
         "not the data.",
         "chronica_runs:table_1",
+        fed=tuple(
+            f"{name}, drawn"
+            for name in (
+                "UCF101",
+                "Charades",
+                "DAVIS",
+                "HACS",
+                "COIN",
+                "YouTube-BoundingBoxes",
+                "Sports-1M",
+            )
+        ),
     ),
     Row(
         "chronica-table-2",
@@ -250,6 +264,7 @@ ROWS = (
         "printed is up to 6 % slower at small DIF.",
         "chronica_runs:table_4",
         "python benchmarks/papers.py --json > benchmarks/results/papers.json",
+        fed=tuple(f"{system}, DIF 0" for system in SYSTEMS),
     ),
     Row(
         "chronica-table-5",
@@ -262,6 +277,7 @@ ROWS = (
         "BOA as in Fig. 7. TensorFlow and CHRONICA agree by construction.",
         "chronica_runs:table_5",
         "python benchmarks/papers.py --json > benchmarks/results/papers.json",
+        fed=tuple(f"{system}, {model}" for system in ("TensorFlow", "CHRONICA") for model in TABLE_5),
     ),
     Row(
         "chronica-table-6",

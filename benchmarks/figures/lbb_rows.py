@@ -40,6 +40,11 @@ ROWS = (
         "fits them exactly; that the GTX 750 is not a line is "
         "not modelled.",
         measure="lbb_runs:figure_3",
+        fed=tuple(
+            f"{gpu}: {kind}"
+            for gpu in ("GTX 1070", "GTX 1070, second", "Tesla M40", "GTX 750")
+            for kind in ("Pearson", "Spearman")
+        ),
     ),
     Row(
         "lbb-fig-4",
@@ -127,6 +132,10 @@ ROWS = (
         },
         measure="lbb_runs:table_2",
         command="python benchmarks/papers.py --json > benchmarks/results/papers.json",
+        fed=(
+            "equal, worker 1, samples",
+            *(f"{kind}, worker {n}, ms" for kind in ("equal", "balanced") for n in (1, 2, 3, 4)),
+        ),
     ),
     Row(
         "lbb-table-3",
@@ -150,7 +159,7 @@ ROWS = (
         why="The paper's rapid tuning knows a0 from the profile. Without a profile it is "
         "unknown while batches have not varied, so the first rapid "
         "tuning gives the slowest worker too much; a second one and fine tuning bring the "
-        "step to 105 ms. Our devices are lines, so errors of a "
+        "step to 107 ms. Our devices are lines, so errors of a "
         "profile are those of 1 % noise.",
         measure="lbb_runs:table_3",
     ),

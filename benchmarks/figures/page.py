@@ -28,27 +28,61 @@ python benchmarks/ledger.py --page                  # writes this page and its c
 
 Their figures are numbers of a paper's text and tables. Where there is a dash, the text gives no
 number: the value would have to be read off a picture, which is not possible from the text.
-"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black marks.
+"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black marks. Each chart
+carries how it came about, and has a JSON file beside it with the commit, the command, the machine
+and the script.
 """
 
 
 def page(record: Record) -> str:
     """The whole page in Markdown."""
-    parts = [HEAD, _counts(), _overview()]
+    parts = [HEAD, headline(record), _beside(record), _overview()]
     for paper, rows in PAPERS.items():
         parts.append(f"## {paper}\n")
         parts += [_section(row, record.get(row.id)) for row in rows]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _counts() -> str:
-    of = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
-    runs = sum(bool(row.runs) for row in of)
-    more = len(ROWS) - len(of)
+def headline(record: Record) -> str:
+    """Return the count of what is measured and independent, as README has it, too."""
+    figures = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
+    compared = {row.id: _independent(row, record) for row in figures}
+    numbers = [
+        (row, label, apart(row.paper[label], record[row.id]["values"][label]))
+        for row in figures
+        for label in compared[row.id]
+    ]
+    near = sum(off is not None and abs(off) <= TENTH for _, _, off in numbers)
+    real = sum(row.how in (How.REAL, How.HERE) for row, _, _ in numbers)
     return (
-        f"{len(of)} figures and tables, {runs} of them with a command that runs here "
-        f"({100 * runs / len(of):.0f} %), and {more} claims that have no figure.\n"
+        f"Of the papers' {len(figures)} figures and tables, {sum(map(bool, compared.values()))} "
+        "give a number that was measured here without being fed in. They have "
+        f"{len(numbers)} such numbers: {real} were measured with real ranks on emulated devices, "
+        f"{len(numbers) - real} in a simulation, and {near} of ours are within a tenth of the "
+        "paper's.\n"
     )
+
+
+def _beside(record: Record) -> str:
+    """Return what the headline does not count, and why."""
+    rows = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
+    rest = [row for row in rows if not _independent(row, record)]
+    examples = sum(row.how is How.EXAMPLE for row in rest)
+    none = sum(row.how is How.NONE for row in rest)
+    fed = sum(bool(row.paper) and row.how not in (How.EXAMPLE, How.NONE) for row in rest)
+    alone = len(rest) - examples - none - fed
+    claims = len(ROWS) - len(rows)
+    return (
+        f"The other {len(rest)} are not evidence of agreement: {alone} run here, but the paper's "
+        f"text gives no number to compare with; in {fed} the paper's numbers were all fed in; "
+        f"{examples} are worked examples; {none} are not reproduced. {claims} further rows are "
+        'claims without a figure. "Fed in" in a table marks a number of the paper\'s that was an '
+        "input here or was fitted, so both agree by construction.\n"
+    )
+
+
+def _independent(row: Row, record: Record) -> list[str]:
+    return row.independent(record.get(row.id, {}).get("values", {}))
 
 
 def _overview() -> str:
@@ -65,12 +99,11 @@ def _overview() -> str:
 def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
     lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
     if row.runs:
-        then = f", then `python benchmarks/ledger.py --only {row.id}`" if row.command else ""
-        lines += [f"`{row.runs}`{then} ({row.how.value}). {row.here}".rstrip(), ""]
+        lines += [f"`{row.runs}` ({row.how.value}). {row.here}".rstrip(), ""]
     if measured is not None:
         lines += _table(row, measured["values"])
         if measured.get("chart"):
-            lines += [f"![{row.id}](images/ledger/{row.id}.svg)", ""]
+            lines += [f"![{row.title}, {row.how.shows}](images/ledger/{row.id}.svg)", ""]
     if row.why:
         values = {} if measured is None else measured["values"]
         word = "Why they differ" if differs(row, values) else "Note"
@@ -87,6 +120,7 @@ def _table(row: Row, ours: Mapping[str, float]) -> list[str]:
         theirs, own = row.paper.get(label), ours.get(label)
         off = apart(theirs, own)
         said = "–" if off is None else f"{100 * off:+.0f} %"
+        said = "fed in" if label in row.fed else said
         lines.append(f"| {label} | {_number(theirs)} | {_number(own)} | {said} |")
     return [*lines, ""]
 

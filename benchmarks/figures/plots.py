@@ -1,4 +1,8 @@
-"""The rows' charts as SVG: plotly draws them in a headless Chromium."""
+"""The rows' charts as SVG: plotly draws them in a headless Chromium.
+
+Each chart carries how it came about ("simulated", "measured on this machine"), and a JSON file
+beside it has its provenance.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import provenance
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 WIDTH, HEIGHT = 720, 360
@@ -19,8 +25,13 @@ _DRAW = """async ([figure, width, height]) => {
 }"""
 
 
-def draw(charts: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Writes `folder`/row.svg for each row's chart, as it is recorded."""
+def draw(rows: Mapping[str, Mapping[str, Any]], shows: Mapping[str, str], folder: Path) -> None:
+    """Write `folder`/row.svg for each row's chart, and its provenance beside it.
+
+    Args:
+        rows: row → what is recorded of it, with a chart.
+        shows: row → how the chart came about.
+    """
     import plotly
     from find_chromium import find_chromium
     from playwright.sync_api import sync_playwright
@@ -32,15 +43,17 @@ def draw(charts: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
         tab = browser.new_page()
         tab.set_content("<html><body></body></html>")
         tab.add_script_tag(path=library)
-        for row, chart in charts.items():
-            figure = json.loads(_figure(chart).to_json())
+        for row, measured in rows.items():
+            figure = json.loads(_figure(measured["chart"], shows[row]).to_json())
             svg = _compact(tab.evaluate(_DRAW, [figure, WIDTH, HEIGHT]), row)
-            (folder / f"{row}.svg").write_text(svg + "\n")
+            picture = folder / f"{row}.svg"
+            picture.write_text(svg + "\n")
+            provenance.record(picture, shows[row], measured["made"])
         browser.close()
 
 
-def _figure(chart: Mapping[str, Any]) -> Any:
-    """The chart as plotly's figure."""
+def _figure(chart: Mapping[str, Any], shows: str) -> Any:
+    """Return the chart as plotly's figure, labelled with how it came about."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -57,12 +70,16 @@ def _figure(chart: Mapping[str, Any]) -> Any:
     figure.update_layout(
         template="simple_white",
         paper_bgcolor="white",
-        margin={"l": 60, "r": 10, "t": 10, "b": 45},
+        margin={"l": 60, "r": 10, "t": 25, "b": 45},
         legend={"font": {"size": 9}},
         xaxis_title=chart["x"],
         yaxis_title=chart["y"],
         showlegend=True,
     )
+    figure.add_annotation(
+        text=shows, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom",
+        showarrow=False, font={"size": 11, "color": "#b00020"},
+    )  # fmt: skip
     if chart["log_y"]:
         figure.update_yaxes(type="log")
     return figure

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
+read: set[Path] = set()  # records that were asked for; the ledger clears it before each row
+
+
+def results(name: str) -> dict[str, Any]:
+    """Return the results of a benchmark's record, `name` without its ending."""
+    path = RESULTS / f"{name}.json"
+    read.add(path)
+    return _results(path)
 
 
 @cache
-def results(name: str) -> dict[str, Any]:
-    """The results of a benchmark's record, `name` without its ending."""
-    of: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+def _results(path: Path) -> dict[str, Any]:
+    of: dict[str, Any] = json.loads(path.read_text())["results"]
     return of
 
 

@@ -18,14 +18,21 @@ class Kind(StrEnum):
 
 
 class How(StrEnum):
-    """What our figures come from; the value is how the page says it."""
+    """Source of our figures; the value is the page's explanation."""
 
     VIRTUAL = "simulated: the product's policies and simulator, in virtual time"
-    LEARNING = "real gradients of virtual ranks, batches and times simulated"
+    LEARNING = "simulated batches and times, with real gradients of virtual ranks"
     REAL = "real ranks on emulated devices"
     HERE = "measured on this machine"
     EXAMPLE = "a worked example, by the product's own function"
     NONE = "not reproduced"
+
+    @property
+    def shows(self) -> str:
+        """Label of a chart: how its lines came about, in a few words."""
+        if self is How.VIRTUAL:
+            return "simulated"
+        return "simulated, with real gradients" if self is How.LEARNING else self.value
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,12 @@ class Row:
         how: where our figures come from.
         here: what runs here in the place of the paper's testbed.
         paper: label → the paper's figure, where its text or tables give it as a number.
+        fed: labels of `paper` whose figures were inputs here, or were fitted, so that ours equal
+            them by construction.
         unit: of both figures.
         why: why the figures differ by more than a tenth; of `How.NONE`, why it is not done.
         measure: `module:function` of this package that gives our figures; empty: nothing runs.
-        command: what renews our figures if not `benchmarks/ledger.py --only ID`.
+        command: writes the records that `measure` reads, if it reads any.
     """
 
     id: str
@@ -87,6 +96,23 @@ class Row:
     why: str = ""
     measure: str = ""
     command: str = ""
+    fed: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """Path of the file that measures the row; empty if nothing runs."""
+        module = self.measure.partition(":")[0]
+        return f"benchmarks/figures/{module}.py" if module else ""
+
+    def independent(self, ours: Mapping[str, float]) -> list[str]:
+        """Return the labels at which the paper's figure and ours say something about each other.
+
+        Ours is measured, in a simulation or in a training, and does not equal theirs by
+        construction.
+        """
+        if self.how in (How.EXAMPLE, How.NONE):
+            return []
+        return [label for label in self.paper if label in ours and label not in self.fed]
 
     @property
     def kind(self) -> Kind:
@@ -103,9 +129,9 @@ class Row:
 
     @property
     def runs(self) -> str:
-        """The command that measures the row here; empty: there is none."""
+        """Command that measures the row here; empty: there is none."""
         own = f"python benchmarks/ledger.py --only {self.id}" if self.measure else ""
-        return self.command or own
+        return " && ".join(filter(None, (self.command, own)))
 
     @property
     def title(self) -> str:

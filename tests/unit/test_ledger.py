@@ -103,3 +103,47 @@ def test_what_the_papers_say_is_compared(ledger: Any) -> None:
         if label not in record[row.id]["values"]
     }
     assert alone == {"VGG16, RNA", "VGG16 (H), RNA-H"}
+
+
+def test_what_was_fed_in_is_a_number_of_the_papers(ledger: Any) -> None:
+    for row in ledger.ROWS.values():
+        assert set(row.fed) <= set(row.paper), row.id
+
+
+def test_the_headline_counts_only_what_is_measured_and_independent(ledger: Any) -> None:
+    """Labels without a number of the paper's, fed numbers, examples and claims do not count."""
+    from figures.page import headline
+    from figures.row import How
+
+    record = ledger.recorded()
+    bare = {row: {**of, "values": {}} for row, of in record.items()}
+    assert " 0 give a number " in headline(bare)
+    counted = {
+        row.id: row.independent(record[row.id]["values"])
+        for row in ledger.ROWS.values()
+        if row.id in record and row.kind.name != "CLAIM"
+    }
+    rows, numbers = sum(map(bool, counted.values())), sum(map(len, counted.values()))
+    said = headline(record)
+    assert f" {rows} give a number that was measured here without being fed in." in said
+    assert f" {numbers} such numbers: " in said
+    assert counted["chronica-table-1"] == []  # the DIF is asked for
+    assert counted["chronica-fig-9"] == []  # the text has no numbers
+    assert "TensorFlow, DIF 0" not in counted["chronica-table-4"]
+    assert "TensorFlow, DIF 4" in counted["chronica-table-4"]
+    assert all(counted[row.id] == [] for row in ledger.ROWS.values() if row.how is How.EXAMPLE and row.id in counted)
+
+
+def test_readme_and_page_have_the_same_headline(ledger: Any) -> None:
+    from figures.page import headline
+
+    said = headline(ledger.recorded()).strip()
+    assert said in ledger.PAGE.read_text()
+    assert said in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_each_row_says_how_it_was_measured(ledger: Any) -> None:
+    for row, of in ledger.recorded().items():
+        assert of["made"]["script"] == ledger.ROWS[row].script, row
+        assert of["made"]["commit"], row
+        assert of["made"]["machine"], row
