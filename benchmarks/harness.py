@@ -7,9 +7,11 @@ import json
 import operator
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -40,6 +42,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """Return the commit that is checked out; empty outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """An argument parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description)
@@ -55,7 +63,8 @@ def report(
 ) -> dict[str, Any]:
     """The JSON document of a run of the benchmark."""
     rows = [{**asdict(check), "ok": check.ok} for check in checks]
-    return {"machine": machine(), "config": config, "results": results, "checks": rows}
+    made = {"commit": commit(), "machine": machine()}
+    return {**made, "config": config, "results": results, "checks": rows}
 
 
 def finish(

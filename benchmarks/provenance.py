@@ -12,13 +12,12 @@ import ast
 import hashlib
 import io
 import json
-import subprocess
 import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import machine
+from harness import commit, machine
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {"shows", "commit", "command", "machine", "script", "code_sha256", "records"}
@@ -40,12 +39,6 @@ def code_sha256(script: Path) -> str:
                 lines[row] = ""
     code = "\n".join(line.rstrip() for line in lines if line.strip())
     return hashlib.sha256(code.encode()).hexdigest()
-
-
-def commit() -> str:
-    """Return the commit that is checked out; empty outside a repository."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def made_by(script: Path, command: str, records: Iterable[Path] = ()) -> dict[str, Any]:

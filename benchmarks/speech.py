@@ -1,10 +1,16 @@
 """Speech of very uneven length in padded batches on two real ranks; nothing is emulated.
 
-examples/speech is trained with plain DDP, with DDP on batches of similar lengths, and with
-`paceline` in its exact and its free mode under a real control plane. The contenders train in turn,
-seed by seed, from the same parameters. Exact mode finds out by itself that a batch costs as much as
-its padded form, or is told from the start (`cost=padded`). The table has seconds per epoch, loading
-and padding included, and held-out accuracy after the last epoch.
+examples/speech is trained with plain DDP, with DDP on batches of similar lengths, with DDP on plain
+DDP's global batches, sorted by length and cut where the padded cost is equal, and with `paceline`
+in its exact and its free mode under a real control plane. The sorted cut is the fairest contender:
+it has exact mode's global batches, needs no server, and knows from the start what a batch costs. It
+does not know how fast ranks are.
+
+The contenders train in turn, seed by seed, from the same parameters. Exact mode learns that a batch
+costs as much as its padded form, or gets that as a parameter (`cost=padded`). The table has seconds
+per epoch, loading and padding included, ratios as mean and range over seeds, and held-out
+accuracy after the last epoch. `load_before` is the machine's load when the benchmark began: on an
+idle machine it is near 0.
 """
 
 from __future__ import annotations
@@ -33,9 +39,9 @@ WORLD = 2
 START = 3  # first epochs, which do not count
 MOST_S = 600.0  # longest time of a training
 
-DDP, GROUPED = "plain DDP", "length-grouped DDP"
+DDP, GROUPED, CUT = "plain DDP", "length-grouped DDP", "sorted-and-cut DDP"
 EXACT, PADDED, FREE = "exact", "exact, cost=padded", "free, cost=padded"
-PLAIN = {DDP: (), GROUPED: ("--grouped",)}  # options of train_ddp.py
+PLAIN = {DDP: (), GROUPED: ("--grouped",), CUT: ("--cut",)}  # options of train_ddp.py
 PLANNED = {  # parameters of the preset `paceline`
     EXACT: {"mode": "exact"},
     PADDED: {"mode": "exact", "cost": "padded"},
@@ -50,10 +56,10 @@ class Size:
     epochs: int = 8
     batch: int = 256
     seeds: int = 3
-    contenders: tuple[str, ...] = (DDP, GROUPED, EXACT, PADDED, FREE)
+    contenders: tuple[str, ...] = (DDP, GROUPED, CUT, EXACT, PADDED, FREE)
 
 
-QUICK = Size(epochs=5, seeds=1, contenders=(DDP, PADDED))
+QUICK = Size(epochs=5, seeds=1, contenders=(DDP, CUT, PADDED))
 
 
 @dataclass
@@ -142,14 +148,30 @@ def accuracy(trainings: list[Training]) -> float:
     return statistics.fmean(training.accuracy for training in trainings)
 
 
+def over(slower: list[Training], faster: list[Training]) -> dict[str, float]:
+    """Return how many times as long an epoch of one contender takes as another's.
+
+    Returns:
+        The ratio over all seeds (`all`), and the least and the greatest ratio of a single seed.
+    """
+    pairs = zip(slower, faster, strict=True)
+    ratios = [epoch_s([one]) / epoch_s([other]) for one, other in pairs]
+    return {"all": epoch_s(slower) / epoch_s(faster), "least": min(ratios), "most": max(ratios)}
+
+
 def figures_of(results: Results) -> dict[str, Any]:
-    """Each contender's figures, and what each of its trainings gave."""
+    """Return each contender's figures, and each of its trainings."""
     return {
         name: {
             "epoch_s": epoch_s(trainings),
+            "epoch_s_by_seed": [epoch_s([training]) for training in trainings],
             "total_s": total_s(trainings),
             "accuracy": accuracy(trainings),
-            "epoch_over_ddp": epoch_s(results[DDP]) / epoch_s(trainings),
+            **{
+                f"epoch_of_{other}": over(results[other], trainings)
+                for other in (DDP, GROUPED, CUT)
+                if other in results
+            },
             "total_over_ddp": total_s(results[DDP]) / total_s(trainings),
             "trainings": [vars(training) for training in trainings],
         }
@@ -171,6 +193,11 @@ def checks_of(results: Results) -> list[Check]:
             checks.append(
                 Check(f"{name}: length-grouped DDP's epoch over its own", speedup, 1, ">=")
             )
+        if CUT in results:
+            speedup = over(results[CUT], results[name])["all"]
+            checks.append(
+                Check(f"{name}: sorted-and-cut DDP's epoch over its own", speedup, 0.9, ">=")
+            )
         pairs = zip(results[DDP], results[name], strict=True)
         apart = max(abs(plain.accuracy - exact.accuracy) for plain, exact in pairs)
         checks.append(Check(f"{name}: accuracy apart from plain DDP's, most", apart, 0.005, "<="))
@@ -178,17 +205,21 @@ def checks_of(results: Results) -> list[Check]:
 
 
 def table_of(results: Results) -> str:
-    """The figures for people."""
-    heads = ("s/epoch", "speed-up", "s in all", "speed-up", "accuracy", "by seed")
-    lines = [" " * 20 + "".join(f"{head:>10}" for head in heads)]
+    """Return the figures for people."""
+    shown = [name for name in (CUT, GROUPED, DDP) if name in results]
+    lines = [f"{'':<20}{'s/epoch':>10}" + "".join(f"{f'x {name}':>26}" for name in shown)]
+    lines[0] += f"{'s in all':>10}{'accuracy':>10}   by seed"
     for name, figures in figures_of(results).items():
-        cells = [f"{figures['epoch_s']:.2f}", f"{figures['epoch_over_ddp']:.2f}"]
-        cells += [f"{figures['total_s']:.2f}", f"{figures['total_over_ddp']:.2f}"]
-        cells += [f"{figures['accuracy']:.3f}"]
-        seeds = " ".join(f"{training.accuracy:.3f}" for training in results[name])
-        lines.append(f"{name:<20}" + "".join(f"{cell:>10}" for cell in cells) + f"   {seeds}")
-    note = f"s/epoch: median from epoch {START + 1} on; s in all: all epochs, mean over seeds"
-    return "\n".join([*lines, note])
+        ratios = [figures[f"epoch_of_{other}"] for other in shown]
+        cells = [f"{r['all']:.2f} ({r['least']:.2f} to {r['most']:.2f})" for r in ratios]
+        line = f"{name:<20}{figures['epoch_s']:>10.2f}" + "".join(f"{cell:>26}" for cell in cells)
+        line += f"{figures['total_s']:>10.2f}{figures['accuracy']:>10.3f}   "
+        lines.append(line + " ".join(f"{training.accuracy:.3f}" for training in results[name]))
+    lines += [
+        f"s/epoch: median from epoch {START + 1} on; s in all: all epochs, mean over seeds.",
+        "x: how many times as long the named contender's epoch takes; in brackets by seed.",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -200,8 +231,9 @@ def main() -> None:
     if options.data is None and subprocess.run([EXAMPLE / "fetch.sh", data]).returncode:
         sys.exit(3)
     size = QUICK if options.quick else Size()
+    load_before = os.getloadavg()[0]
     results = train_all(size, data.resolve())
-    config = {**vars(size), "ranks": WORLD, "start_epochs": START}
+    config = {**vars(size), "ranks": WORLD, "start_epochs": START, "load_before": load_before}
     finish(options, config, figures_of(results), checks_of(results), table_of(results))
 
 

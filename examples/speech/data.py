@@ -4,6 +4,7 @@ Read from Debian's asterisk-core-sounds packages, which `fetch.sh` downloads. A 
 spectrogram, and its size is its number of frames.
 """
 
+import itertools
 import os
 import wave
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
 BANDS = 24  # of the mel spectrogram
@@ -146,3 +147,69 @@ class LengthGrouped(Sampler[int]):
         last = [full.pop()] if len(full[-1]) < self.global_batch else []
         batches = [full[i] for i in rng.permutation(len(full))] + last
         yield from np.concatenate(batches)[self.rank :: self.world][: len(self)].tolist()
+
+
+def cut_evenly(lengths: list[int], parts: int) -> list[int]:
+    """Cut ascending lengths so that the dearest part's padded cost, count × longest, is least.
+
+    Returns:
+        Where each part but the first begins; no part is empty.
+    """
+
+    def cuts_of(limit: int) -> list[int]:
+        cuts, begin = [], 0
+        for at, length in enumerate(lengths):
+            if at > begin and (at + 1 - begin) * length > limit:
+                cuts.append(at)
+                begin = at
+        return cuts
+
+    low, high = lengths[-1], len(lengths) * lengths[-1]
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cuts_of(middle)) < parts else (middle + 1, high)
+    cuts = cuts_of(low)
+    while len(cuts) < parts - 1:  # one long recording alone sets the limit: halve the largest part
+        edges = [0, *cuts, len(lengths)]
+        count, begin = max((b - a, a) for a, b in itertools.pairwise(edges))
+        cuts = sorted([*cuts, begin + count // 2])
+    return cuts
+
+
+class SortedCut(Sampler[list[int]]):
+    """Local batches of plain DDP's global batches, sorted by length and cut at equal padded cost.
+
+    Each global batch has the samples that `DistributedSampler` gives to all ranks in that step.
+    Ranks get different numbers of them, so the script scales its loss.
+
+    Args:
+        sizes: of the samples.
+        world: number of ranks.
+        rank: of this process.
+        batch: samples of a global batch, over `world`.
+        seed: of the order.
+    """
+
+    def __init__(self, sizes: list[int], world: int, rank: int, batch: int, seed: int) -> None:
+        self.sizes, self.world, self.rank = sizes, world, rank
+        self.global_batch = batch * world
+        self.order = DistributedSampler(range(len(sizes)), 1, 0, seed=seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch's order."""
+        self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return -(-len(self.sizes) // self.global_batch)
+
+    def global_size(self, step: int) -> int:
+        """Return the number of samples of all ranks in a step of the epoch."""
+        return min(self.global_batch, len(self.sizes) - step * self.global_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.order)
+        for start in range(0, len(order), self.global_batch):
+            batch = sorted(order[start : start + self.global_batch], key=self.sizes.__getitem__)
+            cuts = cut_evenly([self.sizes[i] for i in batch], self.world)
+            edges = [0, *cuts, len(batch)]
+            yield batch[edges[self.rank] : edges[self.rank + 1]]

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from data import BANDS, LANGUAGES, LengthGrouped, Speech, collate, folder
+from data import BANDS, LANGUAGES, LengthGrouped, SortedCut, Speech, collate, folder
 from model import SpeechNet, accuracy
 
 
@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=256, help="samples of a rank in a step")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--grouped", action="store_true", help="batches of similar lengths")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--grouped", action="store_true", help="batches of similar lengths")
+    ways.add_argument("--cut", action="store_true", help="global batches sorted and cut by length")
     parser.add_argument("--result", type=Path, help="write accuracy and times here, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -34,12 +36,16 @@ def main() -> None:
     dist.init_process_group("gloo")
 
     train = Speech(options.data, train=True)
-    if options.grouped:
-        world, rank = dist.get_world_size(), dist.get_rank()
-        sampler = LengthGrouped(train.sizes, world, rank, options.batch, options.seed)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if options.cut:
+        sampler = SortedCut(train.sizes, world, rank, options.batch, options.seed)
+        loader = DataLoader(train, batch_sampler=sampler, collate_fn=collate)
     else:
-        sampler = DistributedSampler(train, seed=options.seed)
-    loader = DataLoader(train, sampler=sampler, batch_size=options.batch, collate_fn=collate)
+        if options.grouped:
+            sampler = LengthGrouped(train.sizes, world, rank, options.batch, options.seed)
+        else:
+            sampler = DistributedSampler(train, seed=options.seed)
+        loader = DataLoader(train, sampler=sampler, batch_size=options.batch, collate_fn=collate)
     model = DistributedDataParallel(SpeechNet(BANDS, len(LANGUAGES)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
@@ -47,8 +53,10 @@ def main() -> None:
     ended = [time.perf_counter()]
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        for spectrograms, lengths, languages in loader:
+        for step, (spectrograms, lengths, languages) in enumerate(loader):
             loss = cross_entropy(model(spectrograms, lengths), languages)
+            if options.cut:  # DDP takes the mean over ranks, which have different counts
+                loss = loss * len(languages) * world / sampler.global_size(step)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

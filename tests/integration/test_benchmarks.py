@@ -48,7 +48,7 @@ def run(
 def keeps_conventions(code: int, said: str) -> dict[str, Any]:
     """One JSON object with checks that say whether they hold; the exit status says it of all."""
     whole: dict[str, Any] = json.loads(said)
-    assert set(whole) == {"machine", "config", "results", "checks"}
+    assert set(whole) == {"commit", "machine", "config", "results", "checks"}
     for check in whole["checks"]:
         assert set(check) == {"name", "value", "bound", "op", "ok"}
         holds = check["value"] <= check["bound"]
@@ -266,7 +266,7 @@ def test_speech_trains_alike_and_times_every_epoch(
     for voice, frequency, row in zip(("en_US_f", "it_IT_m"), (500, 900), lengths, strict=True):
         for number, seconds in enumerate(row):
             record(tmp_path / "sounds" / voice / f"{number}.wav", frequency, seconds)
-    contenders = (speech.DDP, speech.EXACT)
+    contenders = (speech.DDP, speech.CUT, speech.EXACT)
     small = speech.Size(epochs=4, batch=4, seeds=1, contenders=contenders)
     monkeypatch.setattr(speech, "QUICK", small)
     whole = keeps_conventions(
@@ -281,6 +281,8 @@ def test_speech_trains_alike_and_times_every_epoch(
         assert figures["epoch_s"] == training["epochs_s"][3]
     accuracies = {figures["accuracy"] for figures in results.values()}
     assert len(accuracies) == 1
+    assert results[speech.CUT][f"epoch_of_{speech.CUT}"] == {"all": 1, "least": 1, "most": 1}
+    assert whole["config"]["load_before"] >= 0
 
 
 def test_frameworks_asks_exact_mode_to_lead_only_where_its_batches_allow_it(program: Any) -> None:

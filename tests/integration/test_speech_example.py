@@ -6,13 +6,16 @@ import importlib.util
 import os
 import subprocess
 import wave
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "speech"
 
@@ -95,6 +98,40 @@ def test_length_grouped_batches_hold_each_sample_once() -> None:
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
     ranks[0].set_epoch(1)
     assert list(ranks[0]) != orders[0]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=5, max_size=9).map(sorted),
+    parts=st.integers(1, 4),
+)
+def test_no_other_cut_has_a_cheaper_dearest_part(lengths: list[int], parts: int) -> None:
+    def dearest(cuts: Sequence[int]) -> int:
+        edges = [0, *cuts, len(lengths)]
+        return max((b - a) * lengths[b - 1] for a, b in pairwise(edges))
+
+    cuts = data.cut_evenly(lengths, parts)
+    assert len(cuts) == parts - 1
+    assert list(cuts) == sorted({*cuts}) and not {0, len(lengths)} & {*cuts}
+    others = combinations(range(1, len(lengths)), parts - 1)
+    assert dearest(cuts) == min(dearest(other) for other in others)
+
+
+def test_sorted_cut_has_plain_ddps_global_batches() -> None:
+    sizes = np.random.default_rng(0).lognormal(4, 1, 110).astype(int).tolist()
+    plain = [
+        torch.utils.data.DistributedSampler(range(110), 2, rank, seed=3) for rank in range(2)
+    ]
+    ranks = [data.SortedCut(sizes, 2, rank, 8, seed=3) for rank in range(2)]
+    for epoch in range(2):
+        for sampler in (*plain, *ranks):
+            sampler.set_epoch(epoch)
+        orders = [list(sampler) for sampler in plain]
+        for step, (short, long) in enumerate(zip(*ranks, strict=True)):
+            whole = [i for order in orders for i in order[8 * step : 8 * step + 8]]
+            assert sorted(short + long) == sorted(whole)
+            assert ranks[0].global_size(step) == len(whole)
+            assert max(sizes[i] for i in short) <= min(sizes[i] for i in long)
+    assert step + 1 == len(ranks[0]) == len(ranks[1])
 
 
 def test_without_apt_fetch_says_where_the_recordings_are(tmp_path: Path) -> None:
