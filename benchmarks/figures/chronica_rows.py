@@ -277,7 +277,9 @@ ROWS = (
         "BOA as in Fig. 7. TensorFlow and CHRONICA agree by construction.",
         "chronica_runs:table_5",
         "python benchmarks/papers.py --json > benchmarks/results/papers.json",
-        fed=tuple(f"{system}, {model}" for system in ("TensorFlow", "CHRONICA") for model in TABLE_5),
+        fed=tuple(
+            f"{system}, {model}" for system in ("TensorFlow", "CHRONICA") for model in TABLE_5
+        ),
     ),
     Row(
         "chronica-table-6",

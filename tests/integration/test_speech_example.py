@@ -118,9 +118,7 @@ def test_no_other_cut_has_a_cheaper_dearest_part(lengths: list[int], parts: int)
 
 def test_sorted_cut_has_plain_ddps_global_batches() -> None:
     sizes = np.random.default_rng(0).lognormal(4, 1, 110).astype(int).tolist()
-    plain = [
-        torch.utils.data.DistributedSampler(range(110), 2, rank, seed=3) for rank in range(2)
-    ]
+    plain = [torch.utils.data.DistributedSampler(range(110), 2, rank, seed=3) for rank in range(2)]
     ranks = [data.SortedCut(sizes, 2, rank, 8, seed=3) for rank in range(2)]
     for epoch in range(2):
         for sampler in (*plain, *ranks):
