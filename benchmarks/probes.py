@@ -13,9 +13,6 @@ most that probes can cost. Paceline's ranks all draw the same ranks and need no 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -100,7 +97,7 @@ def breaking_even(seeds: int, few: int, many: int) -> float:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Draws response times by probes as the paper does: a PNG where the path says so, or a page."""
+    """Draw response times by probes as the paper does, on a page."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -133,30 +130,13 @@ def picture(results: dict[str, Any], path: Path) -> None:
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
         margin={"t": 60, "r": 10, "b": 50, "l": 60},
     )
-    if path.suffix != ".png":
-        figure.write_html(path, include_plotlyjs=True)
-        return
-    from playwright.sync_api import sync_playwright
-
-    finder = Path(__file__).resolve().parents[1] / "scripts" / "find_chromium.py"
-    chromium = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = Path(folder) / "probes.html"
-        figure.write_html(page, include_plotlyjs=True)
-        browser = playwright.chromium.launch(
-            executable_path=chromium.stdout.strip(), args=["--no-sandbox"]
-        )
-        shown = browser.new_page(viewport={"width": 920, "height": 500})
-        shown.goto(page.as_uri())
-        shown.wait_for_selector(".boxlayer path")
-        shown.locator(".plot-container").screenshot(path=path)
-        browser.close()
+    figure.write_html(path, include_plotlyjs=True)
 
 
 def main() -> None:
     """Runs the benchmark."""
     made = parser(__doc__)
-    made.add_argument("--plot", type=Path, help="draw it: .html, or .png (docs/images/probes.png)")
+    made.add_argument("--plot", type=Path, help="draw it, as HTML")
     options = made.parse_args()
     seeds = 4 if options.quick else 20
     measured_s = message()

@@ -212,7 +212,7 @@ def main() -> None:
                 raise SystemExit(f"{name}.png is larger than {MOST_BYTES:,} bytes")
             (out / f"{name}.png").write_bytes(content)
             provenance.record(out / f"{name}.png", SHOWS, made)
-            print(f"{name}.png: {len(content):,} bytes", flush=True)
+            print(f"{name}.png: {len(content):,} bytes", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

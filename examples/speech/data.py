@@ -200,7 +200,7 @@ class SortedCut(Sampler[list[int]]):
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return -(-len(self.sizes) // self.global_batch)
+        return len(range(0, len(self.sizes), self.global_batch))
 
     def global_size(self, step: int) -> int:
         """Return the number of samples of all ranks in a step of the epoch."""
