@@ -11,7 +11,8 @@ from paceline_backend.policies import mappings
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# What a policy changes in the training. "nothing": only the order of floating-point sums differs.
+# What a policy changes in the training. "nothing": only the order of floating-point sums differs,
+# and updates with dropout, bf16 or augmentation, which depend on the samples of a rank's batch.
 # "batches": other samples share a global batch. "training": gradients also meet at other times.
 Changes = Literal["nothing", "batches", "training"]
 

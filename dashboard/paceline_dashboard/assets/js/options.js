@@ -2,7 +2,7 @@
 
 /** @type {{changes: Changes, title: string, about: string, tag: string}[]} */
 export const GROUPS = [
-  { changes: "nothing", title: "Training identical", about: "same samples in each global batch, same updates", tag: "training identical" },
+  { changes: "nothing", title: "Training identical", about: "same samples in each global batch; same updates, except with dropout, bf16 or augmentation", tag: "training identical" },
   { changes: "batches", title: "Batches composed differently", about: "each sample still once an epoch, in other company", tag: "other batches" },
   {
     changes: "training",
