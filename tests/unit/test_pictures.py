@@ -45,7 +45,8 @@ def test_a_missing_file_and_a_changed_script_are_found(
     provenance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    monkeypatch.setattr(provenance, "commit", lambda: "943ee9a2")
+    monkeypatch.setattr(provenance, "commit", lambda: "943ee9a2")  # would start git
+    monkeypatch.setattr(provenance, "machine", lambda: {"cores": 2})  # would start uname
     picture, script, record = tmp_path / "a.png", tmp_path / "make.py", tmp_path / "record.json"
     script.write_text('"""Draw."""\nx = "#1"  # one\n')
     record.write_text("{}")

@@ -11,7 +11,7 @@ import { plotly } from "./loading.js";
 import { Log } from "./log.js";
 import { beside, drawFacts, drawHistory, drawNode, drawVerdict, historyOf } from "./rankfacts.js";
 import { typicalOf } from "./rows.js";
-import { ENDED } from "./summary.js";
+import { ENDED, simulated } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
 import { viewOf } from "./views.js";
 
@@ -264,7 +264,7 @@ class RankPage {
     drawFacts(workers, this.rank, own);
     drawVerdict(own);
     const device = workers.find((/** @type {any} */ worker) => worker.rank === this.rank)?.device;
-    text("rank-where", [own?.on_node, device ? formatted(device) : run.device].filter(Boolean).join(", "));
+    text("rank-where", [simulated(run) ? "simulated" : "", own?.on_node, device ? formatted(device) : run.device].filter(Boolean).join(", "));
     text("rank-phase", ENDED.includes(run.state) ? run.state : `step ${integer(workers.find((/** @type {any} */ worker) => worker.rank === this.rank)?.last_step)}`);
     await this.#node(own?.on_node ?? null);
   }
