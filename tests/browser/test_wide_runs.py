@@ -68,3 +68,5 @@ def test_thousands_of_simulated_workers(
     assert page.evaluate("document.querySelectorAll('*').length") < 6000
     training.train(2)
     wait_for_chart(page, "compute", 9)
+    page.goto(f"{web.base_url}/runs/r/ranks/7")
+    expect(page.locator("#rank-where")).to_contain_text("simulated")

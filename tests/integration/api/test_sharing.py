@@ -98,6 +98,15 @@ def test_reports_of_runs_without_steps_and_of_failed_ones(
     assert "The run failed" in words and "rank 1 failed: OutOfMemory" in words
 
 
+def test_a_report_of_a_simulated_run_opens_with_that_word(
+    store: Store, client: httpx.Client
+) -> None:
+    add_run(store, "virtual", backend="simulated")
+    add_run(store, "real")
+    assert "Simulated:" in Page(html(client, "virtual")).words
+    assert "Simulated:" not in Page(html(client, "real")).words
+
+
 def test_a_report_is_json_unless_asked_otherwise(store: Store, client: httpx.Client) -> None:
     slow_rank(store)
     assert "presets" in client.get(f"/api/v1/runs/{RUN}/report").json()
