@@ -52,11 +52,6 @@ SETTLED = """() => {
 }"""
 
 
-def _forecasts(page: Page) -> None:
-    page.click("#whatif-ask")
-    page.locator("#whatif-forecasts li").first.wait_for(timeout=120_000)
-
-
 def _switch(page: Page) -> None:
     page.click("#switch-open")
     page.locator("#switch-dialog .preset").first.wait_for()
@@ -80,12 +75,12 @@ class Picture:
 
 PICTURES = {
     "runs": Picture("/"),
-    "run": Picture("/runs/{bsp}", _forecasts),
-    "run-dark": Picture("/runs/{bsp}", _forecasts, scheme="dark"),
+    "run": Picture("/runs/{bsp}"),
+    "run-dark": Picture("/runs/{bsp}", scheme="dark"),
     "rank": Picture(f"/runs/{{bsp}}/ranks/{SLOW}"),
-    "switch": Picture("/runs/{bsp}", _switch),
     "compare": Picture("/compare?side={bsp}&side={paceline}"),
     "run-failed": Picture("/runs/{failed}"),
+    "switch": Picture("/runs/{bsp}", _switch),  # last: forecasts need most of the server's time
 }
 
 
