@@ -155,7 +155,7 @@ def over(slower: list[Training], faster: list[Training]) -> dict[str, float]:
         The ratio over all seeds (`all`), and the least and the greatest ratio of a single seed.
     """
     pairs = zip(slower, faster, strict=True)
-    ratios = [epoch_s([one]) / epoch_s([other]) for one, other in pairs]
+    ratios = [epoch_s([slow]) / epoch_s([fast]) for slow, fast in pairs]
     return {"all": epoch_s(slower) / epoch_s(faster), "least": min(ratios), "most": max(ratios)}
 
 

@@ -28,13 +28,13 @@ def provenance(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def shown() -> list[tuple[Path, str, Path]]:
     """Return each picture that a page shows: the page, the caption, the file."""
-    found = []
+    pictures = []
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = page.read_text()
         captions = _MARKDOWN.findall(text) + _IMG.findall(text)
         captions += [("", source) for source in _SOURCE.findall(text)]
-        found += [(page, caption, (page.parent / file).resolve()) for caption, file in captions]
-    return found
+        pictures += [(page, caption, (page.parent / file).resolve()) for caption, file in captions]
+    return pictures
 
 
 def test_each_picture_has_its_provenance_and_its_script_is_unchanged(provenance: Any) -> None:
