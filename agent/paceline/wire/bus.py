@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection
 from redis.retry import Retry
 
 from paceline.wire import Message, encode, signed
@@ -15,7 +17,7 @@ from paceline.wire import Message, encode, signed
 CA_FILE = "PACELINE_CA_FILE"  # PEM: certificates of who may have signed a server's or a bus's
 
 
-def connect(url: str, *, timeout_s: float = 2.0) -> redis.Redis:
+def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Redis:
     """A client that fails fast: callers decide what an outage means.
 
     Threads may share it, if none of them blocks for long.
@@ -23,6 +25,8 @@ def connect(url: str, *, timeout_s: float = 2.0) -> redis.Redis:
     Args:
         url: ``redis://host:port/db``, or ``rediss://…`` for TLS. `CA_FILE` may name who signs.
         timeout_s: of connecting and of each call; a blocking read must block for less.
+        keep: a bus whose clients take too much memory closes other connections than these. Only
+            the control plane's user has the right to ask for that.
     """
     return redis.Redis.from_url(
         url,
@@ -31,7 +35,16 @@ def connect(url: str, *, timeout_s: float = 2.0) -> redis.Redis:
         socket_connect_timeout=timeout_s,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
+        redis_connect_func=_kept if keep else None,
     )
+
+
+def _kept(connection: AbstractConnection) -> None:
+    """Connect as usual, and ask the bus not to close this connection to save memory."""
+    connection.on_connect()
+    connection.send_command("CLIENT", "NO-EVICT", "ON")
+    with contextlib.suppress(redis.ResponseError):  # Redis 6, or a user without the right
+        connection.read_response()
 
 
 def trust(url: str) -> dict[str, str]:

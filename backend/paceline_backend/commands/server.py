@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from paceline.core import logs
 from paceline.core.errors import PacelineError
 from paceline_backend.commands import parts
 from paceline_backend.commands.options import DATA, Data, Database
+from paceline_backend.server import users
 from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
@@ -58,6 +60,15 @@ TrustNetwork = Annotated[
         envvar="PACELINE_TRUST_NETWORK",
         help="Let the embedded bus listen where --host says: in clear text, and whoever reads "
         "along can start programs.",
+    ),
+]
+ShareBusPassword = Annotated[
+    bool,
+    typer.Option(
+        "--share-bus-password",
+        envvar=users.SHARE,
+        help="On a bus that lets the server make no users: give nodes and runs the server's own "
+        "URL of it. Whoever has that can read and write everything there.",
     ),
 ]
 TlsCert = Annotated[
@@ -165,6 +176,7 @@ def server(
     viewer_token: ViewerToken = None,
     max_body_bytes: MaxBodyBytes = MAX_BODY_BYTES,
     trust_network: TrustNetwork = False,
+    share_bus_password: ShareBusPassword = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     trusted_proxy: TrustedProxy = None,
@@ -184,6 +196,7 @@ def server(
     """Starts the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
     try:
         logs.to_stderr(logging.getLogger(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        os.environ[users.SHARE] = "1" if share_bus_password else "0"
         settings = Settings(
             database=database or "",
             bus=bus or "",

@@ -21,7 +21,7 @@ def watch(store: Store, bus_url: str, stop: threading.Event, bounds: Bounds | No
     """Guards the streams of all runs and nodes until `stop` is set."""
     outage = Outage(log, "nobody looks for floods on the bus", "floods are looked for again")
     bounds = bounds or Bounds()
-    with connect(bus_url) as client:
+    with connect(bus_url, keep=True) as client:
         guard = Guard(client, bounds)
         while not stop.wait(LOOK_S):
             try:

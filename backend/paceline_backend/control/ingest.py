@@ -159,7 +159,7 @@ class Ingest:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set. Waits out a bus or a database that is away."""
-        with closing(connect(self._bus_url)) as client:
+        with closing(connect(self._bus_url, keep=True)) as client:
             consumer = Consumer(client, (), INGEST_GROUP, self._name, self._claim_idle_s)
             outage = Outage(logger, "ingest waits for the bus", "ingest goes on: the bus is back")
             database = self._database_outage()

@@ -12,7 +12,7 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire import run_telemetry, writer_of
 from paceline.wire.bus import connect, without_password
-from paceline_backend.server import floods, users
+from paceline_backend.server import bus_limits, floods, users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
 from paceline_backend.store import Store, StoreError, meta
@@ -95,9 +95,10 @@ class Keeper:
             return set(writers.owners(connection, [name for kind, name in kinds if kind == "run"]))
 
     def try_door(self) -> None:
-        """Warns once about a bus that lets everybody in."""
+        """Warn once about a bus that lets everybody in, or that limits no client's memory."""
         if self._tried_door:
             return
+        self._try_limits()
         self._tried_door = True
         place = without_password(self._bus_url)
         with connect(place) as stranger, contextlib.suppress(redis.RedisError):
@@ -107,6 +108,17 @@ class Keeper:
                 "there, and start programs on a node whose agent has no key. Set a password "
                 "(requirepass) and give it in --bus",
                 place,
+            )
+
+    def _try_limits(self) -> None:
+        """Warn about a bus on which one client may take all memory."""
+        with connect(self._bus_url) as client:
+            missing = bus_limits.missing(client)
+        if missing:
+            log.warning(
+                "the bus %s does not limit its clients' memory: set %s, as in docs/deploying.md",
+                without_password(self._bus_url),
+                ", ".join(missing),
             )
 
     def _make(self, client: redis.Redis, wanted: list[User], known: set[str]) -> set[str]:
@@ -132,10 +144,15 @@ class Keeper:
     def _warn(self, reason: str) -> None:
         if reason != self._refused:
             self._refused = reason
+            outcome = (
+                "get the URL of the control plane itself (--share-bus-password), and whoever has "
+                "it can read and write everything on the bus"
+                if users.shared()
+                else "get no credentials, so nothing can be launched"
+            )
             log.warning(
-                "the bus lets the control plane make no users (%s): nodes and runs get the URL of "
-                "the control plane itself, and whoever has it can read and write everything on the "
-                "bus. Allow its user ACL SETUSER, ACL USERS and ACL DELUSER, on Valkey or on "
-                "Redis 7.2 or later",
+                "the bus lets the control plane make no users (%s): nodes and runs %s. Allow its "
+                "user ACL SETUSER, ACL USERS and ACL DELUSER, on Valkey or on Redis 7.0 or later",
                 reason,
+                outcome,
             )

@@ -33,7 +33,8 @@ def of_node(store: Store, bus_url: str, node: str, only_run: str | None = None) 
 
     Raises:
         InvalidRequestError: no node has a name like this.
-        ConflictError: the caller may speak for nodes of a run, and this is another's.
+        ConflictError: the caller may speak for nodes of a run, and this is another's; or the bus
+            has no users.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -60,7 +61,7 @@ def of_run(store: Store, bus_url: str, run: str) -> Session:
 
     Raises:
         UnknownRunError: no such run.
-        ConflictError: it has ended, or its processes run without a session.
+        ConflictError: it has ended, its processes run without a session, or the bus has no users.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -80,6 +81,7 @@ def credentials(store: Store, bus_url: str, run: str) -> Session:
     """Credentials of a run's processes.
 
     Raises:
+        ConflictError: the bus has no users.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -90,4 +92,12 @@ def credentials(store: Store, bus_url: str, run: str) -> Session:
 def _url(bus_url: str, user: User) -> str:
     with streams.answering(bus_url) as bus:
         missing = users.make(bus, [user])
-    return bus_url if missing else user.url(bus_url)
+    if missing is None:
+        return user.url(bus_url)
+    if users.shared():
+        return bus_url
+    raise ConflictError(
+        f"the bus lets the control plane make no users ({missing}), so {user.name} would get the "
+        "bus's own password. Allow the user of --bus ACL SETUSER, ACL USERS and ACL DELUSER, on "
+        "Valkey or on Redis 7.0 or later; or start the server with --share-bus-password"
+    )

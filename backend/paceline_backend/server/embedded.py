@@ -17,6 +17,7 @@ import redis
 from paceline.core.errors import PacelineError
 from paceline.node.processes import die_with_parent, number_of, reserved_port
 from paceline.wire.bus import is_loopback
+from paceline_backend.server import bus_limits
 
 # Each rank has a connection. The server takes fewer where it may not open so many files.
 MOST_CLIENTS = 100_000
@@ -116,6 +117,7 @@ class EmbeddedBus:
             "maxclients": MOST_CLIENTS,
         }
         config = "".join(f"{key} {_quoted(str(value))}\n" for key, value in options.items())
+        config += "".join(f"{name} {value}\n" for name, value in bus_limits.LIMITS.items())
         config += f"bind {' '.join(map(_quoted, self._addresses))}\n"
         self._process = subprocess.Popen(
             [_binary(), "-"],  # every user of the machine can read arguments

@@ -1,15 +1,17 @@
 """Users of the bus: each node and each run reaches its own streams only.
 
 They are the bus's access control list (ACL). A bus forgets them when it restarts, so the worker
-makes missing users again. A bus that does not let us make users still works: everybody then uses
-the URL that the control plane was given.
+makes missing users again. Where the bus does not let the control plane make users, nodes and runs
+get no credentials, unless the server was started with ``--share-bus-password``: then they get the
+URL of the control plane itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +27,10 @@ log = logging.getLogger(__name__)
 _NODE, _RUN = "paceline-node-", "paceline-run-"
 # All that agents, ranks and simulations send; XLEN says only how long a stream is.
 _COMMANDS = ("xadd", "xread", "xrevrange", "xlen", "ping", "hello", "auth")
-_CONNECTING = ("client|setinfo", "client|setname")
+_CONNECTING = ("client|setname",)
+_SET_INFO = "client|setinfo"  # sent by clients that connect; Redis 7.0 does not have it
+
+SHARE = "PACELINE_SHARE_BUS_PASSWORD"  # "1": nodes and runs may get the control plane's own URL
 
 
 @dataclass(frozen=True)
@@ -41,17 +46,20 @@ class User:
         """The URL of this bus for this user."""
         return as_user(bus_url, self.name, self.password)
 
-    def rules(self, database: int = 0, *, off: bool = False) -> list[str]:
+    def rules(self, database: int = 0, *, off: bool = False, info: bool = True) -> list[str]:
         """The arguments of ``ACL SETUSER``, which has nothing of an earlier definition left.
 
         Args:
             database: of the bus. Clients select it if it is not 0. Otherwise they select none:
                 nobody looks for floods in the others.
             off: it may not log in.
+            info: the bus has the command CLIENT SETINFO.
         """
         digest = hashlib.sha256(self.password.encode()).hexdigest()
         selecting = ("select",) if database else ()
-        allowed = [f"+{command}" for command in (*_COMMANDS, *_CONNECTING, *selecting)]
+        describing = (_SET_INFO,) if info else ()
+        commands = (*_COMMANDS, *_CONNECTING, *describing, *selecting)
+        allowed = [f"+{command}" for command in commands]
         streams = [*(f"%W~{pattern}" for pattern in self.writes), f"%R~{self.reads}"]
         state = "off" if off else "on"
         return [self.name, "reset", state, f"#{digest}", "-@all", *allowed, *streams]
@@ -68,6 +76,11 @@ def of_run(keys: Keys, run: str) -> User:
     """The user of a run's ranks."""
     password = keys.run_password(run)
     return User(f"{_RUN}{run}", password, (run_telemetry(run),), control(run))
+
+
+def shared() -> bool:
+    """Return whether nodes and runs may get the URL of the control plane where it has no users."""
+    return os.environ.get(SHARE) == "1"
 
 
 def make(client: redis.Redis, users: Iterable[User]) -> str | None:
@@ -96,15 +109,19 @@ def _off(client: redis.Redis) -> set[str]:
     return {name.decode() for name in names}
 
 
-def _make(client: redis.Redis, users: Iterable[User], off: set[str]) -> str | None:
+def _make(
+    client: redis.Redis, users: Sequence[User], off: set[str], *, info: bool = True
+) -> str | None:
     pipeline = client.pipeline(transaction=False)
     database = int(client.get_connection_kwargs().get("db") or 0)
     for user in users:
-        rules = user.rules(database, off=user.name in off)
+        rules = user.rules(database, off=user.name in off, info=info)
         pipeline.execute_command("ACL", "SETUSER", *rules)  # type: ignore[no-untyped-call]
     for answer in pipeline.execute(raise_on_error=False):
         # Subclasses, such as a full memory's, pass: nobody may get more rights by an outage.
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
+            if info and f"+{_SET_INFO}" in str(answer):
+                return _make(client, users, off, info=False)
             return str(answer)
         if isinstance(answer, Exception):
             raise answer

@@ -32,7 +32,7 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.keeper import Keeper
-from paceline_backend.requests import sessions
+from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.keys import Keys
@@ -186,9 +186,14 @@ def following(leader: Leading) -> Segment:
 
 @pytest.mark.parametrize("with_users", [True, False], ids=["users", "no-users"])
 def test_no_forged_plan_is_adopted(
-    with_users: bool, store: Store, own_bus: EmbeddedBus, plain_url: str
+    with_users: bool,
+    store: Store,
+    own_bus: EmbeddedBus,
+    plain_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = own_bus.url if with_users else plain_url
+    monkeypatch.setenv(users.SHARE, "1")
     session = sessions.of_run(store, url, "mine")
     assert (session.bus == url) is not with_users
     sent = 0
@@ -211,7 +216,8 @@ def test_no_forged_plan_is_adopted(
         assert leader.adopt().source == "controller"
 
 
-def test_a_stop_is_signed(store: Store, plain_url: str) -> None:
+def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(users.SHARE, "1")
     session = sessions.of_run(store, plain_url, "mine")
     with leading(plain_url, session.key) as leader, connect(plain_url) as thief:
         publish(thief, control("mine"), StopTraining("ha"), "mine")
@@ -268,11 +274,28 @@ def test_users_of_runs_that_are_over_go(store: Store, own_bus: EmbeddedBus) -> N
     assert not works(session.bus, run_telemetry("mine"))
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "not-shared"])
 def test_a_bus_without_users_for_us_is_told_once(
-    store: Store, plain_url: str, caplog: pytest.LogCaptureFixture
+    store: Store,
+    plain_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: bool,
 ) -> None:
-    session = sessions.of_node(store, plain_url, "here")
-    assert session.bus == plain_url
+    """Its own password is given to nobody, unless the server was started with an option."""
+    if shared:
+        monkeypatch.setenv(users.SHARE, "1")
+        assert sessions.of_node(store, plain_url, "here").bus == plain_url
+        assert sessions.of_run(store, plain_url, "mine").bus == plain_url
+    else:
+        for asked in (
+            lambda: sessions.of_node(store, plain_url, "here"),
+            lambda: sessions.of_run(store, plain_url, "mine"),
+            lambda: sessions.credentials(store, plain_url, "mine"),
+        ):
+            with pytest.raises(ConflictError, match="--share-bus-password") as refused:
+                asked()
+            assert "app:app" not in str(refused.value)
     keeper = Keeper(store, plain_url)
     with connect(plain_url) as client, caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -280,7 +303,7 @@ def test_a_bus_without_users_for_us_is_told_once(
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "ACL SETUSER" in warning
     assert "acl|setuser" in warning, "the bus's own words"
-    assert works(session.bus, node_telemetry("here"))
+    assert ("get no credentials" in warning) is not shared
 
 
 def test_a_bus_without_a_password_is_told_once(
