@@ -65,7 +65,7 @@ def reasons(client: redis.Redis) -> list[str]:
     return [fields[b"reason"].decode() for _, fields in letters]
 
 
-def ingest_all(store: Store, bus_url: str) -> None:
+def ingest_all(store: Store, bus_url: str, stream: str = TELEMETRY) -> None:
     """Lets an ingest take in what lies on the bus."""
     with redis.Redis.from_url(bus_url) as client, ingesting(store, bus_url):
-        until(lambda: settled(client), "all is acknowledged")
+        until(lambda: settled(client, stream), "all is acknowledged")

@@ -336,8 +336,9 @@ class Ingest:
         pipeline = client.pipeline(transaction=True)
         shown = [item.shown() for item in items]
         bad = [item for item in items if item.reason is not None]
-        for item in bad:
-            dead.put_aside(pipeline, *item.entry, item.reason or "", item.tries)
+        kept = [
+            dead.put_aside(pipeline, *item.entry, item.reason or "", item.tries) for item in bad
+        ]
         for run, fields in _together(shown):
             pipeline.xadd(live(run), fields, maxlen=LIVE_LENGTH)
         for run in {item.run for item in items if isinstance(item.message, Hello)} - ended:
@@ -350,10 +351,11 @@ class Ingest:
         for stream, of_stream in numbers.items():
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
-        pipeline.execute()
+        answers = pipeline.execute()  # the first are the numbers of the letters
         self.stats.dead += len(bad)
         if bad:
-            dead.bound(client)
+            letters = zip(bad, answers, kept, strict=False)
+            dead.bound(client, [dead.Added(i.entry.stream, n, size) for i, n, size in letters])
 
 
 def _together(shown: Iterable[Shown | None]) -> Iterator[tuple[str, dict[Any, Any]]]:

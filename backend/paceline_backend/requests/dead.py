@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import msgspec
 import redis
@@ -26,12 +27,15 @@ from paceline_backend.store.audit import Requester, record
 
 DEAD = "paceline:dead"
 
-MOST = 1_000  # letters
-MOST_BYTES = 64 * 2**20  # of all letters
+MOST = 10_000  # letters
+MOST_BYTES = 256 * 2**20  # of all letters
+MOST_OF_WRITER = 500  # letters
+MOST_BYTES_OF_WRITER = 8 * 2**20  # but the newest letter is kept in any case
 LARGEST = 8 * 2**20  # bytes of a message; of a larger one the letter tells only how large it was
 _LONGEST = 2_000  # characters of a reason, and of a message as text
 _SHOWN_BYTES = 64 * 2**10  # of a message: larger ones are shown as bytes
 _LONGEST_RUN = 200  # characters
+_INDEX_S = 30 * 86_400  # until a writer's letters that nothing was added to count no longer
 _CHUNK = 50  # letters read at once: each may be large
 
 _OURS = (b"entry", b"reason", b"stream", b"tries", b"first", b"bytes")
@@ -58,14 +62,22 @@ class Letter:
     whole: bool  # it is kept whole, and so can be put back
 
 
+class Added(NamedTuple):
+    """A letter that was just added."""
+
+    stream: str  # that the message came from
+    entry: bytes  # number of the letter
+    bytes: int
+
+
 class _Tag(msgspec.Struct):
     type: str
 
 
 def put_aside(
     pipeline: Any, stream: str, number: bytes, fields: Mapping[bytes, bytes], why: str, tries: int
-) -> None:
-    """Adds a message to the dead.
+) -> int:
+    """Add a message to the dead; return how many bytes of it are kept. Call `bound` afterwards.
 
     Args:
         pipeline: of a transaction in which the message also leaves its stream.
@@ -89,16 +101,48 @@ def put_aside(
     if kept is not fields:
         letter[b"bytes"] = size
     pipeline.xadd(DEAD, letter, maxlen=MOST)
+    return sum(len(name) + len(value) for name, value in kept.items())
 
 
-def bound(client: redis.Redis) -> None:
-    """Drops the oldest letters while all of them take more than `MOST_BYTES`.
+def bound(client: redis.Redis, added: Iterable[Added]) -> None:
+    """Drop the oldest letters of writers that are over their bounds, then those of all writers.
+
+    A writer's bounds keep one run from evicting the letters of others.
 
     Raises:
         redis.RedisError: the bus is away.
     """
+    by_stream: dict[str, list[Added]] = {}
+    for letter in added:
+        by_stream.setdefault(letter.stream, []).append(letter)
+    for stream, letters in by_stream.items():
+        _bound_writer(client, stream, letters)
     while (client.memory_usage(DEAD, samples=0) or 0) > MOST_BYTES:
         client.xtrim(DEAD, maxlen=int(client.xlen(DEAD)) // 2, approximate=False)
+
+
+def _bound_writer(client: redis.Redis, stream: str, added: Sequence[Added]) -> None:
+    index = _index(stream)
+    sizes: dict[Any, Any] = {letter.entry: letter.bytes for letter in added}
+    client.hset(index, mapping=sizes)
+    client.expire(index, _INDEX_S)
+    known: Any = client.hgetall(index)
+    newest = sorted(known, key=lambda entry: tuple(map(int, entry.split(b"-"))), reverse=True)
+    taken = accumulate(int(known[entry]) for entry in newest)
+    over = [
+        entry
+        for place, (entry, size) in enumerate(zip(newest, taken, strict=True))
+        if place and (place >= MOST_OF_WRITER or size > MOST_BYTES_OF_WRITER)
+    ]
+    for first in range(0, len(over), 1_000):
+        part = over[first : first + 1_000]
+        client.xdel(DEAD, *part)
+        client.hdel(index, *part)
+
+
+def _index(stream: str) -> str:
+    """Return the key of a writer's letters: how many bytes each has, by its number."""
+    return f"{DEAD}:{stream}"
 
 
 def page(
@@ -189,6 +233,7 @@ def retry(store: Store, client: redis.Redis, entry: str, by: Requester) -> Lette
     pipeline = client.pipeline(transaction=True)
     pipeline.xadd(letter.stream, again)
     pipeline.xdel(DEAD, entry)
+    pipeline.hdel(_index(letter.stream), entry)
     pipeline.execute()
     return letter
 
@@ -204,6 +249,7 @@ def drop(store: Store, client: redis.Redis, entry: str, by: Requester) -> Letter
     letter = _letter(entry.encode(), _fields(client, entry))
     _note(store, by, "dead.drop", letter)
     client.xdel(DEAD, entry)
+    client.hdel(_index(letter.stream), entry)
     return letter
 
 

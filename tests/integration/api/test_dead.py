@@ -31,11 +31,20 @@ def bus(bus_url: str) -> Iterator[redis.Redis]:
         yield opened
 
 
-def put_aside(bus: redis.Redis, *messages: Message, run: str = "r", why: str = "because") -> None:
-    for message in messages:
-        pipeline = bus.pipeline()
-        dead.put_aside(pipeline, STREAM, b"5000-0", encode(message, run), why, 1)
-        pipeline.execute()
+def put_aside(
+    bus: redis.Redis,
+    *messages: Message,
+    run: str = "r",
+    why: str = "because",
+    stream: str = STREAM,
+) -> None:
+    pipeline = bus.pipeline()
+    sizes = [
+        dead.put_aside(pipeline, stream, b"5000-0", encode(message, run), why, 1)
+        for message in messages
+    ]
+    letters = zip(pipeline.execute(), sizes, strict=True)
+    dead.bound(bus, [dead.Added(stream, *letter) for letter in letters])
 
 
 def letters(client: httpx.Client, **query: Any) -> list[dict[str, Any]]:
@@ -219,15 +228,46 @@ def test_forged_fields_deceive_nobody(client: httpx.Client, bus: redis.Redis) ->
 def test_letters_are_bounded_by_number_and_by_bytes(
     client: httpx.Client, bus: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_aside(bus, *[RunState(State.RUNNING, 1.0, "n")] * 3_000)
+    monkeypatch.setattr(dead, "MOST", 1_000)
+    for writer in range(10):
+        stream = f"paceline:run:{writer}:telemetry"
+        put_aside(bus, *[RunState(State.RUNNING, 1.0, "n")] * 300, stream=stream)
     page = client.get(f"{V1}/dead").json()
     assert dead.MOST <= page["kept"] < dead.MOST + 500
     assert page["ever"] == 3_000
     monkeypatch.setattr(dead, "MOST_BYTES", 50_000)
-    dead.bound(bus)
+    dead.bound(bus, [])
     assert 0 < bus.xlen(dead.DEAD) < dead.MOST
     assert bus.memory_usage(dead.DEAD, samples=0) <= 50_000
     assert client.get(f"{V1}/dead").json()["items"][0] == page["items"][0], "the newest stay"
+
+
+def test_a_writer_evicts_its_own_letters_only(
+    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    """By number or by bytes; what was put back or dropped does not count."""
+    add_run(store, "r", signed=True)
+    put_aside(
+        bus, RunState(State.RUNNING, 1.0, "n"), run="other", stream="paceline:run:o:telemetry"
+    )
+    pipeline = bus.pipeline(transaction=False)
+    for number in range(20_000):
+        pipeline.xadd(STREAM, {"v": "1", "run": "r", "data": f"{number}"})
+    pipeline.execute()
+    ingest_all(store, bus_url, STREAM)
+    page = client.get(f"{V1}/dead", params={"limit": 500}).json()
+    assert (page["kept"], page["ever"]) == (dead.MOST_OF_WRITER + 1, 20_001)
+    assert len(letters(client, run="other")) == 1
+    for letter in page["items"][:100]:
+        client.delete(f"{V1}/dead/{letter['entry']}")
+    put_aside(bus, *[RunState(State.RUNNING, 1.0, "n")] * 100)
+    assert bus.xlen(dead.DEAD) == dead.MOST_OF_WRITER + 1
+    large = {b"v": b"1", b"run": b"r", b"data": b"x" * (3 * 2**20)}
+    for _ in range(4):
+        sizes = [dead.put_aside(pipeline, STREAM, b"5000-0", large, "because", 1)]
+        dead.bound(bus, [dead.Added(STREAM, pipeline.execute()[0], *sizes)])
+    assert [letter["bytes"] > 2**20 for letter in letters(client)] == [True, True, False]
+    assert len(letters(client, run="other")) == 1
 
 
 def test_of_a_huge_message_only_its_size_is_kept(
