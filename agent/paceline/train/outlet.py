@@ -11,6 +11,7 @@ from paceline.core.outage import Outage
 from paceline.node.spool import Spool
 from paceline.wire import TELEMETRY, Hello, Message, MetricBatch, RoundBatch, StepBatch, encode
 from paceline.wire.bus import connect
+from paceline.wire.parts import in_parts
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Outlet:
         self._spool = spool
         self._held: deque[tuple[_Fields, int]] = deque()  # with how many records each has
         self._held_bytes = 0
-        self._hello: _Fields | None = None  # if neither bus nor spool has taken it
+        self._hello: deque[Message] = deque()  # parts that neither bus nor spool has taken
         self._lost = 0
         self._noted = 0
         away = "the bus does not take telemetry, which is spooled"
@@ -60,20 +61,28 @@ class Outlet:
 
     def deliver(self, message: Message) -> None:
         """Sends, spools or keeps a message."""
+        if isinstance(message, Hello):  # controllers plan only after a Hello
+            self._deliver_hello(message)
+            return
         fields = encode(message, self._run)
         records = len(message.records) if isinstance(message, _BATCHES) else 1
-        if not self._held and self._taken(fields, records):
-            return
-        if isinstance(message, Hello):  # controllers plan only after a Hello
-            self._hello = fields
-        else:
+        if self._held or not self._taken(fields, records):
             self._hold(fields, records)
+
+    def _deliver_hello(self, hello: Hello) -> None:
+        try:
+            self._hello = deque(in_parts(hello))
+        except ValueError as error:
+            logger.error("the control plane plans nothing in this attempt: %s", error)
+            return
+        while self._hello and self._taken(encode(self._hello[0], self._run), 1):
+            self._hello.popleft()
 
     def retry(self) -> None:
         """Offers what is kept in memory to bus and spool again."""
         # A Hello comes first: the control plane must know the attempt.
-        if self._hello is not None and self._to_bus(self._hello):
-            self._hello = None
+        while self._hello and self._to_bus(encode(self._hello[0], self._run)):
+            self._hello.popleft()
         while self._held and not (self._bus_paused and self._spool_paused):
             fields, records = self._held[0]
             if not self._taken(fields, records):
@@ -95,11 +104,13 @@ class Outlet:
     def end(self) -> None:
         """Offers all that is kept for the last time; what nobody takes is lost."""
         self.retry()
-        if self._hello is not None and not self._to_spool(self._hello, 1, now=True):
+        while self._hello and self._to_spool(encode(self._hello[0], self._run), 1, now=True):
+            self._hello.popleft()
+        if self._hello:
             logger.error(
                 "the run's description could not be sent: the control plane will not show this "
                 "attempt (%d bytes; a larger PACELINE_SPOOL_BYTES would keep it on the node)",
-                sum(map(len, self._hello.values())),
+                sum(_size(encode(part, self._run)) for part in self._hello),
             )
             self._lost += 1
         before = self._lost

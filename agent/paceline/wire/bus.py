@@ -41,8 +41,8 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
 
 def _kept(connection: AbstractConnection) -> None:
     """Connect as usual, and ask the bus not to close this connection to save memory."""
-    connection.on_connect()
-    connection.send_command("CLIENT", "NO-EVICT", "ON")
+    connection.on_connect()  # type: ignore[no-untyped-call]
+    connection.send_command("CLIENT", "NO-EVICT", "ON")  # type: ignore[no-untyped-call]
     with contextlib.suppress(redis.ResponseError):  # Redis 6, or a user without the right
         connection.read_response()
 

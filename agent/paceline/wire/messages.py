@@ -195,6 +195,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         return None if self.stream else len(self.sizes) // 8
 
 
+class HelloPart(msgspec.Struct, frozen=True, tag="hello_part"):
+    """A part of a `Hello` that is too large for one entry; see `parts`."""
+
+    attempt: int
+    hello: bytes  # `parts.digest` of the whole Hello as MessagePack
+    number: int  # of the part, from 0
+    of: int  # how many parts there are
+    data: bytes
+
+
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     """A change of a run's life: from the agent that supervises it, or from `paceline run`.
 
@@ -326,7 +336,7 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """The control plane itself ended a run: who shows or plans it should look."""
+    """The control plane changed a run's row: its state, or a large Hello of a new attempt."""
 
 
 Message = (
@@ -339,6 +349,7 @@ Message = (
     | LongPhase
     | DataEpoch
     | Hello
+    | HelloPart
     | RunState
     | NodeState
     | SwitchRequested

@@ -3,9 +3,10 @@
 ========================  =========================  ===========================================
 stream                    writer → reader            messages
 ========================  =========================  ===========================================
-``run_telemetry(run)``    ranks → ingest             `Hello`, `StepBatch`, `MetricBatch`,
-                                                     `RoundBatch`, `Evaluation`, `Adopted`,
-                                                     `Fallback`, `LongPhase`, `DataEpoch`
+``run_telemetry(run)``    ranks → ingest             `Hello`, `HelloPart`, `StepBatch`,
+                                                     `MetricBatch`, `RoundBatch`, `Evaluation`,
+                                                     `Adopted`, `Fallback`, `LongPhase`,
+                                                     `DataEpoch`
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
@@ -13,7 +14,8 @@ stream                    writer → reader            messages
                           release before → ingest
 ``live(run)``             ingest → controllers, web  the same but rounds and metrics, once
                                                      committed; records of several messages
-                                                     in one
+                                                     in one; `RunChanged` for all parts of a
+                                                     Hello
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`

@@ -18,6 +18,7 @@ from paceline.wire import (
     Evaluation,
     Fallback,
     Hello,
+    HelloPart,
     LongPhase,
     Message,
     MetricBatch,
@@ -25,10 +26,11 @@ from paceline.wire import (
     RoundBatch,
     StepBatch,
 )
+from paceline.wire.parts import MOST_SAMPLES
 from paceline_backend import backends
 from paceline_backend.store import Store, runs, telemetry
 
-MOST_SAMPLES = 10**8  # of a data set, or of an epoch of a stream
+MOST_OF_STREAM = 10**8  # samples of an epoch
 MOST_ATTEMPT = 2**15 - 1
 _KNOWN = 10_000  # runs that are remembered
 _MOST_RECORDS = 10_000  # of a message, or one of each rank: what simulators send
@@ -107,7 +109,7 @@ class Checks:
             before = self._runs.get(run)
             kept = self._runs[run] = _Run(terms, {} if before is None else before.attempts)
             if terms.attempt is not None and terms.world is not None:
-                most = MOST_SAMPLES if terms.samples is None else terms.samples
+                most = MOST_OF_STREAM if terms.samples is None else terms.samples
                 kept.attempts[terms.attempt] = _Attempt(terms.world, most)
 
     def unknown(self, messages: Sequence[tuple[str, Message]]) -> set[str]:
@@ -123,7 +125,7 @@ class Checks:
             return f"unknown run {run!a}"
         reason = _of_run(known, message)
         if reason is None and isinstance(message, Hello):
-            most = MOST_SAMPLES if message.samples is None else message.samples
+            most = MOST_OF_STREAM if message.samples is None else message.samples
             known.attempts[message.attempt] = _Attempt(message.world, most)
         return None if reason is None else f"run {run}: {reason}"
 
@@ -136,7 +138,7 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
         return f"{type(error).__name__}: {error}"
 
 
-_OF_ATTEMPT = (Hello, Adopted, Evaluation, Fallback, LongPhase, DataEpoch)
+_OF_ATTEMPT = (Hello, HelloPart, Adopted, Evaluation, Fallback, LongPhase, DataEpoch)
 _OF_RANK = (Evaluation, LongPhase, DataEpoch)
 
 

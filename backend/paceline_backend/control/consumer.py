@@ -33,6 +33,8 @@ class Consumer:
 
     Streams are read fairly. Each gives its part to a batch, and a stream with more to give than its
     part gets what the others leave. So a stream that is flooded does not hold up the others.
+    How large entries are is not known before they are read, so the first reads, and those after
+    `reset`, are of one entry of each stream; each further one may have twice as many.
 
     Args:
         client: bytes in, bytes out; its timeout must be longer than `read` blocks.
@@ -59,6 +61,8 @@ class Consumer:
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
+        self._first = 1  # entries of the next read, if there are not too many streams
+        self.repeated = False  # the last read gave entries that were delivered before
         self.unread: set[str] = set()  # streams that may have more to give than the last batch took
         self.follow(streams)
 
@@ -81,6 +85,7 @@ class Consumer:
         self._claim_from = {}
         self._claim_at = 0.0
         self._kept = set()
+        self._first = 1
 
     def read(self, count: int, block_s: float, most_bytes: int = MOST_BYTES) -> list[Entry]:
         """The next entries; empty when none came within `block_s`.
@@ -96,9 +101,12 @@ class Consumer:
         """
         self.unread = set(self._streams)  # until new entries are read: they come last
         try:
-            first = min(count, _FIRST)
+            first = min(count, self._first)
             left = self._own(first) or self._claimed(first)
-            return left or self._new(count, block_s, most_bytes)
+            self.repeated = bool(left)
+            entries = left or self._new(count, block_s, most_bytes)
+            self._first = min(_FIRST, 2 * self._first)
+            return entries
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
@@ -128,6 +136,27 @@ class Consumer:
         replies = zip(numbers, pipeline.execute(), strict=True)
         self._kept = {(stream, bytes(number)) for stream, reply in replies for number in reply}
         return self._kept
+
+    def often(self, entries: Iterable[Entry], times: int) -> dict[tuple[str, bytes], int]:
+        """Return which of this member's entries were delivered at least `times`, and how often.
+
+        Raises:
+            redis.RedisError: the bus is away.
+        """
+        spans: dict[str, list[bytes]] = {}
+        for entry in entries:
+            spans.setdefault(entry.stream, []).append(entry.number)
+        pipeline = self._client.pipeline(transaction=False)
+        for stream, numbers in spans.items():
+            first, last = min(numbers, key=_place), max(numbers, key=_place)
+            pipeline.xpending_range(stream, self._group, first, last, 2 * _FIRST, self._name)
+        replies: Any = zip(spans, pipeline.execute(), strict=True)
+        return {
+            (stream, bytes(pending["message_id"])): int(pending["times_delivered"])
+            for stream, reply in replies
+            for pending in reply
+            if pending["times_delivered"] >= times
+        }
 
     def _own(self, count: int) -> list[Entry]:
         if not self._own_after:
@@ -166,7 +195,7 @@ class Consumer:
         ]
 
     def _new(self, count: int, block_s: float, most_bytes: int) -> list[Entry]:
-        part = self._part(min(count, _FIRST))
+        part = self._part(min(count, self._first))
         new = dict.fromkeys(self._streams, b">")
         entries = self._read_group(new, part, max(1, int(block_s * 1000)))
         full, size = _full(entries, part), sum(map(_size, entries))
@@ -184,7 +213,7 @@ class Consumer:
 
     def _part(self, count: int) -> int:
         """How many entries of `count` each stream may give."""
-        return max(_LEAST, count // max(1, len(self._streams)))
+        return max(min(_LEAST, count), count // max(1, len(self._streams)))
 
     def _read_group(
         self, after: Mapping[str, bytes], count: int, block_ms: int | None
@@ -242,11 +271,16 @@ def in_order(entries: Iterable[Entry], most_bytes: int) -> list[list[Entry]]:
     return parts
 
 
+def _place(number: bytes) -> tuple[int, int]:
+    milliseconds, _, within = number.partition(b"-")
+    return int(milliseconds), int(within)
+
+
 def _age(entry: Entry) -> tuple[int, bool, int]:
     """Entries' numbers tell when they were written. Of one moment, nodes' entries come last.
 
     The second part of a number counts the entries of one stream within a millisecond. So it says
     nothing about the entries of another stream.
     """
-    milliseconds, _, within = entry.number.partition(b"-")
-    return int(milliseconds), entry.stream.startswith("paceline:node:"), int(within)
+    milliseconds, within = _place(entry.number)
+    return milliseconds, entry.stream.startswith("paceline:node:"), within

@@ -39,7 +39,7 @@ from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
 from paceline_backend.server import tracing
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, StoreUnavailableError, meta, refusals, switches
+from paceline_backend.store import Store, StoreUnavailableError, meta, refusals, runs, switches
 
 logger = logging.getLogger(__name__)
 
@@ -183,13 +183,26 @@ class Controller:
                 return
             logger.info("run %s: version %d, policy %s", self._id, switch.version, switch.policy)
 
+    def _is_new(self, attempt: int | None) -> bool:
+        """Return whether a Hello is of an attempt that the history does not know."""
+        if attempt is None:
+            return False
+        return self._history is None or attempt > self._history.hello.attempt
+
     def _hear(self, message: Message) -> None:
-        if isinstance(message, SwitchRequested | RunChanged):
+        if isinstance(message, SwitchRequested):
             self._load_policy()
+        elif isinstance(message, RunChanged):
+            with self._store.read() as connection:
+                attempt = runs.latest_attempt(connection, self._key)
+            if self._is_new(attempt):  # its Hello came in parts, and is in the database only
+                self._load()
+            else:
+                self._load_policy()
         elif isinstance(message, Hello):
             if reason := refusals.of_hello(message):
                 self._report("a Hello is left out", reason)
-            elif self._history is None or message.attempt > self._history.hello.attempt:
+            elif self._is_new(message.attempt):
                 self._load()
         elif self._history is None:
             return

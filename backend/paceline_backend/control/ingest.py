@@ -11,7 +11,8 @@ not its producers: entries wait on the bus.
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
 fails and the database answers, its halves are tried by themselves, until the message is alone that
-fails.
+fails. An entry that was delivered `_OFTEN` times (ingest failed or was killed while it had it) is
+tried alone, and quarantined when that failed `_TRIES_ALONE` times.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,18 +37,22 @@ from paceline.wire import (
     Evaluation,
     Fallback,
     Hello,
+    HelloPart,
     LongPhase,
     Message,
     MetricBatch,
     NodeState,
     RoundBatch,
+    RunChanged,
     RunState,
     StepBatch,
+    WireError,
     encode,
     live,
     run_telemetry,
 )
 from paceline.wire.bus import connect
+from paceline.wire.parts import joined
 from paceline_backend import backends
 from paceline_backend.control import outline
 from paceline_backend.control.checks import Checks, problem
@@ -55,7 +60,7 @@ from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_
 from paceline_backend.control.writers import Received, Writers, ends
 from paceline_backend.requests import dead, streams
 from paceline_backend.server import tracing
-from paceline_backend.store import Store, StoreError, StoreRefusedError, nodes, telemetry
+from paceline_backend.store import Store, StoreError, StoreRefusedError, hellos, nodes, telemetry
 
 _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
@@ -65,12 +70,16 @@ _SHARE = 2.0  # times what a batch takes, from one batch to the next: fewer batc
 _LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
 _AGAIN_S = 0.1  # between them
+_OFTEN = 5  # deliveries of an entry that was not acknowledged
+_TRIES_ALONE = 3
+_TRIED = "paceline:tried-alone"  # how often each entry was; on the bus, as ingest may be killed
+_TRIED_S = 86_400
 _MOST_UNKNOWN = 1_000  # runs that are named in the log
 _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
-    *(DataEpoch, Hello, RunState, NodeState),
+    *(DataEpoch, Hello, HelloPart, RunState, NodeState),
 )
-_NOT_SHOWN = (NodeState, RoundBatch, MetricBatch)  # who shows them asks the store
+_NOT_SHOWN = (NodeState, RoundBatch, MetricBatch, HelloPart)  # who shows them asks the store
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
@@ -107,11 +116,15 @@ class _Item:
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
+    in_parts: bool = False  # a Hello that its last part completed
 
     def shown(self) -> Shown | None:
         """What the live stream gets, if anything; marks the item if that cannot be made."""
         if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
             return None
+        if self.in_parts:  # too large for the live stream: the database has it
+            changed = RunChanged()
+            return Shown(self.run, changed, encode(changed, self.run))
         try:
             # Only the outline of a run that no controller plans.
             if self.plans_itself and self.message is not None:
@@ -155,6 +168,9 @@ class Ingest:
         self._writers = Writers(store)
         # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
         self.behind = False
+        self._complete: dict[
+            hellos.Named, str
+        ] = {}  # Hellos whose parts are stored, and their runs
         self._held: list[Received] = []  # ends of runs whose own streams hold more
 
     def run(self, stop: threading.Event) -> None:
@@ -173,7 +189,7 @@ class Ingest:
                     continue
                 except StoreError as error:
                     self._forget(consumer)
-                    stop.wait(database.failed(error))
+                    self._wait_for_database(database, error, stop)
                     continue
                 except _StoppedError:
                     return
@@ -183,6 +199,16 @@ class Ingest:
                     took_s = time.monotonic() - began
                     period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
                     stop.wait(period_s - took_s)
+
+    def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
+        """Wait until the database answers: entries that are read meanwhile would count as tried."""
+        while not stop.wait(outage.failed(error)):
+            try:
+                telemetry.write(self._store, [])
+            except StoreError as again:
+                error = again
+            else:
+                return
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
         """Handles one batch; returns how many entries it had."""
@@ -196,18 +222,53 @@ class Ingest:
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
-        count = 0
-        for part in in_order(entries, _AT_ONCE_BYTES) or [[]]:
+        often = consumer.often(entries, _OFTEN) if consumer.repeated else {}
+        rest = [entry for entry in entries if entry[:2] not in often]
+        count = len(often)
+        for part in in_order(rest, _AT_ONCE_BYTES) or [[]]:
             with tracing.now().batch(len(part)):
                 count += self._handle(client, part, stop)
+        suspects = [entry for entry in entries if entry[:2] in often]
+        if suspects:
+            self._handle_alone(client, suspects, often, stop)
         return count
+
+    def _handle_alone(
+        self,
+        client: redis.Redis,
+        suspects: Sequence[Entry],
+        deliveries: Mapping[tuple[str, bytes], int],
+        stop: threading.Event,
+    ) -> None:
+        """Handle entries, one of which may be what ingest fails at; the least tried come first."""
+        names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
+        tried: Any = client.hmget(_TRIED, names)
+        triples = zip((int(tries or 0) for tries in tried), names, suspects, strict=True)
+        for tries, name, entry in sorted(triples, key=lambda triple: triple[0]):
+            if tries >= _TRIES_ALONE:
+                run = entry.fields.get(b"run", b"").decode(errors="replace")
+                times = deliveries[entry[:2]]
+                reason = f"it was delivered {times} times, and each time ingest failed or ended"
+                self._settle(client, [_Item(entry, run, None, reason, tries=times)], set())
+            else:
+                client.hincrby(_TRIED, name, 1)
+                client.expire(_TRIED, _TRIED_S)
+                try:
+                    self._handle(client, [entry], stop)
+                except (StoreError, _StoppedError):  # the database's fault, or an operator's wish
+                    client.hincrby(_TRIED, name, -1)
+                    raise
+            client.hdel(_TRIED, name)
 
     def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
         items = [_item(each) for each in self._whole(client, received)]
         _mark_stale(client, items)
         good = self._check(items)
+        self._complete = {}
         ended = self._write(good, stop) if good else set()
+        for named, run in self._complete.items():
+            ended |= self._take_whole(run, named, items, stop)
         if items:
             self._settle(client, items, ended)
         return len(items)
@@ -315,6 +376,7 @@ class Ingest:
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
+        self._complete |= {named: run for run, named in written.complete}
         plan_themselves = {
             run for run, backend in written.backends.items() if backends.plans_itself(backend)
         }
@@ -324,6 +386,52 @@ class Ingest:
                 item.reason = f"unknown run {item.run!r}"
         self._report(written.unknown)
         return set(written.ended)
+
+    def _take_whole(
+        self, run: str, named: hellos.Named, items: list[_Item], stop: threading.Event
+    ) -> set[str]:
+        """Take in a Hello whose parts are all stored, like one that came whole.
+
+        Args:
+            run: its public id.
+            named: the Hello.
+            items: of the batch, whose parts are marked if the Hello cannot be used; else it is
+                added, so that whoever follows the run is told.
+            stop: see `run`.
+
+        Returns:
+            Runs that are over, as `_write`.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        parts = [
+            item
+            for item in items
+            if item.run == run
+            and isinstance(item.message, HelloPart)
+            and (item.message.attempt, item.message.hello) == (named.attempt, named.digest)
+        ]
+        whole = _Item(parts[-1].entry, run, None, in_parts=True)
+        ended: set[str] = set()
+        try:
+            with self._store.read() as connection:
+                data = hellos.read(connection, named)
+            whole.message = joined(data, named.digest)
+        except WireError as error:
+            whole.reason = str(error)
+        else:
+            del data
+            if self._check([whole]):
+                ended = self._write([whole], stop)
+        if whole.reason is None:
+            items.append(whole)
+            return ended
+        with self._store.write() as connection:
+            hellos.forget(connection, named)
+        for item in parts:
+            item.reason = whole.reason
+        return ended
 
     def _report(self, unknown: Iterable[str]) -> None:
         for run in unknown:

@@ -17,15 +17,13 @@ from paceline.wire import (
     writer_of,
 )
 from paceline_backend.control.consumer import Entry
-from paceline_backend.requests import dead
 from paceline_backend.requests.streams import telemetry_streams
+from paceline_backend.server.bus_limits import LARGEST_ARGUMENT
 from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
 REFRESH_S = 0.5  # until a node or run with new credentials is read
-_RECORDS = ("steps", "rounds")  # messages of records,
-_MOST_BYTES = 32 * 2**20  # with at most so many bytes: one record of each of 2¹⁷ ranks has less
 
 
 @dataclass(slots=True)
@@ -130,9 +128,9 @@ def ends(item: Received) -> bool:
 
 def _decoded(entry: Entry) -> Received:
     data = entry.fields.get(b"data", b"")
-    # Objects of records take many times their bytes. Other long messages hold numbers as bytes.
-    if len(data) > _MOST_BYTES and dead.kind_of(data) in _RECORDS:
-        return Received(entry, reason=f"it has {len(data):,} bytes: at most {_MOST_BYTES:,}")
+    # Objects of records take many times their bytes; one record of each of 2¹⁷ ranks has fewer.
+    if len(data) > LARGEST_ARGUMENT:
+        return Received(entry, reason=f"it has {len(data):,} bytes: at most {LARGEST_ARGUMENT:,}")
     try:
         run, message = telemetry.decode(entry.fields)
     except WireError as error:

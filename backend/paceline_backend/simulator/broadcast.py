@@ -30,6 +30,7 @@ from paceline.wire import (
     encode,
     encode_steps,
 )
+from paceline.wire.parts import in_parts
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario
@@ -154,7 +155,9 @@ class Broadcast:
         shown = hello.world <= EMULATED_SHOWN
         emulated = self._simulation.devices.as_dict() if shown else None
         started_at = self._time(hello.started_at)
-        self._send(msgspec.structs.replace(hello, started_at=started_at, emulated=emulated))
+        hello = msgspec.structs.replace(hello, started_at=started_at, emulated=emulated)
+        for part in in_parts(hello):
+            self._send(part)
 
     def _sign(self, state: State) -> None:
         """Sends the run's state if it is new, or if the last sign of life is `_SIGN_S` old."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store import blobs, refusals
-from paceline_backend.store.schema import attempts, runs, segments, steps, worker_steps
+from paceline_backend.store import refusals
+from paceline_backend.store.schema import attempts, segments, steps, worker_steps
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,10 @@ def _first(
 
 
 def _hello_step(connection: sa.Connection, run: int) -> int | None:
-    data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == run)).scalar()
-    hello = None if data is None else blobs.hello(data)
-    return None if hello is None else hello.step
+    c = attempts.c
+    query = sa.select(c.step).where(c.run == run).order_by(c.attempt.desc()).limit(1)
+    step: int | None = connection.execute(query).scalar()
+    return step
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from paceline.wire import (
     Fallback,
     GpuState,
     Hello,
+    HelloPart,
     LongPhase,
     MetricRecord,
     NodeCheck,
@@ -30,6 +31,7 @@ from paceline.wire import (
     RunState,
 )
 from paceline.wire import metrics as wire_metrics
+from paceline.wire.parts import DIGEST_BYTES, MOST_PARTS, PART_BYTES
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 
@@ -75,6 +77,21 @@ def of_hello(hello: Hello) -> str | None:
     if reason is None and hello.shards is not None:
         return hello.shards.problem(hello.world, len(hello.sizes_array()))
     return reason
+
+
+def of_hello_part(part: HelloPart) -> str | None:
+    """What is wrong with a part of a Hello, whatever the others hold."""
+    if reason := of_whole(part, {"attempt": _SMALL}):
+        return reason
+    if len(part.hello) != DIGEST_BYTES:
+        return f"hello has {len(part.hello)} bytes: it must be a digest of {DIGEST_BYTES}"
+    if not 1 <= part.of <= MOST_PARTS:
+        return f"of is {part.of}: a Hello has 1 to {MOST_PARTS} parts"
+    if not 0 <= part.number < part.of:
+        return f"number is {part.number}: it must be 0 to {part.of - 1}"
+    if not 1 <= len(part.data) <= PART_BYTES:
+        return f"data has {len(part.data):,} bytes: it must have 1 to {PART_BYTES:,}"
+    return None
 
 
 def _of_samples(hello: Hello) -> str | None:

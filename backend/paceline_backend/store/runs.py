@@ -17,7 +17,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
 from paceline_backend.server.prices import Price
-from paceline_backend.store import attempts, blobs, refusals
+from paceline_backend.store import attempts, blobs, hellos, refusals
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.fleet import costs
 from paceline_backend.store.history import Order, RunFilter, days, labels, notices
@@ -335,8 +335,15 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:
     """The latest Hello of a run's leader; None if it cannot be used."""
-    data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == key)).scalar()
-    return None if data is None else blobs.hello(data)
+    return hellos.of_run(connection, key)
+
+
+def latest_attempt(connection: sa.Connection, key: int) -> int | None:
+    """Return the latest attempt whose Hello is stored; None: there is none."""
+    attempt: int | None = connection.execute(
+        sa.select(runs.c.attempt).where(runs.c.key == key)
+    ).scalar()
+    return attempt
 
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:

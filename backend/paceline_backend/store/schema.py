@@ -132,7 +132,7 @@ runs = Table(
     Column("global_batch", Integer),
     Column("seed", BigInteger),
     Column("loss_mean", Text),  # "samples" or "size"
-    Column("hello", LargeBinary),  # the latest attempt's Hello, MessagePack
+    Column("hello", LargeBinary),  # digest of the latest attempt's Hello, see `hello_parts`
     Column("revision", BigInteger, nullable=False, server_default="0"),  # +1 with each change
     # Of the latest launch: what an earlier one still says does not change the run's state.
     Column("first_attempt", Integer, nullable=False, server_default="0"),
@@ -281,6 +281,17 @@ slow_nodes = Table(
     Column("ended_at", Double),
     Index("ix_slow_nodes_node", "node"),
     sqlite_with_rowid=False,
+)
+
+# The latest Hello of each run, MessagePack, and parts of Hellos that are on their way.
+hello_parts = Table(
+    "hello_parts",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("hello", LargeBinary, primary_key=True),  # digest of the whole
+    Column("number", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
 )
 
 # One row per Hello: where an attempt began, and how far those before it had come by then.

@@ -15,6 +15,7 @@ Messages may come late, in any order and repeatedly; the tables end up the same,
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
   final unless it was only assumed. Whatever comes of a run is a sign that it lives.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` says what they come to together.
+* `Hello`, `HelloPart` → ``hello_parts``: `write` says which Hellos are complete then.
 * `Hello` → ``attempts``, too: where it begins, and how far those before it had come.
 * `NodeState` → ``nodes``: the latest.
 
@@ -35,6 +36,7 @@ from paceline.wire import (
     Evaluation,
     Fallback,
     Hello,
+    HelloPart,
     LongPhase,
     Message,
     MetricBatch,
@@ -43,6 +45,7 @@ from paceline.wire import (
     RunState,
     StepBatch,
 )
+from paceline_backend.store import hellos
 from paceline_backend.store.database import Store
 from paceline_backend.store.telemetry import (
     attempts,
@@ -72,6 +75,9 @@ class Written:
     unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
     ended: frozenset[str]  # runs that are over
     backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
+    # Hellos of which all parts are there, by the run's id. They are not the run's until they are
+    # written.
+    complete: tuple[tuple[str, hellos.Named], ...] = ()
 
 
 def write(
@@ -88,16 +94,27 @@ def write(
         StoreRefusedError: some message holds values that no database takes; nothing was written.
         StoreError: or one of its kinds; nothing was written.
     """
+    packed = {place: hellos.pack(m) for place, (_, m) in enumerate(messages) if type(m) is Hello}
     with store.write() as connection:
         runs = locked.runs(connection, {run for run, _ in messages})
         known = [(runs[run], message) for run, message in messages if run in runs]
+        new_hellos = [
+            (runs[run], message, packed[place])
+            for place, (run, message) in enumerate(messages)
+            if run in runs and isinstance(message, Hello)
+        ]
         locked.read_nodes(connection, (r for r, m in known if isinstance(m, RunState)))
+        for run, hello, stored in new_hellos:
+            if run.take_hello(hello, stored):
+                hellos.write(connection, run.key, hello.attempt, stored)
         for run, message in known:
-            if isinstance(message, Hello):
-                run.take_hello(message)
-            elif isinstance(message, RunState):
+            if isinstance(message, RunState):
                 run.take_state(message)
         locked.save(connection, runs.values())
+        parts = [(r, m) for r, m in known if isinstance(m, HelloPart)]
+        parts = [(run, part) for run, part in parts if not run.is_past(part.attempt)]
+        complete = hellos.add(connection, [(run.key, part) for run, part in parts])
+        ids = {run.key: run.id for run, _ in parts}
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
         data.write(connection, [(r, m) for r, m in known if isinstance(m, DataEpoch)])
@@ -116,4 +133,5 @@ def write(
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
         ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
         backends={run.id: run.backend for run in runs.values()},
+        complete=tuple((ids[named.run], named) for named in complete),
     )

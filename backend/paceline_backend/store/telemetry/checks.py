@@ -8,6 +8,7 @@ from paceline.wire import (
     Evaluation,
     Fallback,
     Hello,
+    HelloPart,
     LongPhase,
     Message,
     MetricBatch,
@@ -40,6 +41,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
     match message:
         case Hello():
             reason = refusals.of_hello(message)
+        case HelloPart():
+            reason = refusals.of_hello_part(message)
         case RunState():
             reason = refusals.of_run_state(message)
         case NodeState():

@@ -10,14 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import OBSERVED, Hello, RunState, State
-from paceline_backend.store import blobs, refusals, schema
+from paceline_backend.store import hellos, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import GONE, RunNode
 from paceline_backend.store.telemetry import several
 
-# Not at every batch: SQLite reads and compares the whole row to write it, and a Hello may have
-# many megabytes.
+# Not at every batch: SQLite reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 
@@ -86,8 +85,8 @@ class LockedRun:
                 f"run {self.id}: rank {rank} is out of range: attempt {attempt} has {world} ranks"
             )
 
-    def take_hello(self, hello: Hello) -> None:
-        """Takes in a leader's introduction.
+    def take_hello(self, hello: Hello, packed: hellos.Packed) -> bool:
+        """Take in a leader's introduction; return whether it is the latest attempt's.
 
         Raises:
             StoreRefusedError: it holds what no database takes.
@@ -98,8 +97,8 @@ class LockedRun:
         may = State(self.state).may_become(State.RUNNING)
         if may and hello.attempt >= self.first_attempt:
             self._advance(State.RUNNING)
-        if self.attempt is not None and hello.attempt < self.attempt:
-            return
+        if self.is_past(hello.attempt):
+            return False
         self.all_steps |= hello.world != self.world
         self.set(
             attempt=hello.attempt,
@@ -108,11 +107,16 @@ class LockedRun:
             global_batch=hello.global_batch,
             seed=hello.seed,
             loss_mean=hello.loss_mean,
-            hello=blobs.pack(hello),
+            hello=packed.digest,
             device=hello.device,
         )
         if self.policy == OBSERVED and self.nodes_max == 1:  # who started them did not say
             self.set(nproc=hello.world)
+        return True
+
+    def is_past(self, attempt: int) -> bool:
+        """Return whether a later attempt has said hello."""
+        return self.attempt is not None and attempt < self.attempt
 
     def take_state(self, change: RunState) -> None:
         """Takes in a change of the run's life.

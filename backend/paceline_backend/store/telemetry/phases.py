@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from paceline.wire import LongPhase, Phase
-from paceline_backend.store import attempts, blobs, records, refusals
+from paceline_backend.store import attempts, records, refusals, schema
 from paceline_backend.store.database import insert
 from paceline_backend.store.schema import long_phases, runs, steps, worker_steps
 from paceline_backend.store.telemetry.locked import LockedRun
@@ -82,14 +82,13 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
     step = None if newest is None else newest.step
     c = steps.c
     times = sa.select(c.step_s).where(c.run == run, c.step <= (-1 if step is None else step))
-    state, hello = connection.execute(
-        sa.select(runs.c.state, runs.c.hello).where(runs.c.key == run)
-    ).one()
-    known = None if hello is None else blobs.hello(hello)
+    state = connection.execute(sa.select(runs.c.state).where(runs.c.key == run)).scalar_one()
+    c = schema.attempts.c
+    latest = sa.select(c.placement).where(c.run == run).order_by(c.attempt.desc()).limit(1)
     return Standing(
         state,
         world or 0,
-        [] if known is None else known.placement,
+        connection.execute(latest).scalar() or [],
         step,
         list(connection.execute(times.order_by(c.step.desc()).limit(_STEPS)).scalars()),
         _phases(connection, run, attempt or 0, -1 if step is None else step, fresh_s),

@@ -1,0 +1,135 @@
+"""The Hellos of runs: the latest attempt's of each, and parts of one that is on its way.
+
+A Hello is stored in parts (`wire.parts`), not in the run's row: SQLite writes a whole row anew with
+each change, and a Hello may have hundreds of megabytes. `add` stores parts as they come and returns
+the Hellos that are complete. Ingest then reads such a Hello (`read`), checks it and has it written
+like one that came whole (`write`), for which nothing large is written again. `of_run` reads the
+Hello that the run's row names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from paceline.wire import Hello, HelloPart
+from paceline.wire.parts import PART_BYTES, digest
+from paceline_backend.store import blobs
+from paceline_backend.store.database import insert
+from paceline_backend.store.schema import hello_parts, runs
+
+_MOST_PENDING = 2  # Hellos of a run that are not complete; those of earlier attempts go first
+
+
+class Named(NamedTuple):
+    """A Hello on its way."""
+
+    run: int  # key
+    attempt: int
+    digest: bytes
+
+
+class Packed(NamedTuple):
+    """A Hello as it is stored."""
+
+    digest: bytes
+    data: bytes
+
+
+def pack(hello: Hello) -> Packed:
+    """Return a Hello as `write` takes it; outside a transaction, since it may take a while."""
+    data = blobs.pack(hello)
+    return Packed(digest(data), data)
+
+
+def write(connection: sa.Connection, run: int, attempt: int, packed: Packed) -> None:
+    """Store a run's latest Hello, whose digest the run's row gets, and forget earlier ones."""
+    named = Named(run, attempt, packed.digest)
+    cuts = range(0, len(packed.data), PART_BYTES)
+    if _count(connection, named) < len(cuts):
+        for number, at in enumerate(cuts):
+            _add(connection, named, number, packed.data[at : at + PART_BYTES])
+    c = hello_parts.c
+    older = sa.or_(c.attempt < attempt, sa.and_(c.attempt == attempt, c.hello != packed.digest))
+    connection.execute(sa.delete(hello_parts).where(c.run == run, older))
+
+
+def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> list[Named]:
+    """Store parts; return the Hellos of these parts that are complete now.
+
+    Args:
+        connection: of the transaction.
+        parts: each with its run's key.
+    """
+    sizes: dict[Named, int] = {}
+    for run, part in parts:
+        named = Named(run, part.attempt, part.hello)
+        _add(connection, named, part.number, part.data)
+        sizes[named] = part.of
+    complete = [named for named, of in sizes.items() if _count(connection, named) == of]
+    for run in {named.run for named in sizes}:
+        _bound(connection, run, complete)
+    return complete
+
+
+def read(connection: sa.Connection, named: Named) -> bytes:
+    """Return what the parts of a Hello make together."""
+    c = hello_parts.c
+    query = sa.select(c.data).where(*_is(named)).order_by(c.number)
+    return b"".join(connection.execute(query).scalars())
+
+
+def forget(connection: sa.Connection, named: Named) -> None:
+    """Delete the parts of a Hello that cannot be used."""
+    connection.execute(sa.delete(hello_parts).where(*_is(named)))
+
+
+def of_run(connection: sa.Connection, run: int) -> Hello | None:
+    """Return a run's latest Hello; None if there is none, or none that can be used.
+
+    Raises:
+        StoreError: a newer release wrote it.
+    """
+    c = runs.c
+    row = connection.execute(sa.select(c.attempt, c.hello).where(c.key == run)).one_or_none()
+    if row is None or row.hello is None:
+        return None
+    return blobs.hello(read(connection, Named(run, row.attempt, bytes(row.hello))))
+
+
+def _add(connection: sa.Connection, named: Named, number: int, data: bytes) -> None:
+    row = {
+        "run": named.run,
+        "attempt": named.attempt,
+        "hello": named.digest,
+        "number": number,
+        "data": data,
+    }
+    connection.execute(insert(connection, hello_parts).values(row).on_conflict_do_nothing())
+
+
+def _count(connection: sa.Connection, named: Named) -> int:
+    query = sa.select(sa.func.count()).select_from(hello_parts).where(*_is(named))
+    return int(connection.execute(query).scalar_one())
+
+
+def _bound(connection: sa.Connection, run: int, complete: Collection[Named]) -> None:
+    """Keep a run from storing ever more parts of Hellos that it never completes."""
+    c = hello_parts.c
+    current = sa.select(runs.c.hello).where(runs.c.key == run).scalar_subquery()
+    query = (
+        sa.select(c.attempt, c.hello)
+        .where(c.run == run, sa.or_(current.is_(None), c.hello != current))
+        .distinct()
+        .order_by(c.attempt.desc(), c.hello)
+    )
+    found = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
+    for named in [named for named in found if named not in complete][_MOST_PENDING:]:
+        forget(connection, named)
+
+
+def _is(named: Named) -> list[sa.ColumnElement[bool]]:
+    c = hello_parts.c
+    return [c.run == named.run, c.attempt == named.attempt, c.hello == named.digest]

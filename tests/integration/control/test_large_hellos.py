@@ -1,0 +1,151 @@
+"""A Hello of a large data set travels and is stored in parts, and stops nobody else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+import sqlalchemy as sa
+
+from paceline.wire import Hello, HelloPart, RunChanged, StepBatch, live, run_telemetry
+from paceline.wire.bus import publish
+from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, in_parts, joined
+from paceline_backend.planning.load import load
+from paceline_backend.requests.dead import DEAD
+from paceline_backend.store import Store, runs, schema
+from support.ingesting import ingesting, reasons, said, settled
+from support.records import add_run, adopted, hello, record
+from support.waiting import until
+
+STREAM = run_telemetry("r")
+
+
+def large(samples: int = 100_000, **fields: Any) -> Hello:
+    sizes = np.random.default_rng(fields.get("attempt", 0)).uniform(1, 9, samples)
+    return hello(sizes=sizes.astype("<f8").tobytes(), **fields)
+
+
+def send(bus: redis.Redis, *messages: Any) -> None:
+    for message in messages:
+        publish(bus, STREAM, message, "r")
+
+
+def settle(store: Store, bus: redis.Redis, bus_url: str) -> None:
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus, STREAM), "all is acknowledged")
+
+
+def stored(store: Store) -> Hello | None:
+    with store.read() as connection:
+        return runs.hello(connection, runs.key_of(connection, "r"))
+
+
+def parts_stored(store: Store) -> int:
+    with store.read() as connection:
+        query = sa.select(sa.func.count()).select_from(schema.hello_parts)
+        return connection.execute(query).scalar_one()
+
+
+def test_a_small_hello_is_one_message_and_a_large_one_is_small_entries() -> None:
+    assert in_parts(hello()) == [hello()]
+    whole = large()
+    parts = in_parts(whole)
+    assert len(parts) == 7
+    assert all(isinstance(p, HelloPart) and len(p.data) <= PART_BYTES for p in parts)
+    data = b"".join(p.data for p in parts if isinstance(p, HelloPart))
+    assert joined(data, digest(data)) == whole
+    many = hello(sizes=bytes(8 * (MOST_SAMPLES + 1)))
+    with pytest.raises(ValueError, match=f"at most {MOST_SAMPLES:,}: give the session a stream"):
+        in_parts(many)
+
+
+def test_parts_come_in_any_order_and_repeatedly(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    """Also beside parts of the attempts before and after, and records that came first."""
+    key = add_run(store, "r", signed=True, max_restarts=3)
+    before, whole, after = (large(attempt=attempt) for attempt in range(3))
+    messages = in_parts(whole) * 2 + in_parts(before)[1:] + in_parts(after)[:3]
+    random.Random(7).shuffle(messages)
+    send(bus, StepBatch([record(0, rank, attempt=1) for rank in range(2)]), *messages)
+    settle(store, bus, bus_url)
+    assert reasons(bus) == []
+    assert stored(store) == whole
+    row = runs.get(store, "r")
+    assert (row["state"], row["attempt"], row["samples"]) == ("running", 1, 100_000)
+    assert RunChanged() in said(bus, live("r"))
+    assert parts_stored(store) == 10, "the run's own, and those of a Hello on its way"
+    send(bus, *in_parts(before), *in_parts(after)[3:])
+    settle(store, bus, bus_url)
+    assert stored(store) == after
+    assert parts_stored(store) == 7
+    send(bus, adopted(0, 0, attempt=2))
+    settle(store, bus, bus_url)
+    with store.read() as connection:
+        loaded = load(connection, key)
+    assert loaded is not None
+    assert len(loaded[0].sizes) == 100_000
+
+
+def forged(data: bytes) -> list[HelloPart]:
+    cuts = range(0, len(data), PART_BYTES)
+    return [
+        HelloPart(0, digest(data), n, len(cuts), data[at : at + PART_BYTES])
+        for n, at in enumerate(cuts)
+    ]
+
+
+LIES = {
+    "an unreadable whole": (forged(b"\xc1" * 300_000), "not a paceline message"),
+    "another message": (
+        forged(msgspec.msgpack.encode(StepBatch([record(s, 0) for s in range(3_000)]))),
+        "parts of a Hello make a StepBatch",
+    ),
+    "more ranks than the run has": (in_parts(large(world=77)), "the run has 2 ranks"),
+    "sizes that are no numbers": (
+        in_parts(hello(sizes=np.full(50_000, np.nan).tobytes())),
+        "sizes holds what is not a finite number",
+    ),
+    "another digest": (
+        [msgspec.structs.replace(part, hello=b"x" * 16) for part in in_parts(large())],
+        "do not make what their digest names",
+    ),
+    "a number that there is not": ([HelloPart(0, b"x" * 16, 5, 5, b"x")], "number is 5"),
+    "too many parts": ([HelloPart(0, b"x" * 16, 0, 10**6, b"x")], "of is 1000000"),
+    "a short digest": ([HelloPart(0, b"x", 0, 2, b"x")], "hello has 1 bytes"),
+    "a large part": ([HelloPart(0, b"x" * 16, 0, 2, bytes(PART_BYTES + 1))], "data has 131,073"),
+}
+
+
+def test_parts_that_make_no_hello_are_put_aside(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r", signed=True)
+    for lie, (parts, reason) in LIES.items():
+        bus.delete(DEAD)
+        send(bus, *parts)
+        settle(store, bus, bus_url)
+        assert any(reason in each for each in reasons(bus)), lie
+        assert parts_stored(store) == 0, lie
+    assert stored(store) is None
+    bus.delete(DEAD)
+    send(bus, *in_parts(large()))
+    settle(store, bus, bus_url)
+    assert reasons(bus) == []
+    assert stored(store) == large()
+
+
+def test_a_run_that_completes_no_hello_does_not_fill_the_database(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r", signed=True)
+    send(bus, *in_parts(large()))
+    for number in range(30):
+        send(bus, HelloPart(0, number.to_bytes(16, "big"), 0, 2, bytes(PART_BYTES)))
+    settle(store, bus, bus_url)
+    assert parts_stored(store) <= 7 + 2
+    assert stored(store) == large()
