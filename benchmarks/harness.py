@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
@@ -73,7 +73,7 @@ def finish(
     results: Mapping[str, Any],
     checks: list[Check],
     table: str,
-) -> None:
+) -> NoReturn:
     """Prints the table, or everything as JSON, and exits 1 when a check failed."""
     if options.json:
         print(json.dumps(report(config, results, checks)))

@@ -11,11 +11,15 @@ Latency: another process sends 10,000 events/s as ranks do, in one message a ran
 event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
 live stream on the bus has the message, which happens after the commit.
 
+With ``--beside`` only the latency is measured, while another run sends the largest Hello that is
+allowed, and while it sends a thousand messages that cannot be read.
+
 Postgres vacuums and writes its checkpoint before each measurement, not during it.
 """
 
 from __future__ import annotations
 
+import argparse
 import sqlite3
 import subprocess
 import sys
@@ -26,10 +30,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
+import psutil
 import psycopg
 import redis
 import sqlalchemy as sa
@@ -47,6 +52,7 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
+from paceline.wire.parts import MOST_SAMPLES, in_parts
 from paceline_backend import backends
 from paceline_backend.control.consumer import Consumer
 from paceline_backend.control.ingest_process import IngestProcess
@@ -61,6 +67,8 @@ from support.records import add_run
 WORLD = 8
 EVENTS_PER_S = 10_000
 FLUSH_S = 0.02
+UNREADABLE = 1_000
+UNREADABLE_BYTES = 16_384
 GOALS = {"sqlite": 100_000, "postgres": 60_000}
 TIMES_RAW = {"sqlite": 0.6, "postgres": 1.4}
 TIMES_MLFLOW = 150.0
@@ -241,16 +249,71 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
             pipeline.execute()
 
 
+def largest_hello(client: redis.Redis, run: str) -> None:
+    """Send the largest Hello that is allowed, in its parts."""
+    sizes = np.random.default_rng(7).uniform(1, 500, MOST_SAMPLES).astype("<f8").tobytes()
+    hello = Hello(0, WORLD, 64, 0, sizes, "samples", False, None, 2, 1.0, "0", "2", "cpu")
+    for part in in_parts(hello):
+        fields: dict[Any, Any] = dict(encode(part, run))
+        client.xadd(run_telemetry(run), fields)
+
+
+def unreadable(client: redis.Redis, run: str) -> None:
+    """Send messages that cannot be read."""
+    for number in range(UNREADABLE):
+        fields: dict[Any, Any] = dict(encode(StepBatch([]), run))
+        fields[b"data"] = bytes([0xC1, number % 256]) * (UNREADABLE_BYTES // 2)
+        client.xadd(run_telemetry(run), fields)
+
+
+BESIDE = {"largest_hello": largest_hello, "unreadable": unreadable}
+
+
+def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str, float]]:
+    """Measure the rows of a run while another sends what is hard to take in."""
+    results = {}
+    for name, send in BESIDE.items():
+        other = new_run(store)
+        with closing(connect(bus_url)) as client:
+            thread = threading.Timer(duration_s / 4, send, (client, other))
+            thread.start()
+            p50_s, p99_s, peak = _latencies(store, bus_url, duration_s, run_telemetry(other))
+            thread.join()
+        results[name] = {"latency_p50_s": p50_s, "latency_p99_s": p99_s, "ingest_peak_mib": peak}
+    with store.read() as connection:
+        stored = connection.execute(sa.select(sa.func.max(schema.runs.c.samples))).scalar_one()
+    if stored != MOST_SAMPLES:
+        raise RuntimeError(f"the largest Hello is not stored: {stored} samples")
+    return results
+
+
 def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, float]:
     """Median and 99th percentile from event to committed row."""
+    p50_s, p99_s, _ = _latencies(store, bus_url, duration_s)
+    return p50_s, p99_s
+
+
+def _latencies(
+    store: Store, bus_url: str, duration_s: float, other: str | None = None
+) -> tuple[float, float, float]:
+    """Measure latencies, and the peak memory of ingest in MiB.
+
+    Args:
+        store: of the rows.
+        bus_url: of the bus.
+        duration_s: how long to send rows.
+        other: a stream that must be empty, too, before the end.
+    """
     run = new_run(store)
     settle(store)
     with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
         begin()
         producer = [sys.executable, __file__, "--produce", bus_url, run, str(duration_s)]
         subprocess.run(producer, check=True)
-        while client.xlen(run_telemetry(run)):
+        while client.xlen(run_telemetry(run)) or (other is not None and client.xlen(other)):
             time.sleep(0.01)
+        children = psutil.Process().children(recursive=True)
+        peak = max(_peak_mib(each.pid) for each in children if "--ingest" in each.cmdline())
         entries: Any = client.xrange(live(run))
     waits = []
     for number, fields in entries:
@@ -259,7 +322,17 @@ def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, f
         waits += [committed - record.ended_at for record in message.records]
     # The first second warms up: connections, caches.
     warm = waits[EVENTS_PER_S:]
-    return float(np.percentile(warm, 50)), float(np.percentile(warm, 99))
+    return float(np.percentile(warm, 50)), float(np.percentile(warm, 99)), peak
+
+
+def _peak_mib(pid: int) -> float:
+    """Return the most memory that a process ever had."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    (line,) = [each for each in status.splitlines() if each.startswith("VmHWM:")] or ["VmHWM: 0 kB"]
+    return int(line.split()[1]) / 1024
 
 
 def measure(url: str, bus_url: str, quick: bool) -> dict[str, float]:
@@ -302,6 +375,33 @@ def table(results: dict[str, dict[str, float]], peer: tracking.Rates | None) -> 
     return "\n".join(lines)
 
 
+def measure_beside(options: argparse.Namespace) -> NoReturn:
+    """Measure latencies beside a run that does harm, and exit."""
+    duration_s = 8.0 if options.quick else 20.0
+    with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
+        with Store.open(f"sqlite:///{directory}/paceline.db") as store:
+            results = {"sqlite": beside(store, bus.url, duration_s)}
+        server = Postgres(fsync=True).start()
+        try:
+            with Store.open(server.database()) as store:
+                results["postgres"] = beside(store, bus.url, duration_s)
+        finally:
+            server.stop()
+    checks = [
+        Check(f"{name} event → row p99 beside {what}, s", of["latency_p99_s"], 2.0, "<=")
+        for name, whats in results.items()
+        for what, of in whats.items()
+    ]
+    lines = [
+        f"{name:10}{what:15} p50 {1000 * of['latency_p50_s']:7.1f} ms, "
+        f"p99 {1000 * of['latency_p99_s']:7.1f} ms, ingest at most {of['ingest_peak_mib']:.0f} MiB"
+        for name, whats in results.items()
+        for what, of in whats.items()
+    ]
+    config = {"samples": MOST_SAMPLES, "unreadable": UNREADABLE, "events_per_s": EVENTS_PER_S}
+    finish(options, config, results, checks, "\n".join(lines))
+
+
 def main() -> None:
     """Runs the benchmark, or a process of its."""
     if sys.argv[1:2] == ["--produce"]:
@@ -310,7 +410,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--ingest"]:
         ingest(sys.argv[2], sys.argv[3])
         return
-    options = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--beside", action="store_true", help="latency beside a run that does harm")
+    options = made.parse_args()
+    if options.beside:
+        measure_beside(options)
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
         results["sqlite"] = measure(f"sqlite:///{directory}/paceline.db", bus.url, options.quick)

@@ -35,11 +35,21 @@ from paceline.wire import (
     live,
 )
 from paceline.wire.bus import connect, publish
+from paceline_backend.control.consumer import Consumer
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.control.writers import Writers
 from paceline_backend.requests.dead import DEAD
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.store import Store, new_runs, nodes, schema, telemetry
+from paceline_backend.store import (
+    Store,
+    StoreUnavailableError,
+    new_runs,
+    nodes,
+    schema,
+    telemetry,
+)
 from support import poison
-from support.ingesting import ingesting, parts, said, settled
+from support.ingesting import ingesting, parts, reasons, said, settled
 from support.records import add_run, adopted, hello, record
 from support.waiting import DEADLINE_S, until
 
@@ -475,3 +485,71 @@ def test_stops_also_while_the_database_is_away(
         assert bus.xpending(TELEMETRY, INGEST_GROUP)["pending"] == 1
         with ingesting(store, bus_url):
             until(lambda: stored(store) == 1, "what it left behind")
+
+
+POISON = b"poison"
+
+
+def test_what_ingest_fails_at_is_tried_alone_and_quarantined(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason is, as long as bus and database answer. The others are stored."""
+    add_run(store, "r")
+    send(bus, hello(), *[StepBatch([record(step, rank)]) for step in range(5) for rank in range(2)])
+    bus.xadd(TELEMETRY, {**encode(StepBatch([record(5, 0)]), "r"), b"mark": POISON})
+    send(bus, *[StepBatch([record(step, rank)]) for step in range(6, 9) for rank in range(2)])
+    real, failures = Ingest._settle, []
+
+    def settle(self: Ingest, client: redis.Redis, items: Any, ended: set[str]) -> None:
+        if any(item.entry.fields.get(b"mark") and item.reason is None for item in items):
+            failures.append(len(items))
+            raise redis.TimeoutError("Timeout reading from socket")
+        real(self, client, items, ended)
+
+    monkeypatch.setattr(Ingest, "_settle", settle)
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "all is acknowledged")
+        assert bus.xlen(DEAD) == 1
+        send(bus, StepBatch([record(9, 0)]), StepBatch([record(9, 1)]))
+        until(lambda: settled(bus), "what comes later")
+    assert failures[-3:] == [1, 1, 1]
+    (reason,) = reasons(bus)
+    assert reason.startswith("it was delivered ")
+    assert stored(store) == 2 * 9 + 1
+    assert not bus.exists("paceline:tried-alone")
+
+
+def test_a_database_that_is_away_for_long_makes_no_entry_suspicious(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_run(store, "r")
+    send(bus, hello(), StepBatch([record(0, 0)]), StepBatch([record(0, 1)]))
+    real, tries = telemetry.write, []
+
+    def write(store: Store, messages: Any, **named: Any) -> Any:
+        tries.append(len(messages))
+        if len(tries) < 8:
+            raise StoreUnavailableError("gone")
+        return real(store, messages, **named)
+
+    def receive(self: Writers, entries: Any) -> Any:
+        if len(tries) < 8:
+            raise StoreUnavailableError("gone")
+        return real_receive(self, entries)
+
+    real_receive = Writers.receive
+    monkeypatch.setattr(Writers, "receive", receive)
+    monkeypatch.setattr(telemetry, "write", write)
+    counts: Counter[int] = Counter()
+    often = Consumer.often
+
+    def counted(self: Consumer, entries: Any, times: int) -> Any:
+        counts.update(often(self, entries, 1).values())
+        return often(self, entries, times)
+
+    monkeypatch.setattr(Consumer, "often", counted)
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "all is acknowledged")
+    assert stored(store) == 2
+    assert bus.xlen(DEAD) == 0
+    assert max(counts) <= 2
