@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,11 +15,14 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from paceline.train.outlet import Outlet
 from paceline.wire import Hello, HelloPart, RunChanged, StepBatch, live, run_telemetry
-from paceline.wire.bus import publish
+from paceline.wire.bus import connect, publish
 from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, in_parts, joined
 from paceline_backend.planning.load import load
+from paceline_backend.requests import sessions
 from paceline_backend.requests.dead import DEAD
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema
 from support.ingesting import ingesting, reasons, said, settled
 from support.records import add_run, adopted, hello, record
@@ -149,3 +156,62 @@ def test_a_run_that_completes_no_hello_does_not_fill_the_database(
     settle(store, bus, bus_url)
     assert parts_stored(store) <= 7 + 2
     assert stored(store) == large()
+
+
+INGEST = """
+import sys, threading
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.store import Store
+database, bus = sys.argv[1:]
+stop = threading.Event()
+thread = threading.Thread(target=Ingest(Store.open(database), bus, "one").run, args=[stop])
+thread.start()
+sys.stdin.read()
+stop.set()
+thread.join()
+(peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+print(int(peak.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.long
+def test_the_largest_hello_is_borne(tmp_path: Path) -> None:
+    """By the bus with its limits, by the time-outs, by ingest's memory, and by another run."""
+    numbers = np.random.default_rng(7)
+    whole = hello(
+        sizes=numbers.uniform(1, 500, MOST_SAMPLES).astype("<f8").tobytes(),
+        used=np.arange(MOST_SAMPLES // 2, dtype="<u4").tobytes(),
+    )
+    url = f"sqlite:///{tmp_path}/paceline.db"
+    with EmbeddedBus(tmp_path / "bus") as server, Store.open(url) as store:
+        key = add_run(store, "r", signed=True)
+        add_run(store, "other", signed=True)
+        with connect(server.url) as bus:
+            command = [sys.executable, "-c", INGEST, url, server.url]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as ingest:
+                publish(bus, run_telemetry("other"), hello(), "other")
+                outlet = Outlet("r", sessions.of_run(store, server.url, "r").bus, None, STREAM)
+                sender = threading.Thread(target=outlet.deliver, args=[whole])
+                sender.start()
+                step = 0
+                while sender.is_alive() or bus.xlen(STREAM):
+                    batch = StepBatch([record(step, rank) for rank in range(2)])
+                    publish(bus, run_telemetry("other"), batch, "other")
+                    step += 1
+                    sender.join(0.05)
+                until(lambda: settled(bus, run_telemetry("other")), "the other run's rows")
+                outlet.end()
+                outlet.close(0)
+                peak_mib = int(ingest.communicate("")[0])
+            assert reasons(bus) == []
+            assert int(bus.memory_usage(live("r")) or 0) < 2**20
+        assert outlet.lost == 0
+        with store.read() as connection:
+            rows = sa.select(sa.func.count()).select_from(schema.worker_steps)
+            assert connection.execute(rows).scalar_one() == 2 * step
+            loaded = load(connection, key)
+    assert loaded is not None
+    assert len(loaded[0].sizes) == MOST_SAMPLES
+    assert peak_mib < 1_536

@@ -19,6 +19,7 @@ from paceline.wire import (
     Adopted,
     Evaluation,
     Hello,
+    HelloPart,
     Message,
     MetricBatch,
     RunState,
@@ -26,6 +27,7 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
+from paceline.wire.parts import in_parts
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
@@ -137,6 +139,27 @@ def test_a_hello_larger_than_the_spool_is_sent_once_the_bus_is_there(tmp_path: P
     assert sum(isinstance(m, Hello) for m in messages) == 1
     assert emitter.dropped == 0
     assert 0 in steps_of(in_spool(directory))
+
+
+def test_each_part_of_a_large_hello_arrives_once(tmp_path: Path) -> None:
+    """Those that the spool takes while the bus is away, and the rest by the bus."""
+    server = EmbeddedBus(tmp_path / "bus").start()
+    server.kill()
+    directory = tmp_path / "spool"
+    emitter = Emitter(RUN, server.url, Spool(directory, "rank0", 300_000), lambda: 0)
+    emitter.send(hello(100_000))
+    emitter.record(step_record(0))
+    until(lambda: list(directory.glob("*.spool")) or list(directory.glob("*.part")))
+    with EmbeddedBus(tmp_path / "bus", server.port):
+        until(lambda: _arrives(emitter, server.url))
+        emitter.close()
+        by_bus = [m for m in on_bus(server.url) if isinstance(m, HelloPart)]
+    by_spool = [m for m in in_spool(directory) if isinstance(m, HelloPart)]
+    assert by_bus
+    assert by_spool
+    parts = sorted(by_bus + by_spool, key=lambda part: part.number)
+    assert parts == in_parts(hello(100_000))
+    assert emitter.dropped == 0
 
 
 def test_memory_is_bounded_while_the_bus_hangs(
