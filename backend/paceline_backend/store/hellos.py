@@ -125,8 +125,8 @@ def _bound(connection: sa.Connection, run: int, complete: Collection[Named]) -> 
         .distinct()
         .order_by(c.attempt.desc(), c.hello)
     )
-    found = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
-    for named in [named for named in found if named not in complete][_MOST_PENDING:]:
+    stored = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
+    for named in [named for named in stored if named not in complete][_MOST_PENDING:]:
         forget(connection, named)
 
 
