@@ -116,13 +116,13 @@ class _Item:
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
-    in_parts: bool = False  # a Hello that its last part completed
+    packed: hellos.Packed | None = None  # of a Hello that its last part completed
 
     def shown(self) -> Shown | None:
         """What the live stream gets, if anything; marks the item if that cannot be made."""
         if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
             return None
-        if self.in_parts:  # too large for the live stream: the database has it
+        if self.packed is not None:  # too large for the live stream: the database has it
             changed = RunChanged()
             return Shown(self.run, changed, encode(changed, self.run))
         try:
@@ -324,16 +324,16 @@ class Ingest:
         Raises:
             _StoppedError: before the database answered.
         """
-        messages = [
-            (item.run, item.message)
-            for item in items
-            if item.message is not None and not item.stale
-        ]
+        kept = [item for item in items if item.message is not None and not item.stale]
+        messages = [(item.run, item.message) for item in kept if item.message is not None]
+        packed = {place: item.packed for place, item in enumerate(kept) if item.packed is not None}
         outage = self._database_outage()
         failures = 0
         while True:
             try:
-                written = telemetry.write(self._store, messages, roll_up=not self.behind)
+                written = telemetry.write(
+                    self._store, messages, roll_up=not self.behind, packed=packed
+                )
             except Exception as error:
                 pause_s = _AGAIN_S
                 if not self._at_fault(error):
@@ -412,16 +412,16 @@ class Ingest:
             and isinstance(item.message, HelloPart)
             and (item.message.attempt, item.message.hello) == (named.attempt, named.digest)
         ]
-        whole = _Item(parts[-1].entry, run, None, in_parts=True)
+        whole = _Item(parts[-1].entry, run, None)
         ended: set[str] = set()
         try:
             with self._store.read() as connection:
                 data = hellos.read(connection, named)
             whole.message = joined(data, named.digest)
+            whole.packed = hellos.Packed(named.digest, data)
         except WireError as error:
             whole.reason = str(error)
         else:
-            del data
             if self._check([whole]):
                 ended = self._write([whole], stop)
         if whole.reason is None:

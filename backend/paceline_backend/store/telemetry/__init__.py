@@ -81,7 +81,11 @@ class Written:
 
 
 def write(
-    store: Store, messages: Sequence[tuple[str, Message]], *, roll_up: bool = True
+    store: Store,
+    messages: Sequence[tuple[str, Message]],
+    *,
+    roll_up: bool = True,
+    packed: Mapping[int, hellos.Packed] | None = None,
 ) -> Written:
     """Writes telemetry in one transaction.
 
@@ -90,16 +94,23 @@ def write(
         messages: public run id and message, as `paceline.wire.decode` returns them.
         roll_up: False: leaves new roll-ups to `rollups.fill`, as more telemetry waits.
 
+        packed: Hellos among the messages, by their places, as they are stored already.
+
     Raises:
         StoreRefusedError: some message holds values that no database takes; nothing was written.
         StoreError: or one of its kinds; nothing was written.
     """
-    packed = {place: hellos.pack(m) for place, (_, m) in enumerate(messages) if type(m) is Hello}
+    known_hellos = packed or {}
+    new = {
+        place: known_hellos.get(place) or hellos.pack(message)
+        for place, (_, message) in enumerate(messages)
+        if isinstance(message, Hello)
+    }
     with store.write() as connection:
         runs = locked.runs(connection, {run for run, _ in messages})
         known = [(runs[run], message) for run, message in messages if run in runs]
         new_hellos = [
-            (runs[run], message, packed[place])
+            (runs[run], message, new[place])
             for place, (run, message) in enumerate(messages)
             if run in runs and isinstance(message, Hello)
         ]
