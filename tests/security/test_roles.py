@@ -59,6 +59,7 @@ ADMINS = {
     ("GET", "/api/v1/tokens"),
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{token}"),
+    ("DELETE", "/api/v1/nodes/{node}"),
     ("DELETE", "/api/v1/dead/{entry}"),
     ("POST", "/api/v1/dead/{entry}/retry"),
 }

@@ -45,6 +45,7 @@ def serving(
     path_prefix: str = "",
     webhook_origins: Origins | None = None,
     hour_price: Price | None = None,
+    agent_token: str | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of the application over this store and bus; base URL is the server's root.
 
@@ -60,6 +61,7 @@ def serving(
         path_prefix: below which a proxy serves it.
         webhook_origins: where webhooks may be; None: nowhere.
         hour_price: of a worker.
+        agent_token: that the configuration gives.
     """
     database = store.url.render_as_string(hide_password=False)
     settings = Settings(
@@ -72,6 +74,7 @@ def serving(
         path_prefix=path_prefix,
         webhook_origins=webhook_origins or Origins(),
         hour_price=hour_price,
+        agent_token=agent_token,
         proxies=proxies or Proxies(),
     )
     app = create_app(store, settings)

@@ -201,6 +201,9 @@ class Node(BaseModel):
     type: str = Field(
         description="what it is, by which prices go; empty: unknown", examples=["p4d.24xlarge"]
     )
+    revoked: bool = Field(
+        description="the token that admitted it was revoked or has expired", examples=[False]
+    )
     only_run: str | None = Field(
         description="the only run that it looks after, as an engine started it; null: any",
         examples=[None],

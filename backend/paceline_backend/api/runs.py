@@ -141,8 +141,9 @@ def create_node_session(request: Request, node: str) -> models.NodeSession:
     if only is not None and only != node:
         message = f"this token is for the node {only}: make another for {node} with --node {node}"
         raise ProblemError(HTTPStatus.FORBIDDEN, message)
-    run = identity_of(request).run
-    made = requests.sessions.of_node(store_of(request), settings_of(request).bus, node, run)
+    who, store = identity_of(request), store_of(request)
+    token = who.token or None
+    made = requests.sessions.of_node(store, settings_of(request).bus, node, token, who.run)
     bus = _bus(request, made.bus)
     return models.NodeSession(id=request.app.state.control_id, bus=bus, key=made.key.hex())
 

@@ -17,12 +17,13 @@ from pydantic import (
 )
 
 from paceline.wire import is_node, problems
+from paceline_backend import requests
 from paceline_backend.api.audit import requester_of
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import Scope, identity_of
 from paceline_backend.api.rules import ADMIN, OPERATOR
-from paceline_backend.api.runs import store_of
-from paceline_backend.store import Connection, audit
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.store import Connection, audit, nodes
 from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import RESERVED, Requester
 
@@ -145,7 +146,7 @@ def issue(connection: Connection, new: TokenCreate, by: Requester) -> tokens.Sec
     dependencies=[Depends(ADMIN)],
 )
 def revoke_token(request: Request, token: str) -> Any:
-    """Makes a token worthless from now on, and the browsers that its links let in."""
+    """Revoke a token, and log out the browsers and the nodes that it admitted."""
     with store_of(request).write() as connection:
         tokens.revoke(connection, token)
         revoked = tokens.get(connection, token)
@@ -153,6 +154,8 @@ def revoke_token(request: Request, token: str) -> Any:
             raise ProblemError(HTTPStatus.NOT_FOUND, f"no token has the id {token}")
         by, name = requester_of(request), str(revoked["name"])
         audit.record(connection, by, "token.revoke", target=name, details={"id": token})
+        ended = nodes.of_token(connection, token)
+    requests.sessions.end(settings_of(request).bus, ended)
     return revoked
 
 

@@ -15,7 +15,7 @@ from paceline.wire.bus import connect, without_password
 from paceline_backend.server import bus_limits, floods, users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.store import Store, StoreError, meta, nodes
 from paceline_backend.store.access import tokens
 from paceline_backend.store.telemetry import writers
 
@@ -37,6 +37,7 @@ class Keeper:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
+        self._made: set[str] = set()  # names of users
         self._made_all = False  # also those that exist, as an earlier release may have made them
         self._refused: str | None = None
         self._again_at = 0.0
@@ -66,17 +67,18 @@ class Keeper:
         """
         due = time.monotonic() >= self._again_at
         # Before the database is asked: whoever gets a session meanwhile is no leftover.
-        on_bus = users.names(client) if due and self._made_all else set()
-        keys = Keys(meta.secret(self._store))
+        on_bus = _known(client) if due else set()
+        secret = meta.secret(self._store)
         with self._store.read() as connection:
-            nodes = writers.signed_nodes(connection)
+            seeds = nodes.seeds(connection, writers.signed_nodes(connection))
             runs = set(writers.signed_runs(connection))
             over = writers.adopted_over(connection)
         if over:
             with self._store.write() as connection:
                 for run in over:
                     tokens.revoke_of_run(connection, run)
-        wanted = [users.of_node(keys, node) for node in nodes]
+        keys = Keys(secret, seeds)
+        wanted = [users.of_node(keys, node) for node in seeds]
         wanted += [users.of_run(keys, run) for run in runs]
         known = self._left_over(client) if self._runs is None else self._runs
         gone = known - runs
@@ -122,24 +124,34 @@ class Keeper:
             )
 
     def _make(self, client: redis.Redis, wanted: list[User], known: set[str]) -> set[str]:
-        """Makes the users that are missing, and removes those of runs that are over; these runs.
+        """Makes the users that are missing, and removes those whose time is over.
 
         Args:
             client: of the bus.
             wanted: all users that there shall be.
             known: names of users that the bus had before `wanted` was read.
+
+        Returns:
+            The runs whose users were removed.
         """
-        reason = users.make(client, [user for user in wanted if user.name not in known])
+        missing = [user for user in wanted if not self._made_all or user.name not in known]
+        reason = users.make(client, missing)
         if reason is not None:
             self._again_at = time.monotonic() + _REFUSED_S
             self._warn(reason)
             return set()
-        self._made_all = bool(wanted)
-        over = users.runs(known - {user.name for user in wanted})
-        with self._store.read() as connection:
-            ours = set(writers.owners(connection, over))  # another server's runs are not ours
-        users.forget(client, ours)
-        return ours
+        # A session may have been renewed since `wanted` was read: then what was made here is wrong,
+        # and the next look makes all users what they should be.
+        self._made_all = bool(wanted) and (not missing or not self._made_all)
+        self._made |= {user.name for user in missing}
+        over = known - {user.name for user in wanted}
+        with self._store.read() as connection:  # users of another server are not ours
+            runs = set(writers.owners(connection, users.runs(over)))
+            names = nodes.registered(connection, users.nodes(over))
+        ended = {*map(users.name_of_run, runs), *map(users.name_of_node, names)}
+        users.forget(client, ended | (over & self._made))
+        self._made -= over
+        return runs
 
     def _warn(self, reason: str) -> None:
         if reason != self._refused:
@@ -156,3 +168,11 @@ class Keeper:
                 reason,
                 outcome,
             )
+
+
+def _known(client: redis.Redis) -> set[str]:
+    """Return the users that the bus knows; none if it does not let us ask."""
+    try:
+        return users.names(client)
+    except redis.ResponseError:
+        return set()

@@ -22,9 +22,8 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire import COMMANDS_LENGTH, Kill, Meet, State, commands
 from paceline.wire.bus import connect, is_loopback, publish
-from paceline_backend.requests import regroup
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.requests import regroup, sessions
+from paceline_backend.store import Store, StoreError
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import Group, RunNode
 
@@ -123,7 +122,7 @@ class Meetings:
         """Tells each node that waits for it where to meet."""
         for row in group.nodes:
             if row.address and not row.ended and self._should_meet(group, row):
-                key = Keys(meta.secret(self._store)).of_node(row.node)
+                key = sessions.keys(self._store, [row.node]).of_node(row.node)
                 stream, message = commands(row.node), _order_to(group, row)
                 publish(client, stream, message, group.id, maxlen=COMMANDS_LENGTH, key=key)
                 with self._store.write() as connection:

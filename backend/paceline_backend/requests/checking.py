@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from paceline.wire import COMMANDS_LENGTH, CheckNode, commands
 from paceline.wire.bus import publish
-from paceline_backend.requests import streams
+from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes
+from paceline_backend.store import Store, nodes
 from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.nodes.cordons import UnknownNodeError
 
@@ -39,5 +38,5 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
                 names = ", ".join(row["runs"])
                 raise ConflictError(f"ranks train on {node}: measure it when {names} has ended")
             record(connection, by, "node.check", target=node)
-        key = Keys(meta.secret(store)).of_node(node)
+        key = sessions.keys(store, [node]).of_node(node)
         publish(bus, commands(node), CheckNode(), maxlen=COMMANDS_LENGTH, key=key)

@@ -42,7 +42,7 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
 
     Raises:
         UnknownRunError: no such run.
-        ConflictError: no node asks for the run, or the node has no session, or another run.
+        ConflictError: no node asks for the run, or the node's session was not made with its token.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -53,12 +53,17 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
                 raise ConflictError(f"run {run} is on {new.backend}, where no node asks to join")
             in_engine = (new.backend, host) if new.has_jobs else (None, None)
             if not nodes.bind(connection, node, run, *in_engine):
-                raise ConflictError(f"node {node} has no session, or looks after another run")
+                raise ConflictError(
+                    f"node {node} has no session that was made with the token of run {run}: start "
+                    "`paceline node` with that token, under a name that no other node has (--slot)"
+                )
             if state.final:
+                nodes.reserve(connection, node, joined=False)
                 return Enlisted(state, False, f"the run is {state}")
             new = replace(new, first_attempt=runs.terms(connection, [run])[run].first_attempt)
             admit = _admit_one if new.nodes_max == 1 else _admit
             answer, launches = admit(connection, run, new, node, state)
+            nodes.reserve(connection, node, joined=answer.needed)
             if launches:
                 jobs.admit(connection, run)
         if launches:

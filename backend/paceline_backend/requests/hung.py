@@ -8,9 +8,9 @@ import redis
 
 from paceline.wire import COMMANDS_LENGTH, CONTROL_LENGTH, EndRanks, commands, control
 from paceline.wire.bus import publish
-from paceline_backend.requests import streams
+from paceline_backend.requests import sessions, streams
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, runs
+from paceline_backend.store import Store, runs
 from paceline_backend.store.audit import Requester, record_change
 from paceline_backend.store.nodes import hanging
 
@@ -44,7 +44,7 @@ def end_hung(
                 details = {"attempt": attempt, "ranks": list(ranks)}
                 record_change(connection, run, by, "run.restart-hung", details=details)
             where = runs.launched(connection, run).nodes
-        _order(bus, Keys(meta.secret(store)), run, where, EndRanks(attempt, list(ranks), by.why))
+        _order(bus, sessions.keys(store, where), run, where, EndRanks(attempt, list(ranks), by.why))
     return True
 
 

@@ -14,17 +14,15 @@ from paceline.wire.bus import publish
 from paceline_backend import backends
 from paceline_backend.backends.checks import fast_enough
 from paceline_backend.backends.local import taken
-from paceline_backend.requests import streams
+from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.cordons import cordon_too
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.requests.launch import credentials, placed
 from paceline_backend.requests.resume import environment
-from paceline_backend.server.keys import Keys
 from paceline_backend.store import (
     Connection,
     Store,
     jobs,
-    meta,
     new_runs,
     nodes,
     runs,
@@ -165,7 +163,7 @@ def order_to_leave(store: Store, bus: redis.Redis, group: Group, node: str) -> N
         StoreError: or one of its kinds.
     """
     order = Kill("it was asked to leave the run", group.first_attempt, leaves=True)
-    key = Keys(meta.secret(store)).of_node(node)
+    key = sessions.keys(store, [node]).of_node(node)
     publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)
 
 

@@ -21,8 +21,7 @@ from paceline_backend.requests.errors import (
     check_start,
 )
 from paceline_backend.requests.stop import kill
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, new_runs, nodes, runs
+from paceline_backend.store import Store, new_runs, nodes, runs
 from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.new_runs import NewRun
 
@@ -98,7 +97,7 @@ def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: 
     if runs.get(store, run)["state"] == State.STOPPED:
         order = Kill("stopped before it started", new.first_attempt)
         with contextlib.suppress(redis.RedisError):  # its agent then tells that it runs
-            kill(bus, Keys(meta.secret(store)), run, new.where, order)
+            kill(store, bus, run, new.where, order)
 
 
 @contextlib.contextmanager
@@ -146,6 +145,6 @@ def credentials(store: Store, bus_url: str, run: str, new: NewRun) -> backends.C
     """
     session = sessions.credentials(store, bus_url, run) if new.signed else None
     return backends.Credentials(
-        Keys(meta.secret(store)),
+        sessions.keys(store, new.where),
         session.bus if session else bus_url,
     )

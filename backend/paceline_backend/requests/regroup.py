@@ -19,8 +19,7 @@ from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.requests.launch import credentials, placed
 from paceline_backend.requests.resume import MOST_ATTEMPTS, environment
 from paceline_backend.requests.stop import kill
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Connection, Store, StoreError, meta, new_runs, nodes, runs
+from paceline_backend.store import Connection, Store, StoreError, new_runs, nodes, runs
 from paceline_backend.store.audit import CONTROL_PLANE, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
@@ -56,7 +55,7 @@ def end_launch(
         StoreError: or one of its kinds.
     """
     order = Kill(why, group.first_attempt)
-    kill(bus, Keys(meta.secret(store)), group.id, names, order)
+    kill(store, bus, group.id, names, order)
 
 
 def regroup(store: Store, bus: redis.Redis, group: Group) -> None:
@@ -128,7 +127,7 @@ def _end_if_stopped(store: Store, bus: redis.Redis, group: Group) -> None:
     if State(runs.get(store, group.id)["state"]).final:
         order = Kill("stopped before it started", group.first_attempt)
         names = [row.node for row in group.nodes]
-        kill(bus, Keys(meta.secret(store)), group.id, names, order)
+        kill(store, bus, group.id, names, order)
 
 
 def settle(store: Store, bus: redis.Redis, group: Group) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+
+import redis
 
 from paceline.wire import State, is_node
 from paceline_backend.requests import streams
@@ -13,6 +17,8 @@ from paceline_backend.server.users import User
 from paceline_backend.store import Store, meta, nodes, runs
 from paceline_backend.store.telemetry import writers
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Session:
@@ -22,19 +28,36 @@ class Session:
     key: bytes = field(repr=False)  # for the MACs of what it is told
 
 
-def of_node(store: Store, bus_url: str, node: str, only_run: str | None = None) -> Session:
+def keys(store: Store, of: Iterable[str] = ()) -> Keys:
+    """Return the keys of runs, and of some nodes.
+
+    Args:
+        store: the database.
+        of: the nodes.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    with store.read() as connection:
+        seeds = nodes.seeds(connection, of)
+    return Keys(meta.secret(store), seeds)
+
+
+def of_node(
+    store: Store, bus_url: str, node: str, token: str | None = None, run: str | None = None
+) -> Session:
     """Credentials of a node's agent; from now on nobody else speaks for this node.
 
     Args:
         store: the database.
         bus_url: ``redis://…``, as the control plane uses it.
         node: its name.
-        only_run: the only run whose nodes the caller may speak for; None: any.
+        token: id of the caller's token, with which the session ends; None: it cannot end.
+        run: the run whose token it is; None: it is no run's.
 
     Raises:
         InvalidRequestError: no node has a name like this.
-        ConflictError: the caller may speak for nodes of a run, and this is another's; or the bus
-            has no users.
+        ConflictError: the name is another's, or the bus has no users.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -43,12 +66,26 @@ def of_node(store: Store, bus_url: str, node: str, only_run: str | None = None) 
             "node",
             "a name has 1 to 200 letters, digits, dots, - and _, and begins with a letter or digit",
         )
-    keys = Keys(meta.secret(store))
-    url = _url(bus_url, users.of_node(keys, node))
     with store.write() as connection:
-        if not nodes.expect(connection, node, only_run):
-            raise ConflictError(f"node {node}: its name is taken; choose another with --slot")
-    return Session(url, keys.of_node(node))
+        refusal = nodes.expect(connection, node, token, run)
+    if refusal is not None:
+        raise ConflictError(refusal)
+    own = keys(store, [node])
+    return Session(_url(bus_url, users.of_node(own, node)), own.of_node(node))
+
+
+def end(bus_url: str, names: Collection[str]) -> None:
+    """End the bus's users of nodes at once; while the bus is away, a worker does it later.
+
+    Args:
+        bus_url: ``redis://…``, as the control plane uses it.
+        names: of nodes whose sessions no longer count.
+    """
+    try:
+        with streams.answering(bus_url) as bus:
+            users.forget(bus, map(users.name_of_node, names))
+    except redis.RedisError as error:
+        log.warning("nodes without a session keep their users until the bus answers: %s", error)
 
 
 def of_run(store: Store, bus_url: str, run: str) -> Session:
@@ -85,8 +122,8 @@ def credentials(store: Store, bus_url: str, run: str) -> Session:
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
-    keys = Keys(meta.secret(store))
-    return Session(_url(bus_url, users.of_run(keys, run)), keys.of_run(run))
+    own = keys(store)
+    return Session(_url(bus_url, users.of_run(own, run)), own.of_run(run))
 
 
 def _url(bus_url: str, user: User) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import redis
 
@@ -17,10 +17,9 @@ from paceline.wire import (
     control,
 )
 from paceline.wire.bus import publish
-from paceline_backend.requests import streams
+from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, jobs, meta, runs
+from paceline_backend.store import Store, jobs, runs
 from paceline_backend.store.audit import Requester, record_change
 
 
@@ -56,7 +55,6 @@ def stop(
             agent tells that it started the run all the same.
         StoreError: or one of its kinds.
     """
-    keys = Keys(meta.secret(store))
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             known = runs.launched(connection, run)
@@ -73,10 +71,10 @@ def stop(
                 runs.end(connection, run, State.STOPPED, message, lost=lost)
         # After the transaction: a bus that hangs must not hold up others that write.
         if (force or not trains) and where:
-            kill(bus, keys, run, where, Kill(why, known.first_attempt))
+            kill(store, bus, run, where, Kill(why, known.first_attempt))
         if trains:
             order = StopTraining(why, known.first_attempt)
-            publish(bus, control(run), order, run, key=keys.of_run(run))
+            publish(bus, control(run), order, run, key=sessions.keys(store).of_run(run))
         if ends:
             streams.tell_end(bus, run)
 
@@ -88,12 +86,14 @@ def _refuse(run: str, state: State, where: Collection[str], force: bool) -> None
         raise ConflictError(f"run {run} has no agent to end it; stop it without force")
 
 
-def kill(bus: redis.Redis, keys: Keys, run: str, nodes: Iterable[str], order: Kill) -> None:
+def kill(store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill) -> None:
     """Has a run's processes ended by who looks after them.
 
     Raises:
         redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
     """
+    keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)
         publish(bus, commands(node), order, run, maxlen=COMMANDS_LENGTH, key=of_node)

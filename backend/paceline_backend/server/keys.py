@@ -1,9 +1,15 @@
-"""The keys of nodes and runs: derived from the control plane's secret, so nothing is stored."""
+"""Keys of nodes and runs, derived from the control plane's secret.
+
+A node's key depends on a seed, too, which each admission of the node replaces. So a node that was
+revoked or forgotten has no key that counts, although its name stays the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -12,13 +18,15 @@ class Keys:
 
     Args:
         secret: of the control plane (`store.meta.secret`).
+        seeds: of nodes (`store.nodes.seeds`). The key of a node without one is in nobody's hands.
     """
 
     secret: bytes = field(repr=False)
+    seeds: Mapping[str, str] = field(repr=False, default_factory=lambda: MappingProxyType({}))
 
     def of_node(self, node: str) -> bytes:
         """The key of a node: for MACs of its commands, and to seal what only it may read."""
-        return self._derived(b"node-key", node)
+        return self._derived(b"node-key", self._seeded(node))
 
     def of_run(self, run: str) -> bytes:
         """The key of a run: for MACs of what its leader is told."""
@@ -30,11 +38,14 @@ class Keys:
 
     def node_password(self, node: str) -> str:
         """The password of a node's user of the bus."""
-        return self._derived(b"node-bus", node).hex()
+        return self._derived(b"node-bus", self._seeded(node)).hex()
 
     def run_password(self, run: str) -> str:
         """The password of a run's user of the bus."""
         return self._derived(b"run-bus", run).hex()
+
+    def _seeded(self, node: str) -> str:
+        return f"{node}\0{self.seeds.get(node, '')}"
 
     def _derived(self, purpose: bytes, name: str) -> bytes:
         # `person` keeps purposes apart; it holds at most 16 bytes.

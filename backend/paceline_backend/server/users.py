@@ -42,6 +42,11 @@ class User:
     writes: tuple[str, ...]  # patterns
     reads: str
 
+    @property
+    def digest(self) -> str:
+        """Of the password, as the bus keeps it."""
+        return hashlib.sha256(self.password.encode()).hexdigest()
+
     def url(self, bus_url: str) -> str:
         """The URL of this bus for this user."""
         return as_user(bus_url, self.name, self.password)
@@ -55,27 +60,36 @@ class User:
             off: it may not log in.
             info: the bus has the command CLIENT SETINFO.
         """
-        digest = hashlib.sha256(self.password.encode()).hexdigest()
         selecting = ("select",) if database else ()
         describing = (_SET_INFO,) if info else ()
         commands = (*_COMMANDS, *_CONNECTING, *describing, *selecting)
         allowed = [f"+{command}" for command in commands]
         streams = [*(f"%W~{pattern}" for pattern in self.writes), f"%R~{self.reads}"]
         state = "off" if off else "on"
-        return [self.name, "reset", state, f"#{digest}", "-@all", *allowed, *streams]
+        return [self.name, "reset", state, f"#{self.digest}", "-@all", *allowed, *streams]
+
+
+def name_of_node(node: str) -> str:
+    """Return the name of a node's user."""
+    return f"{_NODE}{node}"
 
 
 def of_node(keys: Keys, node: str) -> User:
     """The user of a node's agent."""
     password = keys.node_password(node)
     writes = (node_telemetry(node), answers(node, "*"))
-    return User(f"{_NODE}{node}", password, writes, commands(node))
+    return User(name_of_node(node), password, writes, commands(node))
+
+
+def name_of_run(run: str) -> str:
+    """Return the name of a run's user."""
+    return f"{_RUN}{run}"
 
 
 def of_run(keys: Keys, run: str) -> User:
     """The user of a run's ranks."""
     password = keys.run_password(run)
-    return User(f"{_RUN}{run}", password, (run_telemetry(run),), control(run))
+    return User(name_of_run(run), password, (run_telemetry(run),), control(run))
 
 
 def shared() -> bool:
@@ -86,6 +100,8 @@ def shared() -> bool:
 def make(client: redis.Redis, users: Iterable[User]) -> str | None:
     """Makes users, or makes them what they should be. Who was switched off stays so.
 
+    A user whose password changes loses its connections: whoever has the old one is out.
+
     Returns:
         None; or why this bus has no such users.
 
@@ -93,6 +109,7 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
         redis.RedisError: the bus is away.
     """
     wanted = {user.name: user for user in users}
+    changing = _with_other_passwords(client, wanted.values())
     pending, off = list(wanted.values()), _off(client)
     while pending:
         reason = _make(client, pending, off)
@@ -101,7 +118,19 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
         now_off = _off(client)
         changed = off ^ now_off  # meanwhile, and we may have undone it
         pending, off = [wanted[name] for name in sorted(changed & wanted.keys())], now_off
+    for name in changing:
+        client.execute_command("CLIENT", "KILL", "USER", name)  # type: ignore[no-untyped-call]
     return None
+
+
+def _with_other_passwords(client: redis.Redis, users: Iterable[User]) -> list[str]:
+    """Return those of some users that the bus knows by another password."""
+    pipeline, asked = client.pipeline(transaction=False), list(users)
+    for user in asked:
+        pipeline.acl_getuser(user.name)
+    known = pipeline.execute(raise_on_error=False)  # a bus without users says so again below
+    pairs = [(user, row) for user, row in zip(asked, known, strict=True) if isinstance(row, dict)]
+    return [user.name for user, row in pairs if user.digest not in row["passwords"]]
 
 
 def _off(client: redis.Redis) -> set[str]:
@@ -144,11 +173,16 @@ def runs(names: Iterable[str]) -> set[str]:
     return {name.removeprefix(_RUN) for name in names if name.startswith(_RUN)}
 
 
-def forget(client: redis.Redis, runs: Iterable[str]) -> None:
-    """Removes the users of some runs; their connections end.
+def nodes(names: Iterable[str]) -> set[str]:
+    """Return the nodes whose users have these names; names of other users are left out."""
+    return {name.removeprefix(_NODE) for name in names if name.startswith(_NODE)}
+
+
+def forget(client: redis.Redis, names: Iterable[str]) -> None:
+    """Remove users; their connections end.
 
     Raises:
         redis.RedisError: the bus is away.
     """
-    if listed := sorted(f"{_RUN}{run}" for run in runs):
+    if listed := sorted(names):
         client.execute_command("ACL", "DELUSER", *listed)  # type: ignore[no-untyped-call]

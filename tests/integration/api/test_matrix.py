@@ -58,6 +58,7 @@ ADMIN = {
     ("GET", "/api/v1/tokens"),
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{token}"),
+    ("DELETE", "/api/v1/nodes/{node}"),
     ("PUT", "/api/v1/alerts/rules/{rule}"),
     ("DELETE", "/api/v1/alerts/rules/{rule}"),
     ("GET", "/api/v1/alerts/webhooks"),

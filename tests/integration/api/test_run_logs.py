@@ -21,9 +21,8 @@ from paceline.wire.asking import LogPart
 from paceline.wire.authentic import signed
 from paceline.wire.bus import connect
 from paceline.wire.sealing import seal_answer
-from paceline_backend.requests import asking
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes, schema, telemetry
+from paceline_backend.requests import asking, sessions
+from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.nodes import run_nodes
 from support import groups
 from support.answering import Node, node
@@ -247,7 +246,7 @@ def test_an_answer_that_comes_late_is_kept_nowhere(
     replayed = signed(
         wire.encode(here.asked[0], RUN),
         wire.commands("here"),
-        Keys(meta.secret(store)).of_node("here"),
+        sessions.keys(store, ["here"]).of_node("here"),
     )
     bus.xadd(wire.commands("here"), replayed)  # type: ignore[arg-type]
     read(client)  # asked after it
@@ -277,7 +276,7 @@ def test_only_the_node_can_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On a bus without access rights everybody could: so each answer has a MAC."""
-    key = Keys(meta.secret(store)).of_node("here")
+    key = sessions.keys(store, ["here"]).of_node("here")
     here.log(RUN, 0, "the truth")
     here.before = lambda ask: [
         bus.xadd(wire.answers("here", ask.id), lie)  # type: ignore[arg-type]
@@ -291,7 +290,7 @@ def test_an_answer_with_the_right_mac_would_do(
     client: httpx.Client, here: Node, store: Store, bus: redis.Redis
 ) -> None:
     """So the test above fails if MACs are not looked at."""
-    key = Keys(meta.secret(store)).of_node("here")
+    key = sessions.keys(store, ["here"]).of_node("here")
 
     def answer(ask: Ask) -> None:
         place = wire.answers("here", ask.id)

@@ -21,8 +21,8 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline.wire.sealing import Secrets, seal
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta
+from paceline_backend.requests import sessions
+from paceline_backend.store import Store
 from support.leading import ingest, working
 from support.node import SLEEP, paceline, script
 from support.waiting import DEADLINE_S, until
@@ -86,7 +86,7 @@ def test_an_agent_obeys_the_control_plane_only(
     text = "import sys; open(sys.argv[1], 'a').write('x')"
     path, log, stolen = script(tmp_path, text), tmp_path / "log", tmp_path / "stolen"
     forged = Launch(path, [str(stolen)], 1, {})
-    key = Keys(meta.secret(store)).of_node("here")
+    key = sessions.keys(store, ["here"]).of_node("here")
     publish(bus, commands("here"), forged, "forged")
     publish(bus, commands("here"), forged, "forged", key=b"x" * 32)
     publish(bus, commands("here"), forged, "../../../x", key=key)

@@ -28,8 +28,8 @@ from paceline.wire import (
 from paceline.wire.bus import publish
 from paceline.wire.sealing import unseal
 from paceline_backend.backends.local import Local
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes, schema, telemetry
+from paceline_backend.requests import sessions
+from paceline_backend.store import Store, nodes, schema, telemetry
 from support.records import add_run, adopted, hello, record
 
 EMULATED = {"a_s": [1e-5, 2e-5], "b_s": [0.0, 0.0]}
@@ -70,7 +70,7 @@ def launches(bus_url: str, store: Store) -> list[Launch]:
     """As the node's agent opens them."""
     with redis.Redis.from_url(bus_url) as bus:
         entries: Any = bus.xrange(commands("n1"))
-    key = Keys(meta.secret(store)).of_node("n1")
+    key = sessions.keys(store, ["n1"]).of_node("n1")
     return [
         msgspec.structs.replace(message, env=unseal(message.sealed, key).env, sealed=b"")
         for _, f in entries

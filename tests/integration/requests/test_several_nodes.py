@@ -11,8 +11,8 @@ import redis
 from paceline.wire import Kill, Launch, State
 from paceline.wire.sealing import unseal
 from paceline_backend.control.checks import Checks
-from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta
+from paceline_backend.requests import sessions
+from paceline_backend.store import Store
 from support.groups import answer, orders, report
 from support.records import hello
 
@@ -34,7 +34,7 @@ def test_a_run_is_launched_on_several_nodes(
         ("n1", "pending", False),
         ("n2", "pending", False),
     ]
-    keys = Keys(meta.secret(store))
+    keys = sessions.keys(store, ["n1", "n2"])
     for node in ("n1", "n2"):
         [order] = orders(bus, node)
         assert isinstance(order, Launch)

@@ -15,6 +15,7 @@ from paceline_backend.store import Connection, Store, StoreError, audit, meta
 from paceline_backend.store.access import tokens
 from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import Requester
+from paceline_backend.store.nodes import admission
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Credentials:
         given = {"admin": configured, **further}
         self._configured = {text: _configured(text, role) for role, text in given.items() if text}
         self._by_id = {holder.id: holder for holder in self._configured.values()}
+        with store.write() as connection:
+            admission.configure(connection, list(self._by_id))
         self._serializer = URLSafeTimedSerializer(_cookie_key(meta.secret(store)), salt=_SALT)
         self._touching = False
 

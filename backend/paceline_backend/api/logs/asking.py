@@ -11,10 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from paceline.wire.asking import NotThere, Question
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.api.logs.holders import Holder
-from paceline_backend.requests import ConflictError
+from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.requests.asking import Asker, NoAnswerError
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta
+from paceline_backend.store import Store
 
 
 async def ask(
@@ -33,7 +33,7 @@ async def ask(
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
-    keys = Keys(await run_in_threadpool(meta.secret, store))
+    keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))
 

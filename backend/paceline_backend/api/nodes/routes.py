@@ -12,7 +12,7 @@ from paceline_backend.api import models as common
 from paceline_backend.api.audit import requester_of
 from paceline_backend.api.errors import documented
 from paceline_backend.api.nodes import models
-from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.store import nodes
 from paceline_backend.store.nodes import history
@@ -52,6 +52,21 @@ def uncordon_node(
     """The node gets runs again. 409: it is not cordoned."""
     requests.uncordon(store_of(request), node, requester_of(request, by, why))
     return _node(request, node)
+
+
+@router.delete("", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(ADMIN)])
+def forget_node(
+    request: Request,
+    node: str,
+    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """Delete a node from the list; its key and its user of the bus end.
+
+    Its cordons and its part in runs are kept. 409: its agent answers, or a run has it.
+    """
+    bus = settings_of(request).bus
+    return requests.forget_node(store_of(request), bus, node, requester_of(request, by, why))
 
 
 @router.post(

@@ -8,52 +8,44 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.database import insert, now
+from paceline_backend.store.database import now
 from paceline_backend.store.nodes import cordons, spares
+from paceline_backend.store.nodes.admission import (
+    UNHEARD,
+    admitted,
+    bind,
+    expect,
+    forget,
+    of_token,
+    registered,
+    reserve,
+    seeds,
+)
 from paceline_backend.store.schema import nodes
 from paceline_backend.store.schema import run_nodes as run_nodes_table
 from paceline_backend.store.schema import runs as runs_table
 
+__all__ = [
+    "ALIVE_S",
+    "admitted",
+    "alive",
+    "bind",
+    "bound",
+    "expect",
+    "forget",
+    "hosts",
+    "known",
+    "launched",
+    "listed",
+    "of_token",
+    "registered",
+    "reserve",
+    "seeds",
+    "states_of_gpus",
+    "types",
+]
+
 ALIVE_S = 7.0  # three heartbeats: a node that misses them is shown as dead and gets no new runs
-
-
-_UNHEARD = 0.0  # `heartbeat_at` of a node whose agent has a session and has not spoken yet
-
-
-def expect(connection: sa.Connection, node: str, only_run: str | None = None) -> bool:
-    """Notes that a node's agent has a session: ingest reads what it will say.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        only_run: the only run that its agent may look after; None: any.
-
-    Returns:
-        False: this name is another's.
-    """
-    named = sa.select(nodes.c.only_run).where(nodes.c.id == node)
-    known = connection.execute(named).one_or_none()
-    if only_run is not None and known is not None and known.only_run != only_run:
-        return False
-    values = {
-        "id": node,
-        "hostname": node,
-        "cores": 0,
-        "memory_bytes": 0,
-        "gpus": [],
-        "paceline": "",
-        "registered_at": now(connection),
-        "heartbeat_at": _UNHEARD,
-        "left": True,
-        "runs": [],
-        "signed": True,
-        "only_run": only_run,
-    }
-    rows = insert(connection, nodes).values(values)
-    # A node that an agent of the release before registered is only marked as signed.
-    query = rows.on_conflict_do_update(index_elements=["id"], set_={"signed": True})
-    connection.execute(query)
-    return True
 
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
@@ -88,29 +80,36 @@ def types(connection: sa.Connection, names: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(names, "") | {row.id: row.type for row in connection.execute(query)}
 
 
+_HIDDEN = ("joined", "token", "seed")
+
+
 def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
     """Nodes that ever registered.
 
     A heartbeat of the future came before the database's clock was set back: it says nothing.
     """
     at = now(connection)
-    some = (nodes.c.heartbeat_at > _UNHEARD, *conditions)
-    query = sa.select(nodes).where(*some).order_by(nodes.c.id)
+    some = (nodes.c.heartbeat_at > UNHEARD, *conditions)
+    shown = [column for column in nodes.c if column.name not in _HIDDEN]
+    query = sa.select(*shown, sa.not_(admitted()).label("revoked")).where(*some)
+    query = query.order_by(nodes.c.id)
     rows = [dict(row) for row in connection.execute(query).mappings()]
     standing, held = cordons.standing(connection), spares.held(connection)
-    launched = _launched(connection)
+    of_node = launched(connection)
     for node in rows:
         # What its agent said with its last heartbeat, and what was launched there since then.
-        node["runs"] = sorted({*node["runs"], *launched.get(node["id"], ())})
+        node["runs"] = sorted({*node["runs"], *of_node.get(node["id"], ())})
         cordon = standing.of(node["id"], node.pop("backend"), node["host"])
         node["cordoned"] = cordon and cordon.shown
         node["in_engine"] = cordon and cordon.in_engine
         node["spare_of"] = held.get(node["id"])
-        node["alive"] = not node.pop("left") and abs(at - node["heartbeat_at"]) <= ALIVE_S
+        beats = not node.pop("left") and abs(at - node["heartbeat_at"]) <= ALIVE_S
+        node["revoked"] = bool(node["revoked"])
+        node["alive"] = beats and not node["revoked"]
     return rows
 
 
-def _launched(connection: sa.Connection) -> dict[str, list[str]]:
+def launched(connection: sa.Connection) -> dict[str, list[str]]:
     """By node: the runs that were launched there and have not ended."""
     runs, of_several = runs_table.c, run_nodes_table.c
     going_on = runs.state.not_in(ENDED)
@@ -120,17 +119,17 @@ def _launched(connection: sa.Connection) -> dict[str, list[str]]:
         .join(runs_table, runs.key == of_several.run)
         .where(going_on, of_several.state.not_in(ENDED), of_several.lost.is_(False))
     )
-    launched: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for node, run in connection.execute(sa.union_all(alone, several)):
         if node is not None:
-            launched.setdefault(node, []).append(run)
-    return launched
+            found.setdefault(node, []).append(run)
+    return found
 
 
 def alive(connection: sa.Connection) -> set[str]:
     """The names of the nodes whose agents answer."""
     c = nodes.c
-    beats = sa.select(c.id, c.heartbeat_at).where(c.left.is_(False))
+    beats = sa.select(c.id, c.heartbeat_at).where(c.left.is_(False), admitted())
     at = now(connection)
     return {row.id for row in connection.execute(beats) if abs(at - row.heartbeat_at) <= ALIVE_S}
 
@@ -139,25 +138,6 @@ def bound(connection: sa.Connection, run: str) -> set[str]:
     """The nodes that look after this run only, and whose agents answer."""
     query = sa.select(nodes.c.id).where(nodes.c.only_run == run)
     return alive(connection) & set(connection.execute(query).scalars())
-
-
-def bind(
-    connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
-) -> bool:
-    """Notes that an agent looks after this run only; False: it has no session, or another run.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        run: public id.
-        backend: the engine that started it; None: none of ours.
-        host: what the engine calls its machine; None: it does not say.
-    """
-    c = nodes.c
-    free = c.only_run.is_(None) | (c.only_run == run)
-    values = {"only_run": run, "backend": backend, "host": host}
-    query = sa.update(nodes).where(c.id == node, c.signed, free).values(values)
-    return connection.execute(query).rowcount > 0
 
 
 def states_of_gpus(connection: sa.Connection, node: str) -> list[dict[str, Any]]:

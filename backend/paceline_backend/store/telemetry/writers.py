@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, State
-from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes import admitted, run_nodes
 from paceline_backend.store.schema import nodes, runs, tokens
 
 KEPT_S = 3_600.0  # a run that is over keeps its streams and its user for so long
@@ -26,9 +26,16 @@ class Owner:
 
 
 def signed_nodes(connection: sa.Connection) -> list[str]:
-    """The nodes that have a session; those of a run only while it has one."""
-    own = nodes.c.only_run.is_(None) | nodes.c.only_run.in_(_lately_signed())
-    query = sa.select(nodes.c.id).where(nodes.c.signed, own)
+    """Return the nodes whose sessions count.
+
+    The token of a run ends when its engine has no jobs of it any more. What its nodes reported
+    until then is read all the same.
+    """
+    only = nodes.c.only_run
+    of_run = only.in_(_lately_signed())
+    over = only.in_(sa.select(runs.c.id).where(runs.c.state.in_(ENDED)))
+    counts = admitted() & (only.is_(None) | of_run)
+    query = sa.select(nodes.c.id).where(nodes.c.signed, counts | (of_run & over))
     return list(connection.execute(query).scalars())
 
 
