@@ -63,6 +63,14 @@ def test_what_cannot_be_cordoned_is_said(main: Main, where: tuple[str, str]) -> 
     assert (code, err) == (2, "paceline: node n2 is not cordoned\n")
 
 
+def test_a_node_is_forgotten(main: Main, where: tuple[str, str]) -> None:
+    code, _, err = main("nodes", "forget", "n1", *where)
+    assert (code, "the agent of node n1 answers: stop it, or revoke its token" in err) == (2, True)
+    code, out, _ = main("nodes", "forget", "n2", "--why", "sold", *where)
+    assert (code, out) == (0, "node n2 is forgotten\n")
+    assert [node["id"] for node in json.loads(main("nodes", "--json", *where)[1])] == ["n1"]
+
+
 def test_spares_are_of_several_nodes(main: Main, where: tuple[str, str]) -> None:
     code, _, err = main("run", "--spares", "1", *where, "train.py")
     assert (code, err) == (2, "paceline: --spares and --replace-slow-nodes: only with --nodes\n")

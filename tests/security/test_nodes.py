@@ -16,8 +16,11 @@ from paceline.wire.bus import connect
 from paceline.wire.sealing import SealError, unseal
 from paceline_backend.control.keeper import Keeper
 from paceline_backend.control.writers import Writers
+from paceline_backend.requests import sessions
 from paceline_backend.server import users
 from paceline_backend.store import Store, nodes, schema
+from paceline_backend.store.access import tokens
+from support.command_line import in_process
 from support.groups import answer, orders, report
 from support.web import ANY, serving
 
@@ -310,3 +313,43 @@ def test_users_whose_password_changes_lose_their_connections(
         assert users.make(bus, [user]) is None
         with pytest.raises(redis.RedisError):
             thief.ping()
+
+
+def test_the_secret_is_rotated(
+    client: httpx.Client,
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever has read it has nothing that counts; agents go on with the tokens that they have."""
+    main = in_process(monkeypatch, capsys)
+    command = "db", "rotate-secret", "--database", store.url.render_as_string(hide_password=False)
+    own, given = tokens.embedded(store), fleet(client, store, "n1")
+    run, of_run = adopt(client)
+    webhook = sessions.keys(store).of_webhook("w")
+    Keeper(store, bus_url).keep(bus)
+    code, _, err = main(*command)
+    assert (code, f"1 runs are active and would lose the server ({run})" in err) == (3, True)
+    assert works(given)
+    with connect(given["bus"]) as thief:
+        assert thief.ping()
+        assert main(*command, "--yes")[0] == 0
+        with serving(store, bus_url) as again:  # the server starts again
+            again.base_url = httpx.URL(f"{again.base_url}/api/v1/")
+            Keeper(store, bus_url).keep(bus)
+            with pytest.raises(redis.RedisError):
+                thief.ping()
+            assert not works(given)
+            assert tokens.embedded(store).id != own.id
+            for old in (bearer(str(own)), of_run):
+                assert again.get("version", headers=old).status_code == 401
+            renewed = session(again, "n1", given["headers"]).json()
+            assert renewed["key"] != given["key"]
+            assert works(renewed)
+            assert start(again, "n1").status_code == 201
+            assert (opened(bus, given, "n1"), opened(bus, renewed, "n1")) == (0, 1)
+            actions = [row["action"] for row in again.get("audit").json()["items"]]
+            assert "secret.rotate" in actions
+    assert sessions.keys(store).of_webhook("w") != webhook

@@ -10,6 +10,7 @@ import redis
 from paceline.wire import Message, NodeState, RunState, State, commands, decode
 from paceline_backend import requests
 from paceline_backend.store import Store, nodes, runs, telemetry
+from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import Requester
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
@@ -18,13 +19,16 @@ ME = Requester("me")
 GONE = "the rendezvous at 10.0.0.1:4001 is gone"
 
 
-def answer(store: Store, *names: str, signed: bool = True, left: bool = False) -> None:
-    """Agents of nodes are there, or say goodbye."""
-    states = [NodeState(name, name, 8, 2**30, [], time.time(), "0.2.0", [], left) for name in names]
-    telemetry.write(store, [("", state) for state in states])
+def answer(
+    store: Store, *names: str, signed: bool = True, left: bool = False, run: str | None = None
+) -> None:
+    """Agents of nodes are there, or say goodbye; with the token of a run if one is given."""
+    token = None if run is None else tokens.of_run(store, run).id
     with store.write() as connection:
         for name in names if signed else ():
-            nodes.expect(connection, name)
+            nodes.expect(connection, name, token, run)
+    states = [NodeState(name, name, 8, 2**30, [], time.time(), "0.2.0", [], left) for name in names]
+    telemetry.write(store, [("", state) for state in states])
 
 
 def launch(store: Store, bus_url: str, least: int = 1, most: int = 3, **fields: Any) -> str:

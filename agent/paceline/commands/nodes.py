@@ -1,4 +1,4 @@
-"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents; and their prices."""
+"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents, and their prices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `pacelin
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    app.command("nodes")(nodes)
+    group = typer.Typer(help="Lists the nodes, or forgets one that is out of use.")
+    group.callback(invoke_without_command=True)(nodes)
+    group.command("forget")(forget)
+    app.add_typer(group, name="nodes")
     prices.register(app)
     app.command("check")(check)
     app.command("cordon")(cordon)
@@ -36,18 +39,38 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(
+    context: typer.Context,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Lists the nodes: whether they answer, what they train, and whether they are cordoned."""
+    if context.invoked_subcommand is not None:
+        return
     with connected(server, token, token_file) as client:
         listed = client.call("GET", "/nodes")
     if as_json:
         print_json(listed)
     else:
         print_table(COLUMNS, [_row(node) for node in listed])
+
+
+def forget(
+    node: Name,
+    why: Why = "",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Removes a node that is out of use from the list; its key and its user of the bus end.
+
+    An agent with a valid token registers again: revoke the token first to keep the node out.
+    """
+    with connected(server, token, token_file) as client:
+        answer = client.call("DELETE", f"/nodes/{_quoted(node)}", params={"by": "cli", "why": why})
+    _say(answer, f"node {node} is forgotten", as_json)
 
 
 def check(
@@ -136,13 +159,19 @@ def _row(node: dict[str, Any]) -> dict[str, Any]:
         cordoned = "; ".join(filter(None, (cordoned, _in_engine(in_engine))))
     return {
         **node,
-        "state": "answers" if node["alive"] else "silent",
+        "state": _state(node),
         "check": _speeds(node.get("check")),
         "type": node.get("type"),
         "runs": ", ".join(node["runs"]),
         "spare_of": node.get("spare_of"),
         "cordoned": cordoned,
     }
+
+
+def _state(node: dict[str, Any]) -> str:
+    if node.get("revoked"):
+        return "revoked"
+    return "answers" if node["alive"] else "silent"
 
 
 def _in_engine(said: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,11 @@ from paceline.commands.printing import print_json
 from paceline.core.errors import PacelineError
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.store import Store
+from paceline_backend.store.audit import Requester
 from paceline_backend.store.upkeep import backup as copies
 from paceline_backend.store.upkeep import check as checks
 from paceline_backend.store.upkeep import prune as pruning
+from paceline_backend.store.upkeep import secret as rotation
 
 _FAILED, _ENVIRONMENT = 1, 3  # exit codes, docs/internals.md
 _MIB = 2**20
@@ -110,6 +113,30 @@ def prune(
 def _pause(seconds: float) -> bool:
     time.sleep(seconds)
     return False
+
+
+@app.command("rotate-secret")
+def rotate_secret(
+    yes: Annotated[bool, typer.Option("--yes", help="Also while runs are active.")] = False,
+    database: Database = None,
+    data: Data = DATA,
+) -> None:
+    """Replaces the server's secret after somebody else may have read it: stop all servers first.
+
+    Agents get new keys when the server is back. Active runs train on without the server until they
+    are resumed. Browsers log in again; webhooks must be created again.
+    """
+    with _opened(database, data) as store:
+        with store.read() as connection:
+            active = rotation.active(connection)
+        if active and not yes:
+            raise PacelineError(
+                f"{len(active)} runs are active and would lose the server ({', '.join(active[:5])}"
+                f"{', …' if active[5:] else ''}): stop them first, or give --yes"
+            )
+        user = f"database, by {getpass.getuser()}"
+        rotation.rotate(store, Requester(user, "admin", via="paceline db"))
+        typer.echo(f"{store.name} has a new secret: start the servers again")
 
 
 @app.command()

@@ -42,7 +42,7 @@ def run(store: Store, bus_url: str, worker: Engines) -> str:
     new = NewRun("r", "/shared/train.py", 1, "bsp", server="http://head:1", **fields)
     made = requests.launch(store, bus_url, new, ADA, start=True)
     for name, host in (("n1", "gpu7"), ("n2", "gpu7"), ("n3", "gpu8")):
-        answer(store, name)
+        answer(store, name, run=made)
         assert enlist(store, bus_url, made, name, host).needed
         answer(store, name)  # a heartbeat changes nothing of that
     return made

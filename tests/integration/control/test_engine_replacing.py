@@ -67,7 +67,7 @@ def run(store: Store, bus: redis.Redis, bus_url: str, worker: Engines) -> str:
 
 def come(store: Store, bus_url: str, run: str, name: str) -> Any:
     """A node that the engine gave asks to join."""
-    answer(store, name)
+    answer(store, name, run=run)
     return enlist(store, bus_url, run, name, HOSTS[name])
 
 

@@ -67,7 +67,7 @@ def begin(store: Store, bus_url: str, least: int = 1, most: int = 1) -> str:
 
 def come(store: Store, bus_url: str, run: str, *names: str) -> None:
     """Nodes of the engine take part."""
-    answer(store, *names)
+    answer(store, *names, run=run)
     for name in names:
         assert enlist(store, bus_url, run, name).needed
 
@@ -619,7 +619,7 @@ def test_a_node_takes_part(store: Store, bus: redis.Redis, bus_url: str, worker:
     assert shown(store, run) == ("queued", None)
     [launch] = [order for order in orders(bus, "n1") if isinstance(order, Launch)]
     assert (launch.nodes_min, launch.nodes_max, launch.script) == (1, 2, "/shared/train.py")
-    answer(store, "n3")
+    answer(store, "n3", run=run)
     assert enlist(store, bus_url, run, "n3").message == "the run has 2 nodes already"
     worker.look(bus)
     ready(store, run, "n1")
@@ -634,7 +634,7 @@ def test_only_one_node_trains_a_run_on_one(
 ) -> None:
     run = begin(store, bus_url)
     come(store, bus_url, run, "n1")
-    answer(store, "n2")
+    answer(store, "n2", run=run)
     assert not enlist(store, bus_url, run, "n2").needed
     assert runs.get(store, run)["node"] == "n1"
     assert orders(bus, "n2") == []
@@ -643,7 +643,7 @@ def test_only_one_node_trains_a_run_on_one(
 def test_a_node_has_one_run(store: Store, bus_url: str, worker: Engines) -> None:
     first, second = begin(store, bus_url), begin(store, bus_url)
     come(store, bus_url, first, "n1")
-    with pytest.raises(ConflictError, match="another run"):
+    with pytest.raises(ConflictError, match="with the token of run"):
         enlist(store, bus_url, second, "n1")
     with pytest.raises(ConflictError, match="no session"):
         enlist(store, bus_url, second, "n2")
@@ -748,7 +748,7 @@ def test_nodes_that_lost_their_host_are_launched_anew(
     assert enlist(store, bus_url, run, "n2").needed
     report(store, run, "n3", State.STOPPED)
     meetings.look(bus)
-    answer(store, "n4")
+    answer(store, "n4", run=run)
     assert enlist(store, bus_url, run, "n4").needed  # but it waits until the others are launched
     assert "n4" not in states(store, run)
     meetings.look(bus)

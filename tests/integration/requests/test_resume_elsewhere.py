@@ -69,7 +69,7 @@ def test_from_own_nodes_to_an_engine_and_back(
     worker.look(bus)
     [order] = TableEngine.orders
     assert (order.run, order.nodes, order.nproc) == (run, 1, 2)
-    answer(store, "e1")
+    answer(store, "e1", run=run)
     assert enlist(store, bus_url, run, "e1", "gpu7").needed
     [launch] = [each for each in orders(bus, "e1") if isinstance(each, Launch)]
     assert launch.attempt == 1

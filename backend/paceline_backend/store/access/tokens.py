@@ -292,6 +292,18 @@ def revoke_of_run(connection: Connection, run: str) -> None:
     connection.execute(query.values(revoked_at=time.time()))
 
 
+def revoke_derived(connection: Connection) -> None:
+    """Revoke the tokens whose secrets are derived from the server's: its own, and those of runs.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
+    derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
+    query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))
+    connection.execute(query.values(revoked_at=time.time()))
+
+
 def _derived(master: bytes, identity: str) -> Secret:
     key = hashlib.blake2b(identity.encode(), key=master, person=b"paceline token", digest_size=24)
     return Secret(identity, key.hexdigest())
