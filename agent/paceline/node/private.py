@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterable
 from pathlib import Path
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, PacelineError
 
 OTHERS = 0o077  # permission bits of everybody but the owner
 
@@ -35,6 +36,43 @@ def tighten(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.exists() and (mode := path.stat().st_mode) & OTHERS:
             path.chmod(mode & ~OTHERS & 0o7777)
+
+
+def check_data(folder: Path) -> None:
+    """Refuse a data directory in which another user may have planted something.
+
+    The directory, what lies in it, and what lies in its `bus` and `runs` must belong to this user
+    or to root. Below that, only who owns those directories can have made anything.
+
+    Args:
+        folder: the data directory; nothing is refused if it does not exist.
+
+    Raises:
+        PacelineError: another user owns one of them.
+        OSError: one of them cannot be read.
+    """
+    if not folder.exists():
+        return
+    nested = (folder / name for name in ("bus", "runs"))
+    folders = [folder, *(each for each in nested if each.is_dir())]
+    entries = [folder.resolve(), *(entry for each in folders for entry in each.iterdir())]
+    for path in entries:
+        try:
+            owner = path.lstat().st_uid
+        except FileNotFoundError:  # removed meanwhile by a process of this data directory
+            continue
+        if owner not in (0, os.geteuid()):
+            raise PacelineError(
+                f"--data: {path} belongs to another user ({_name(owner)}), who may have planted "
+                "it: choose another data directory, or check what is there and chown it"
+            )
+
+
+def _name(owner: int) -> str:
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"uid {owner}"
 
 
 def secret(option: str, path: Path) -> str:

@@ -76,10 +76,11 @@ def open_data(path: Path) -> Path:
     """Makes a data directory, or checks that it is usable; returns its absolute path.
 
     Raises:
-        PacelineError: the directory cannot be written.
+        PacelineError: the directory cannot be written, or another user owns something in it.
     """
     path = path.expanduser().absolute()
     try:
+        private.check_data(path)
         path.mkdir(0o700, parents=True, exist_ok=True)
         (path / "runs").mkdir(0o700, exist_ok=True)
         private.tighten([path / "runs", path / "agent.lock"])

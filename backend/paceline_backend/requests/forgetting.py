@@ -10,7 +10,7 @@ from paceline_backend.requests.errors import ConflictError
 from paceline_backend.server import users
 from paceline_backend.store import Store, nodes
 from paceline_backend.store.audit import Requester, record
-from paceline_backend.store.nodes.cordons import UnknownNodeError
+from paceline_backend.store.nodes import cordons
 
 
 def forget_node(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, Any]:
@@ -30,8 +30,7 @@ def forget_node(store: Store, bus_url: str, node: str, by: Requester) -> dict[st
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
-            if not nodes.registered(connection, [node]):
-                raise UnknownNodeError(f"no node {node}")
+            cordons.check(connection, node)
             known = nodes.known(connection, node)
             if known["alive"]:
                 raise ConflictError(

@@ -54,12 +54,14 @@ class DataDirectory:
         path: made if missing.
 
     Raises:
-        PacelineError: it cannot be written, or another server uses it.
+        PacelineError: it cannot be written, another user owns something in it, or another server
+            uses it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         try:
+            private.check_data(self.path)
             self.path.mkdir(0o700, parents=True, exist_ok=True)
             private.tighten(self.path / name for name in _PRIVATE)
             self._lock = (self.path / "server.lock").open("a+")

@@ -91,18 +91,18 @@ nodes = Table(
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that its agent looks after: its session was made with the run's token. NULL: any.
     Column("only_run", Text),
-    # Whether the server has accepted that it joins `only_run`: until then its name is free.
-    Column("joined", Boolean, nullable=False, server_default=false()),
-    # The token that its session was made with: the session ends with it. NULL: a proxy's user.
-    Column("token", Text),
-    # Random; its key and its password on the bus are derived from it. NULL: it has no session.
-    Column("seed", Text),
     Column("backend", Text),  # the engine, and what it calls the machine; NULL: none, or unknown
     Column("host", Text),
     Column("check", JSON(none_as_null=True)),  # how fast it is, as its agent measured
     Column("checked_at", Double),  # by the node's clock
     Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
     Column("type", Text, nullable=False, server_default=""),  # prices go by it; empty: unknown
+    # Whether the server has accepted that it joins `only_run`: until then its name is free.
+    Column("joined", Boolean, nullable=False, server_default=false()),
+    # The token that its session was made with: the session ends with it. NULL: a proxy's user.
+    Column("token", Text),
+    # Random; its key and its password on the bus are derived from it. NULL: it has no session.
+    Column("seed", Text),
 )
 
 runs = Table(
