@@ -88,13 +88,20 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
 def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], Session | None]:
     """A function that asks the server for another session; None: it gives none now."""
     from paceline.node import session
+    from paceline.node.client import ServerUnreachable
+
+    said = ""
 
     def find_session() -> Session | None:
+        nonlocal said
         try:
             return session.of_node(client, node, bus)
-        except PacelineError as error:
+        except ServerUnreachable as error:
             _log.debug("%s", error)
-            return None
+        except PacelineError as error:  # such as a revoked token: waiting does not help
+            if said != (said := str(error)):
+                _log.warning("the server gives no session for this node: %s", error)
+        return None
 
     return find_session
 

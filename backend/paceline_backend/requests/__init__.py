@@ -29,7 +29,6 @@ from paceline_backend.requests.errors import (
     check_policy,
     refuse_observed,
 )
-from paceline_backend.requests.forgetting import forget_node
 from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
 from paceline_backend.requests.labels.target import set_target
@@ -49,7 +48,6 @@ __all__ = [
     "cordon",
     "end_hung",
     "enlist",
-    "forget_node",
     "join",
     "launch",
     "leave",

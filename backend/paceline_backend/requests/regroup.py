@@ -7,7 +7,7 @@ between leaves the next step to another look (`control.meetings`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 import redis
@@ -46,7 +46,7 @@ def begin(store: Store, group: Group) -> bool:
 
 
 def end_launch(
-    store: Store, bus: redis.Redis, group: Group, names: Iterable[str], why: str
+    store: Store, bus: redis.Redis, group: Group, names: Collection[str], why: str
 ) -> None:
     """Ends the launchers of some nodes: an agent launches no run of which processes go on.
 

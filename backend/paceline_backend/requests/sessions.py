@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 
-from paceline.wire import State, is_node
+from paceline.wire import State, commands, is_node, node_telemetry
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.server import users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
 from paceline_backend.store import Store, meta, nodes, runs
+from paceline_backend.store.audit import Requester, record
+from paceline_backend.store.nodes import cordons
 from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,41 @@ def end(bus_url: str, names: Collection[str]) -> None:
             users.forget(bus, map(users.name_of_node, names))
     except redis.RedisError as error:
         log.warning("nodes without a session keep their users until the bus answers: %s", error)
+
+
+def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, Any]:
+    """Delete a node that is out of use; return it as it was.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        node: its name.
+        by: who asks.
+
+    Raises:
+        UnknownNodeError: no such node.
+        ConflictError: its agent answers, or a run that has not ended was launched there.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            cordons.check(connection, node)
+            known = nodes.known(connection, node)
+            if known["alive"]:
+                raise ConflictError(
+                    f"the agent of node {node} answers: stop it, or revoke its token first "
+                    "(`paceline token revoke`)"
+                )
+            if running := nodes.launched(connection).get(node):
+                names = ", ".join(running)
+                raise ConflictError(f"node {node} still has a part in run {names}: stop it first")
+            nodes.forget(connection, node)
+            record(connection, by, "node.forget", target=node)
+            # Before the transaction ends: otherwise a bus that goes away now would keep the user.
+            users.forget(bus, [users.name_of_node(node)])
+        bus.delete(commands(node), node_telemetry(node))
+    return known
 
 
 def of_run(store: Store, bus_url: str, run: str) -> Session:

@@ -66,7 +66,7 @@ def forget_node(
     Its cordons and its part in runs are kept. 409: its agent answers, or a run has it.
     """
     bus = settings_of(request).bus
-    return requests.forget_node(store_of(request), bus, node, requester_of(request, by, why))
+    return requests.sessions.forget(store_of(request), bus, node, requester_of(request, by, why))
 
 
 @router.post(

@@ -119,11 +119,11 @@ def launched(connection: sa.Connection) -> dict[str, list[str]]:
         .join(runs_table, runs.key == of_several.run)
         .where(going_on, of_several.state.not_in(ENDED), of_several.lost.is_(False))
     )
-    found: dict[str, list[str]] = {}
+    runs_of: dict[str, list[str]] = {}
     for node, run in connection.execute(sa.union_all(alone, several)):
         if node is not None:
-            found.setdefault(node, []).append(run)
-    return found
+            runs_of.setdefault(node, []).append(run)
+    return runs_of
 
 
 def alive(connection: sa.Connection) -> set[str]:
