@@ -61,9 +61,10 @@ def aggregates(
         for group in _names(by, row, tags.get(row["key"], []), on):
             groups[row["backend"] == SIMULATED, *group].append({**row, "ranks": ranks})
     paid: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in _by_policy(spent, rows) if "policy" in by else spent:
-        for group in _names(by, row, tags.get(row["key"], []), [row["node"]]):
-            paid[False, *group].append(row)
+    divided: Iterable[Mapping[str, Any]] = _by_policy(spent, rows) if "policy" in by else spent
+    for part in divided:
+        for group in _names(by, part, tags.get(part["key"], []), [part["node"]]):
+            paid[False, *group].append(part)
     currency = costs.currency(connection, default)
     return [
         {

@@ -29,7 +29,7 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
-    made_up = (np.hstack([np.ones((len(part), 1)), *dealt]) < 1).any(axis=1)
+    made_up = np.hstack([np.ones((len(part), 1)), *dealt]).min(axis=1) < 1
     ranks: tuple[int, ...] = ()
     if made_up.any():
         even = part / model.usual_part

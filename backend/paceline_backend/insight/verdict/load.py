@@ -53,8 +53,8 @@ def read_observed(
     segment = _first_known(given["segment"])
     nodes = () if placement is None else tuple(placement.nodes)
     version = _versions(connection, run, attempt, segment)
-    newest = int(version[version >= 0][-1]) if (version >= 0).any() else 0
-    in_force = switches.of_version(connection, run, newest)
+    last = int(version[version >= 0][-1]) if (version >= 0).any() else 0
+    in_force = switches.of_version(connection, run, last)
     return Observed(
         step=step,
         samples=given["samples"],
