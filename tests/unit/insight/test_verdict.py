@@ -33,8 +33,8 @@ def only(verdict: Verdict, kind: str, *ranks: int) -> None:
 def test_noise_is_no_cause(world: int, noise: float) -> None:
     verdict = judge(observed(world, noise=noise))
     assert verdict.causes == []
-    found = "No straggler" if verdict.waste <= 0.05 else "No cause stands out"
-    assert words(verdict).startswith(f"{found}: in these 100 steps ranks spend ")
+    headline = "No straggler" if verdict.waste <= 0.05 else "No cause stands out"
+    assert words(verdict).startswith(f"{headline}: in these 100 steps ranks spend ")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])

@@ -39,9 +39,9 @@ def words(verdict: Verdict) -> str:
     if not verdict.causes:
         if verdict.seen.apart.all():
             return f"No straggler: in these {verdict.steps:,} steps ranks do not wait."
-        found = "No straggler" if verdict.waste <= WAITING else "No cause stands out"
+        headline = "No straggler" if verdict.waste <= WAITING else "No cause stands out"
         return (
-            f"{found}: in these {verdict.steps:,} steps ranks spend {100 * verdict.waste:.1f} % of "
+            f"{headline}: in these {verdict.steps:,} steps ranks spend {100 * verdict.waste:.1f} % of "
             "their time waiting for each other."
         )
     sentences = [cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES]]
