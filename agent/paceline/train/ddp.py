@@ -72,6 +72,11 @@ class CurrentStep:
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
+        # Called with the number of a wrapped model before its reduction begins in a backward pass,
+        # and with the error of one that failed.
+        self.reducing: Callable[[int], None] = lambda model: None
+        self.explained: Callable[[Exception], Exception] = lambda error: error
+        self.models = 0  # that were wrapped
         self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
 
@@ -177,6 +182,7 @@ class _Weighing:
         current: the current step.
         parameters: of the model, those that are trained.
         group: all ranks.
+        model: number of the model in its session.
     """
 
     def __init__(
@@ -184,8 +190,10 @@ class _Weighing:
         current: CurrentStep,
         parameters: list[nn.Parameter],
         group: dist.ProcessGroup,
+        model: int,
     ) -> None:
-        self.current = current
+        self.current, self._model = current, model
+        self._reducing = False  # some buckets of the pass are reduced already
         self._group = group
         self._parameters = parameters
         self._reduces = False  # the next backward pass
@@ -218,6 +226,13 @@ class _Weighing:
             node.register_prehook(self._begins)
         if not nodes:
             self._hook()
+
+    def begin_reduction(self) -> None:
+        """A bucket is complete; before the pass's first one, the ranks must be in step."""
+        if not self._reducing:
+            self._reducing = True
+            if self.current.running is not None:
+                self.current.reducing(self._model)
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
         """Begins to add up a tensor over all ranks.
@@ -253,6 +268,7 @@ class _Weighing:
     def end(self) -> None:
         """The pass's last bucket was divided."""
         self._reduces, self._by_bucket, self._waits = False, None, False
+        self._reducing = False
 
     def _begins(self, _: Any) -> None:
         """A backward pass has come to an output."""
@@ -312,6 +328,7 @@ def _mean(
     """The communication hook: the mean over ranks of the weighed gradients, as DDP's own hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
+    weighing.begin_reduction()
     if last and running is not None:
         running.gradients_ready()
     share = weighing.divided(bucket.buffer())
@@ -322,7 +339,10 @@ def _mean(
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:
             running.reduced()
-        return future.value()[0]
+        try:
+            return future.value()[0]
+        except RuntimeError as error:
+            raise current.explained(error) from error
 
     result: Future[torch.Tensor] = work.get_future().then(reduced)
     return result
@@ -346,7 +366,8 @@ class WeightedDDP(DistributedDataParallel):
         self._current = current
         parameters = [p for p in module.parameters() if p.requires_grad]
         current.reduced |= {id(p) for p in parameters}
-        self._weighing = _Weighing(current, parameters, self.process_group)
+        self._weighing = _Weighing(current, parameters, self.process_group, current.models)
+        current.models += 1
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad and current.world > 1:
                 refuse = partial(_refuse_gradient, current, name, id(parameter))

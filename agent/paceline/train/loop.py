@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from msgspec.structs import replace
+from torch.distributed import DistError
 
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
@@ -23,7 +24,8 @@ from paceline.train.ddp import CurrentStep, trained
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
-from paceline.train.meeting import Meeting, gathered, introduce
+from paceline.train.lockstep import Lockstep
+from paceline.train.meeting import Meeting, gathered, introduce, place
 from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
@@ -45,6 +47,7 @@ from paceline.wire import Evaluation, Phase, RankDevice
 
 logger = logging.getLogger(__name__)
 
+_NAMED_S = 0.5  # a rank that fails because of another one looks so long for which one
 _GIVE_LIMITS = "give Session(limits=…), or call session.profile before the loop"
 
 
@@ -118,6 +121,7 @@ class Loop:
         self.wiring: Wiring | None = None  # from the first iteration on
         self.memory: Memory | None = None  # the same, with a token budget
         self._over: deque[RunningStep] = deque(maxlen=2)  # the newest turns of the script's loop
+        self.lockstep: Lockstep | None = None  # the same, if there are several ranks
         self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
         self._taken: Step | None = None  # the newest batch that was taken over
         self._meeting: Meeting | None = meeting  # until the loop is closed
@@ -307,6 +311,8 @@ class Loop:
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most."""
         self._stopped, self.closed = self.stopped, True
+        if self.lockstep is not None:
+            self.lockstep.end()
         if self.memory is not None:
             self.memory.close()
         self._refusing()
@@ -321,10 +327,14 @@ class Loop:
         if self.wiring is not None:
             self.wiring.follower.close()
         if self._meeting is not None and not self._meeting.leads:
+            if self.lockstep is not None:
+                self.lockstep.close()
             with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
                 self._meeting.store.set(left_key(self.rank), "")
         if self.wiring is not None:
-            self.wiring.close(ran_out=self._ran_out)
+            self.wiring.close(ran_out=self._ran_out, failed=self._is_out_of_step)
+        if self.lockstep is not None and self._meeting is not None and self._meeting.leads:
+            self.lockstep.close()
         if self._meeting is not None and self._meeting.lanes is not None:
             self._meeting.lanes.close()
         # Loader and script may live on; the store's server and its port must not.
@@ -353,12 +363,15 @@ class Loop:
             return False
         self._lookahead = lookahead
         if self.wiring is None:
+            self._watch_ranks()
             self.wiring = self._connect(lookahead)
             for evaluation in self._evaluations:
                 self.evaluated(evaluation)
         if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
             self.trained.begin_epoch(self.step + 1, self.epoch_steps.ends(self.epoch))
         self._in_epoch, self._ran_out, self._ended = True, False, None
+        if self.lockstep is not None:
+            self.lockstep.begin_epoch(self.epoch)
         if self.reader is not None:
             self.reader.begin(self.epoch)
         return True
@@ -370,7 +383,10 @@ class Loop:
         # several micro-batches in one. Each rank's fetching would wait for rank 0's, which plans.
         plans_first = self.wiring.leader is not None and self.limits.micro_batches
         steps = self.wiring.follower.steps(self.epoch, self._lookahead if plans_first else 0)
-        return map(self.gate.adjust, steps)
+        try:
+            yield from map(self.gate.adjust, steps)
+        except DistError as error:
+            raise (error if self.lockstep is None else self.lockstep.explained(error)) from error
 
     def restore_random(self) -> None:
         """Where training goes on from a checkpoint: random numbers go on, too."""
@@ -392,6 +408,8 @@ class Loop:
         taken = step is self._taken
         if not taken and ends_span(step):
             step = replace(step, shared=True)
+        if self.lockstep is not None:
+            self.lockstep.begin_step(step.step, relaxed=self.gate.relaxed is not None)
         self.gate.begin(step)
         self._finish_step()
         if self.gate.pools(step):
@@ -478,6 +496,8 @@ class Loop:
             closing: the script left the loop, by a break, a return or an exception.
         """
         running = self.running()
+        if not closing and not running.step.more:
+            self._keep_in_step(running)
         try:
             if running.step.more:
                 self.gate.turn_done(closing)
@@ -504,9 +524,14 @@ class Loop:
             ran_out: the loader ran out of batches; otherwise the script left the loop.
         """
         raised = not ran_out and exception_ends_loop()
+        if self.lockstep is not None and raised:
+            self.lockstep.leave(raised=True, relaxed=False)
+            self.lockstep.explained(PacelineError(), _NAMED_S)  # it is logged
         if self.memory is not None and raised and self.current.running is not None:
             self.memory.left(self.current.running.step.load)
         try:
+            if self.lockstep is not None and not raised:
+                self._end_in_step(self.lockstep, ran_out)
             self.gate.end(ran_out)
             # Else all ranks left after the same step.
             if self._failure is None and not raised:
@@ -531,6 +556,43 @@ class Loop:
             self.reader.close()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
+
+    def _watch_ranks(self) -> None:
+        """Begins to watch that this rank and the others are in step."""
+        if self.meeting.world == 1:
+            return
+        self.lockstep = Lockstep(
+            self.meeting.store, self.rank, self.meeting.world, place(), self.activity, self._fail
+        )
+        self.current.reducing, self.current.explained = self._reducing, self.lockstep.explained
+
+    def _fail(self, error: PacelineError) -> None:
+        """Ends a wait for the plan. Called in another thread."""
+        if self.wiring is not None:
+            self.wiring.follower.fail(error)
+
+    def _is_out_of_step(self) -> bool:
+        return self.lockstep is not None and self.lockstep.failed
+
+    def _reducing(self, model: int) -> None:
+        running = self.current.running
+        if self.lockstep is not None and running is not None:
+            self.lockstep.reducing(running.step.step, model, running.meeting)
+
+    def _keep_in_step(self, running: RunningStep) -> None:
+        """Ends a body: waits for the other ranks if it had no backward pass."""
+        if self.lockstep is None:
+            return
+        passes, relaxed = running.passes or not self.gate.models, self.gate.relaxed is not None
+        with nullcontext() if passes or relaxed else running.waiting():
+            self.lockstep.end_body(running.step.step, passes=passes, relaxed=relaxed)
+
+    def _end_in_step(self, lockstep: Lockstep, ran_out: bool) -> None:
+        """Ends the loop over the loader: all ranks leave it after the same step."""
+        if ran_out:
+            lockstep.end_epoch()
+        elif self._failure is None:
+            lockstep.leave(raised=False, relaxed=self.gate.relaxed is not None)
 
     def _leave_if_asked(self) -> None:
         """Ends this rank where nodes join or leave, after all ranks have saved where training is.

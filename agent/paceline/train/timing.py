@@ -95,6 +95,7 @@ class RunningStep:
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
         self._computes = True  # since the newest stamp, whether or not gradients follow
+        self.passes = False  # there was a backward pass
         self._held = False  # the emulated device was waited for
         self._kept: Any = None  # stamp of gradients that no reduction has followed yet
         self._done: Any = None
@@ -159,6 +160,7 @@ class RunningStep:
 
     def gradients_ready(self) -> None:
         """The last gradient of this rank is computed; the reduction begins."""
+        self.passes = True
         self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept, self._computes = None, False
@@ -176,6 +178,7 @@ class RunningStep:
 
     def gradients_kept(self) -> None:
         """Gradients are computed, and stay on this rank."""
+        self.passes = True
         self._kept = self._clock.stamp(self._kept)
 
     def log(self, loss: Value, metrics: Mapping[str, Value]) -> None:

@@ -48,14 +48,15 @@ class Wiring:
     on_fallback: OnFallback | None  # on rank 0, in such a run
     exit_stack: ExitStack  # ends the background threads that there are
 
-    def close(self, *, ran_out: bool) -> None:
+    def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most.
 
         Args:
             ran_out: the loop over the loader ran to its end.
+            failed: returns whether ranks are out of step.
         """
         if self.leader is not None:
-            self.leader.wait_for_readers(at_the_end=ran_out)
+            self.leader.wait_for_readers(at_the_end=ran_out, failed=failed)
         if self.reporter is not None:
             self.reporter.flush()
         self.exit_stack.close()

@@ -35,7 +35,8 @@ class Waits:
     """
 
     def __init__(self, current: CurrentStep) -> None:
-        self._current = current
+        self._current, self._model = current, current.models
+        current.models += 1
         self._meeting: AbstractContextManager[None] | None = None  # that has begun
         self._made: dict[int, list[Tensor]] = {}  # by a module, in its forward pass that ends
         self._backward: RunningStep | None = None  # whose backward pass is under way
@@ -98,6 +99,7 @@ class Waits:
     def _before_backward(self, _: Tensor) -> None:
         running = self._current.running
         if running is not None and self._backward is not running:
+            self._current.reducing(self._model)
             self._backward, self._ends = running, True
             _queue(self._computed)
         self._begin()

@@ -47,7 +47,7 @@ class Fetcher:
         self._store = store
         self._rank = rank
         self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
-        self._parts: SimpleQueue[Part | DistError] = SimpleQueue()
+        self._parts: SimpleQueue[Part | Exception] = SimpleQueue()
         self._segment = 0  # of the part that the thread fetches
         self._changed = threading.Condition()
         self._epoch = -1  # that the rank is in
@@ -69,15 +69,20 @@ class Fetcher:
 
         Raises:
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
+            Exception: what `fail` was called with.
         """
         try:
             part = self._parts.get(timeout=self._wait_s)
         except Empty:
             raise DistStoreError(f"rank 0 stored no plan for {self._wait_s:.0f} s") from None
-        if isinstance(part, DistError):
+        if isinstance(part, Exception):
             self._parts.put(part)  # whoever asks again learns the same
             raise part
         return part
+
+    def fail(self, error: Exception) -> None:
+        """Have `next` raise this error after the parts that are here. Any thread may call it."""
+        self._parts.put(error)
 
     def close(self) -> None:
         """Ends the thread, waiting for it unless its call does not end."""

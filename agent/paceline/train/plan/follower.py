@@ -64,6 +64,11 @@ class Follower:
                 yield planned.popleft()
         yield from planned
 
+    def fail(self, error: Exception) -> None:
+        """Have `steps` raise this error where it would wait. Any thread may call it."""
+        if self._fetcher is not None:
+            self._fetcher.fail(error)
+
     def close(self) -> None:
         """Ends the thread that fetches the plan."""
         if self._fetcher is not None:

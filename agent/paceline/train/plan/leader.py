@@ -199,20 +199,23 @@ class Leader:
         """Whether another rank that has not left has yet to read its part of the newest segment."""
         return any(store.check([part_key(self._newest, rank)]) for store, rank in self._present())
 
-    def wait_for_readers(self, *, at_the_end: bool) -> None:
+    def wait_for_readers(
+        self, *, at_the_end: bool, failed: Callable[[], bool] = lambda: False
+    ) -> None:
         """Waits until the other ranks need the store no more, because it ends with this rank.
 
         A rank that has read the end of the plan needs it no more; nor does a rank that has left.
 
         Args:
             at_the_end: the loop ran to its end here, so ranks that still compute will read it too.
+            failed: returns whether ranks are out of step, so that some will never come.
         """
         needed = self.unread if at_the_end else self._present
         began = time.monotonic()
         warned = False
         while needed():
             waited = time.monotonic() - began
-            if waited >= (_FAREWELL_TO_END_S if at_the_end else _FAREWELL_S):
+            if failed() or waited >= (_FAREWELL_TO_END_S if at_the_end else _FAREWELL_S):
                 return
             if waited >= _FAREWELL_S and not warned:
                 logger.warning("waiting for a rank that has not come to the end of the plan yet")

@@ -1,0 +1,228 @@
+"""Detection of ranks that are out of step: what each rank has done, and which of it cannot match.
+
+Gradients are reduced in pairs of passes: the n-th reduction of one rank meets the n-th reduction of
+each other rank. If one rank leaves out a backward pass, its next reduction would meet the others'
+previous one, and the sums would mix two steps. Each rank therefore keeps a `Progress`, and
+publishes it once a second (`paceline.train.lockstep`). Rank 0 compares them:
+
+- `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
+- `laggards` returns the ranks that the others are waiting for, once the wait is long.
+
+Nothing here knows about torch, stores or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+KEPT = 32  # newest entries of each list: conflicts stop ranks within one or two reductions
+
+_SKIP = (
+    "Every rank must make the same backward passes in each step: where a rank has nothing to "
+    "learn from, multiply its loss by 0 instead of leaving the pass out, or let all ranks decide "
+    "together, as by an all-reduce"
+)
+_LEAVE = (
+    "All ranks must leave the loop over the loader after the same step: let them decide together, "
+    "as by an all-reduce of the criterion"
+)
+
+
+class Departure(msgspec.Struct, array_like=True, frozen=True):
+    """A loop over the loader that a rank left before its end."""
+
+    epoch: int
+    step: int
+    raised: bool  # by an exception; else by a break or a return
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """Steps, reductions and departures of one rank."""
+
+    step: int = -1  # that the rank is in, or was in last
+    epoch: int = 0
+    in_loop: bool = False
+    through: int = -1  # newest step whose body has ended, or was left
+    relaxed: bool = False  # gradients are not reduced in each step
+    # Number, step and model of the newest reductions: begun, or waiting for the other ranks'.
+    newest: list[tuple[int, int, int]] = []
+    skipped: list[tuple[int, int]] = []  # first and last step of runs of steps without a pass
+    departures: list[Departure] = []
+    closed: bool = False
+    phase: str = ""
+    since_s: float = 0.0  # how long the rank has been in this phase of this step
+    beat: int = 0  # counts publications
+    place: str = ""  # where the process runs,
+    process: int = 0  # and its number there
+
+    @property
+    def reductions(self) -> int:
+        """How many reductions have begun."""
+        return self.newest[-1][0] + 1 if self.newest else 0
+
+    def reduce(self, step: int, model: int) -> None:
+        """Note that a reduction begins."""
+        self.newest = [*self.newest[1 - KEPT :], (self.reductions, step, model)]
+
+    def skip(self, step: int) -> None:
+        """Note a step without a backward pass."""
+        if self.skipped and self.skipped[-1][1] == step - 1:
+            self.skipped = [*self.skipped[:-1], (self.skipped[-1][0], step)]
+        else:
+            self.skipped = [*self.skipped[1 - KEPT :], (step, step)]
+
+    def leave(self, raised: bool) -> None:
+        """Note that the rank left its loop in the current step."""
+        left = Departure(self.epoch, self.step, raised)
+        self.departures = [*self.departures[1 - KEPT :], left]
+        self.through = max(self.through, self.step)
+
+    def at(self, reduction: int) -> tuple[int, int] | None:
+        """Return step and model of a reduction; None: it has not begun, or was long ago."""
+        return next((at[1:] for at in self.newest if at[0] == reduction), None)
+
+    def passes(self, step: int) -> int:
+        """Return the number of reductions in one of the newest steps."""
+        return sum(at[1] == step for at in self.newest)
+
+    def has_skipped(self, step: int) -> bool:
+        """Return whether a step had no backward pass."""
+        return any(first <= step <= last for first, last in self.skipped)
+
+
+def conflict(of: Mapping[int, Progress]) -> str | None:
+    """Return why ranks can never be in step again, in words that name rank and step.
+
+    Args:
+        of: the progress of ranks, by rank.
+    """
+    return _left(of) or _closed(of) or _unmatched(of)
+
+
+def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
+    """Yield rank and step where a rank made no backward pass under a relaxed policy, alone."""
+    for rank, progress in of.items():
+        others = [other for number, other in of.items() if number != rank]
+        if not progress.relaxed or not others:
+            continue
+        for _, step in progress.skipped:
+            if all(other.through >= step for other in others) and not all(
+                other.has_skipped(step) for other in others
+            ):
+                yield rank, step
+
+
+def laggards(of: Mapping[int, Progress], waits: Sequence[str], patience_s: float) -> list[int]:
+    """Return the ranks that others have been waiting for.
+
+    Args:
+        of: the progress of ranks, by rank.
+        waits: phases in which a rank waits for others.
+        patience_s: how long a wait must have lasted.
+    """
+    waiting = {rank for rank, progress in of.items() if progress.phase in waits}
+    if not any(of[rank].since_s >= patience_s for rank in waiting):
+        return []
+    return [rank for rank in of if rank not in waiting]
+
+
+def described(rank: int, progress: Progress) -> str:
+    """Return where a rank is, in words."""
+    if progress.closed:
+        return f"rank {rank} has closed its session after step {progress.step}"
+    if progress.step < 0:
+        return f"rank {rank} has not begun its first step"
+    if progress.in_loop and progress.step > progress.through:
+        return f"rank {rank} is in step {progress.step} ({progress.phase})"
+    if progress.in_loop:
+        return f"rank {rank} is after step {progress.step} ({progress.phase})"
+    return f"rank {rank} is outside of its loop after step {progress.step}"
+
+
+def _left(of: Mapping[int, Progress]) -> str | None:
+    """A rank left its loop, and another one continued to a later step of the same epoch."""
+    for rank, progress in of.items():
+        for departure in progress.departures:
+            how = "an error ended its loop" if departure.raised else "it left its loop"
+            for other, beside in of.items():
+                if beside.epoch == departure.epoch and beside.step > departure.step:
+                    why = (
+                        f"rank {rank} is out of step: {how} in step {departure.step}, but rank "
+                        f"{other} continued to step {beside.step}"
+                    )
+                    return why if departure.raised else f"{why}. {_LEAVE}"
+    return None
+
+
+def _closed(of: Mapping[int, Progress]) -> str | None:
+    """A rank closed its session, and another one is in a later epoch."""
+    for rank, progress in of.items():
+        for other, beside in of.items():
+            if progress.closed and beside.in_loop and beside.epoch > progress.epoch:
+                return (
+                    f"rank {rank} is out of step: it closed its session after epoch "
+                    f"{progress.epoch}, but rank {other} continued to epoch {beside.epoch}. "
+                    f"{_LEAVE}"
+                )
+    return None
+
+
+def _unmatched(of: Mapping[int, Progress]) -> str | None:
+    """A reduction that a rank has begun, and that another rank can no longer make in that step."""
+    last = min(of, key=lambda rank: (of[rank].reductions, rank))
+    fewest = of[last].reductions
+    met = {rank: at for rank, progress in of.items() if (at := progress.at(fewest - 1)) is not None}
+    if len(set(met.values())) > 1:
+        return _different(of, met)
+    for other, beside in of.items():
+        if (at := beside.at(fewest)) is None:
+            continue
+        step = at[0]
+        for rank, progress in of.items():
+            past = progress.step > step or progress.through >= step
+            if progress.reductions == fewest and past:
+                return _uneven(of, rank, other, step)
+    return None
+
+
+def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -> str:
+    """Ranks that are about to make the same reduction in different steps, or of other models."""
+    early = min(met, key=lambda rank: (met[rank][0], rank))
+    late = max(met, key=lambda rank: (met[rank][0], met[rank] != met[early], -rank))
+    step = met[early][0]
+    if met[late][0] > step:
+        return _uneven(of, late, early, step)
+    return (
+        f"ranks are out of step: in step {step} rank {late} makes the backward pass of another "
+        f"wrapped model than rank {early}. {_SKIP}"
+    )
+
+
+def _uneven(of: Mapping[int, Progress], fewer: int, more: int, step: int) -> str:
+    """Two ranks that made different numbers of backward passes in a step."""
+    few, many = of[fewer].passes(step), of[more].passes(step)
+    left = [at for at in of[fewer].departures if at.step == step]
+    if left:
+        how = "an error ended its loop" if left[-1].raised else "it left its loop"
+        why = (
+            f"rank {fewer} is out of step: {how} in step {step} before the backward pass that "
+            f"rank {more} made there"
+        )
+        return why if left[-1].raised else f"{why}. {_LEAVE}"
+    if few == 0:
+        return (
+            f"rank {fewer} is out of step: it made no backward pass in step {step}, but rank "
+            f"{more} did. {_SKIP}"
+        )
+    alike = sum(progress.passes(step) == many for progress in of.values())
+    if 2 * alike < len(of):  # most ranks made fewer
+        return (
+            f"rank {more} is out of step: it made {many} backward passes in step {step}, but rank "
+            f"{fewer} made {few}. {_SKIP}"
+        )
+    return (
+        f"rank {fewer} is out of step: it made {few} backward passes in step {step}, but rank "
+        f"{more} made {many}. {_SKIP}"
+    )

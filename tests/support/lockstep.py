@@ -1,0 +1,109 @@
+"""Cases of real ranks that are in step, or not; each rank returns how its training ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+
+from support.sessions import network, parameters, session
+
+COUNT, EPOCHS, OPTIONS = 48, 2, {"global_batch": 4}
+
+
+def trained(kind: str, rank: int, address: str) -> str:
+    """Trains; one rank differs from the others.
+
+    Args:
+        kind: how it differs; see the code.
+        rank: that differs.
+        address: where the ranks meet in a process group of this case alone: after a failure it can
+            serve no more.
+
+    Returns:
+        The error that ended this rank's training, or "in step 5" where it ended.
+    """
+    here, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=address, rank=here, world_size=world)
+    try:
+        said = _trained(kind, here == rank)
+    except Exception as error:
+        said = str(error)
+    gc.collect()  # the wrapped model, which keeps the group's connections
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=address + "after", rank=here, world_size=world)
+    return said
+
+
+def _trained(kind: str, differs: bool) -> str:
+    with session(COUNT, OPTIONS) as run:
+        loader, model = run.loader(), run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for epoch in run.epochs(EPOCHS):
+            for _, x, y in loader:
+                loss = mse_loss(model(x), y)
+                here = differs and run.step == 5
+                if here and kind == "skips":
+                    continue
+                if here and kind == "sums and skips":
+                    continue
+                if kind == "sums and skips":
+                    dist.all_reduce(torch.ones(()))
+                if here and kind == "zero":
+                    loss = torch.zeros((), requires_grad=True)
+                if here and kind == "raises":
+                    raise ValueError("no such thing")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if here and kind == "twice":
+                    mse_loss(model(x), y).backward()
+                if here and kind == "breaks":
+                    break
+            if kind == "stops" and differs:
+                break
+        left = f"rank {run.rank} is done"
+    return left
+
+
+def regular(kind: str) -> tuple[torch.Tensor, int]:
+    """Trains with an unusual rhythm that all ranks share; parameters and newest step."""
+    with session(COUNT, OPTIONS) as run:
+        loader, model, other = run.loader(), run.wrap(network()), run.wrap(network())
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], 0.05)
+        for epoch in run.epochs(EPOCHS):
+            for place, (_, x, y) in enumerate(loader):
+                if kind == "all skip" and run.step in (0, 5, 6):
+                    continue
+                accumulates = kind == "accumulates" and place % 3 < 2
+                held: Any = contextlib.ExitStack()
+                with held:
+                    if accumulates:
+                        held.enter_context(model.no_sync())
+                    mse_loss(model(x), y).backward()
+                if kind == "two models" or (kind == "sometimes two" and run.step in (3, 4, 9)):
+                    mse_loss(other(x), y).backward()
+                if not accumulates:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if kind == "all break" and place == 3 + epoch:
+                    break
+        return torch.cat([parameters(model), parameters(other)]), run.step
+
+
+def killed(rank: int) -> None:
+    """One rank's process ends in step 3."""
+    with session(40, {"global_batch": 4}) as run:
+        model = run.wrap(network())
+        for _, x, y in run.loader():
+            if run.rank == rank and run.step == 3:
+                os._exit(1)
+            mse_loss(model(x), y).backward()
+
+
