@@ -217,12 +217,11 @@ def _uneven(of: Mapping[int, Progress], fewer: int, more: int, step: int) -> str
             f"{more} did. {_SKIP}"
         )
     alike = sum(progress.passes(step) == many for progress in of.values())
-    if 2 * alike < len(of):  # most ranks made fewer
-        return (
-            f"rank {more} is out of step: it made {many} backward passes in step {step}, but rank "
-            f"{fewer} made {few}. {_SKIP}"
-        )
+    as_before = few == of[fewer].passes(step - 1)
+    if 2 * alike < len(of) or (2 * alike == len(of) and as_before):  # the one with more differs
+        fewer, more, few, many = more, fewer, many, few
+    passes = f"{few} backward pass{'es' if few > 1 else ''}"
     return (
-        f"rank {fewer} is out of step: it made {few} backward passes in step {step}, but rank "
-        f"{more} made {many}. {_SKIP}"
+        f"rank {fewer} is out of step: it made {passes} in step {step}, but rank {more} made "
+        f"{many}. {_SKIP}"
     )

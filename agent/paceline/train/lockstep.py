@@ -52,7 +52,6 @@ _SEARCH_S = 0.05  # between two comparisons after a collective failed
 _EXPLAIN_S = 8.0  # after a collective failed
 _SILENT_S = 4.0  # without a publication: the process or its node is gone
 _MOST_SKIPS = 5  # that are logged
-_NO_STORE = "rank 0 has ended, and the ranks' store with it"
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Progress)
@@ -190,7 +189,7 @@ class Lockstep:
         if self._failure is not None:
             return PacelineError(self._failure)
         if not self._thread.is_alive():
-            return PacelineError(_NO_STORE)
+            return PacelineError(self._without_store())
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
     @property
@@ -213,6 +212,13 @@ class Lockstep:
         self._wake.set()
         self._thread.join(2.0)
 
+    def _without_store(self) -> str:
+        own = self._progress
+        return (
+            "rank 0 is out of step: it ended or closed its session, and the ranks' store with it, "
+            f"while rank {self._rank} was in epoch {own.epoch}, after step {own.through}"
+        )
+
     def _is_over(self) -> bool:
         return self._failure is not None or not self._thread.is_alive()
 
@@ -234,7 +240,7 @@ class Lockstep:
             self._point = None
         self._refuse()
         if not self._thread.is_alive():
-            raise PacelineError(_NO_STORE)
+            raise PacelineError(self._without_store())
 
     # The thread.
 
