@@ -36,7 +36,7 @@ def _trained(kind: str, differs: bool) -> str:
     with session(COUNT, OPTIONS) as run:
         loader, model = run.loader(), run.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for epoch in run.epochs(EPOCHS):
+        for _ in run.epochs(EPOCHS):
             for _, x, y in loader:
                 loss = mse_loss(model(x), y)
                 here = differs and run.step == 5
@@ -93,3 +93,23 @@ def killed(rank: int) -> None:
             if run.rank == rank and run.step == 3:
                 os._exit(1)
             mse_loss(model(x), y).backward()
+
+
+def two_sessions(own_model: bool, batches: tuple[int, int]) -> str:
+    """One model sees batches of two sessions in each step; what is refused.
+
+    Args:
+        own_model: the second session wraps a model of its own instead.
+        batches: samples of each global batch. Limits let rank 0 have two of them.
+    """
+    options = [{"global_batch": batch, "limits": [2, batch]} for batch in batches]
+    with session(COUNT, options[0]) as first, session(COUNT, options[1]) as second:
+        model = first.wrap(network())
+        other = second.wrap(network()) if own_model else model
+        with contextlib.suppress(StopIteration):
+            for (_, x, y), (_, u, v) in zip(first.loader(), second.loader(), strict=False):
+                try:
+                    (mse_loss(model(x), y) + mse_loss(other(u), v)).backward()
+                except Exception as error:
+                    return str(error)
+    return "trained"

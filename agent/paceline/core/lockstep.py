@@ -107,7 +107,7 @@ def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:
             continue
-        for _, step in progress.skipped:
+        for step, _ in progress.skipped:
             if all(other.through >= step for other in others) and not all(
                 other.has_skipped(step) for other in others
             ):

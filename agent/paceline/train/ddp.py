@@ -76,6 +76,8 @@ class CurrentStep:
         # and with the error of one that failed.
         self.reducing: Callable[[int], None] = lambda model: None
         self.explained: Callable[[Exception], Exception] = lambda error: error
+        # Called before a forward pass in a step that will have a backward pass.
+        self.forward: Callable[[], None] = lambda: None
         self.models = 0  # that were wrapped
         self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
@@ -392,6 +394,7 @@ class WeightedDDP(DistributedDataParallel):
         """The module's forward pass."""
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        self._current.forward()
         self._weighing.begin(self.require_backward_grad_sync)
         outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._weighing.watch(outputs)

@@ -208,6 +208,8 @@ class Session:
             epoch_steps,
             reader,
         )
+        batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
+        self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")

@@ -54,6 +54,13 @@ _NOT_REDUCED = (
     "before it, and what an optimiser steps within backward(). If the ranks' gradients shall "
     "differ, ignore this"
 )
+_MIXED = (
+    "in step {step} the loop has a batch of {other} too, and that session wraps no model: the "
+    "model that {name} has wrapped would weigh both batches with {weight:.4g} on rank {rank}, but "
+    "the other session's batch weighs {beside:.4g} there. Train a model with the batches of one "
+    "session: put both data sets into one, whose samples are pairs, or let the second session wrap "
+    "a model of its own"
+)
 _ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
 _LOOKS = 1000  # steps for which rank 0 looks for other ranks' norms: a look takes some 50 µs
 _MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
@@ -96,6 +103,7 @@ class UnwrappedModels:
         self._current, self._models = current, models
         self._store: Store | None = store
         self._rank = rank
+        self.name = "this session"  # in messages
         # Of each optimiser that has stepped, what is yet to be compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
@@ -128,6 +136,32 @@ class UnwrappedModels:
             if all(norm > 0 and math.isfinite(norm) for norm in norms):  # else a later step tells
                 self._apart[optimiser].remove(apart)
                 self._publish(apart, norms)
+
+    def refuse_mixed(self) -> None:
+        """Refuse a forward pass while another session without a model has a batch in the loop.
+
+        Raises:
+            PacelineError: this rank's batches of both sessions have different weights.
+        """
+        running = self._current.running
+        if len(_watches) < 2 or running is None or not self._current.weighs:
+            return
+        weight = running.step.weight
+        for other in _watches:
+            beside = other._current.running
+            if other is self or other._models or beside is None or not beside.in_body:
+                continue
+            if not math.isclose(weight, beside.step.weight, rel_tol=1e-9):
+                raise PacelineError(
+                    _MIXED.format(
+                        step=running.step.step,
+                        name=self.name,
+                        other=other.name,
+                        weight=weight,
+                        beside=beside.step.weight,
+                        rank=self._rank,
+                    )
+                )
 
     def look(self) -> None:
         """On rank 0, compares gradients as soon as all ranks have put their norms into the store.

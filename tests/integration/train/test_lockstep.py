@@ -1,4 +1,4 @@
-"""Ranks that are out of step are named on all ranks, with the step; no reduction mixes two steps."""
+"""Ranks out of step are named on all ranks, with the step; no reduction mixes two steps."""
 
 from __future__ import annotations
 
@@ -72,3 +72,11 @@ def test_a_killed_rank_is_named() -> None:
         pool.run(lockstep.killed, 1, timeout_s=20)
     pool.stop()
     assert "rank 1: died" in str(caught.value)
+
+
+def test_batches_of_two_sessions_with_different_weights_are_refused(pair: Ranks) -> None:
+    for said in pair.run(lockstep.two_sessions, False, (6, 8)):
+        assert "the session of Sized (global_batch=8)" in said
+        assert "the session of Sized (global_batch=6) has wrapped" in said
+    assert pair.run(lockstep.two_sessions, False, (8, 8)) == ["trained", "trained"]
+    assert pair.run(lockstep.two_sessions, True, (6, 8)) == ["trained", "trained"]

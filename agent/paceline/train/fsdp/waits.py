@@ -78,6 +78,7 @@ class Waits:
         self._end()
         if self._current.running is None or not torch.is_grad_enabled():
             return
+        self._current.forward()
         for node in {tensor.grad_fn for tensor in _differentiable((inputs, more))}:
             if node is not None and type(node).__name__ == _REDUCING:
                 node.register_prehook(self._begin)

@@ -128,7 +128,12 @@ class SyncGate:
         self._failure: str | None = None  # why this rank cannot go on
         self._in_gate = False  # an optimiser step made now is the gate's own
         current.parameters = self._parameters
+        current.forward = self._unwrapped.refuse_mixed
         self._hook = register_optimizer_step_pre_hook(self._before_optimiser_step)
+
+    def name(self, session: str) -> None:
+        """Give the session a name for messages."""
+        self._unwrapped.name = session
 
     @property
     def relaxed(self) -> Synchroniser | None:
