@@ -71,7 +71,9 @@ class Loader(DrivenLoader):
             self.gradient_state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: the session counts epochs."""
+        """Set the first epoch; afterwards, and after a checkpoint, the session counts."""
+        if self.session._loop.is_fresh:
+            self.session._loop.set_epoch(epoch)
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]

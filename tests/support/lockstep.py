@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch.nn.functional import mse_loss
 
 from support.sessions import network, parameters, session
@@ -112,4 +113,35 @@ def two_sessions(own_model: bool, batches: tuple[int, int]) -> str:
                     (mse_loss(model(x), y) + mse_loss(other(u), v)).backward()
                 except Exception as error:
                     return str(error)
+    return "trained"
+
+
+def gathers(kind: str, limits: list[int]) -> str:
+    """Gathers in each step what is as long as the rank's batch; the error, or "trained".
+
+    Args:
+        kind: "all_gather", "reduce_scatter", "into_tensor", "differentiable", or "numbers", which
+            has the same shape on all ranks.
+        limits: of the ranks' samples.
+    """
+    with session(COUNT, {"global_batch": 8, "limits": limits}) as run:
+        model = run.wrap(network())
+        for _, x, y in run.loader():
+            made, world = model(x), dist.get_world_size()
+            try:
+                if kind == "all_gather":
+                    dist.all_gather([torch.empty_like(made) for _ in range(world)], made.detach())
+                elif kind == "into_tensor":
+                    into = torch.empty(world * len(made), *made.shape[1:])
+                    dist.all_gather_into_tensor(into, made.detach())
+                elif kind == "reduce_scatter":
+                    every = [made.detach().clone() for _ in range(world)]
+                    dist.reduce_scatter(torch.empty_like(made), every)
+                elif kind == "differentiable":
+                    made = torch.cat(dist.nn.functional.all_gather(made))[: len(y)]
+                else:
+                    dist.all_gather([torch.empty(3) for _ in range(world)], torch.ones(3))
+                mse_loss(made, y).backward()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
     return "trained"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -107,6 +107,22 @@ class Loader:
             data = self._loop.data
             self._typical = samples, batch if data is None else data.unpacked(batch, 0.0)
         return self._typical[1]
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Let the next pass be this epoch, as DistributedSampler's. Call it on every rank.
+
+        The order of samples is that of ``DistributedSampler(seed=seed)`` after the same call, so a
+        script whose epochs begin with 1 trains as before. Without it epochs begin with 0, and each
+        pass is the next one.
+
+        Args:
+            epoch: at least that of the next pass.
+
+        Raises:
+            TypeError, ValueError: `epoch` is no whole number ≥ 0.
+            PacelineError: the script is in the loop, or has come to a later epoch.
+        """
+        self._loop.set_epoch(whole("set_epoch", epoch, 0))
 
     @property
     def lookahead(self) -> int:

@@ -23,6 +23,7 @@ from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
 from paceline.train.lockstep import Lockstep
 from paceline.train.meeting import Meeting, gathered, introduce, place
@@ -35,6 +36,7 @@ from paceline.train.refusals import refuse_devices
 from paceline.train.streams.reader import Reader
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
+from paceline.train.sync.gathers import refuse_uneven
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.uneven import Schedules, refuse_collectives
@@ -47,6 +49,11 @@ from paceline.wire import Evaluation, Phase, RankDevice
 
 logger = logging.getLogger(__name__)
 
+_PASSED = (
+    "set_epoch({epoch}): the next pass over the loader is epoch {next}. Epochs only count upwards, "
+    "and each pass over the loader is one, also a pass that the script leaves at once; after a "
+    "checkpoint, let session.epochs(…) count"
+)
 _NAMED_S = 0.5  # a rank that fails because of another one looks so long for which one
 _GIVE_LIMITS = "give Session(limits=…), or call session.profile before the loop"
 
@@ -114,6 +121,11 @@ class Loop:
         self._refusing = (
             refuse_collectives(self.current)
             if uneven_steps or limits.micro_batches or device_rounds
+            else lambda: None
+        )
+        self._refusing_gathers = (
+            refuse_uneven(self.current, lambda: any(map(is_sharded, self.gate.models)))
+            if meeting.world > 1
             else lambda: None
         )
         self._schedules = Schedules(self.current)
@@ -300,6 +312,27 @@ class Loop:
         if self._epoch_is_done or self.reader is not None:
             self.trained.begin_epoch(position.step, self.epoch_steps.ends(position.epoch + 1))
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether training has not begun, and begins at no checkpoint's position."""
+        return not self.begun and self._start.step == 0 and self._start.used is None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass over the loader be this epoch.
+
+        Raises:
+            PacelineError: the script is in the loop, or has come to a later epoch.
+        """
+        self.refuse_closed()
+        if self._in_epoch:
+            raise PacelineError("set_epoch: call it before the loop over the loader, not in it")
+        if epoch < self.next_epoch:
+            raise PacelineError(_PASSED.format(epoch=epoch, next=self.next_epoch))
+        self.next_epoch = epoch
+        if self.is_fresh:
+            self.epoch, self._start = epoch, Position(epoch)
+            self.trained.resume(0, 0, 0, self.epoch_steps.ends(epoch))
+
     def save_with(self, saver: Saver) -> None:
         """Saves with it from now on, and begins where it goes on. Before the first iteration."""
         if self.saver is not None:
@@ -316,6 +349,7 @@ class Loop:
         if self.memory is not None:
             self.memory.close()
         self._refusing()
+        self._refusing_gathers()
         self._schedules.close()
         self.gate.close()
         if self.saver is not None:

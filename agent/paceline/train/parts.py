@@ -30,6 +30,7 @@ class Step(msgspec.Struct, frozen=True):
     weight: float  # of this rank's mean gradient in the update
     ett_s: float | None
     threads: int  # CPU threads to use; 0: as many as the script has
+    even: bool = True  # all ranks have as many samples in it
     synchroniser: Synchronisation = ALLREDUCE
     last: bool = False  # the last step of its segment
     epoch_end: bool = False  # the last step of its epoch
@@ -109,6 +110,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     # [steps]: those that a step is computed in; empty: all of it at once
     micro: list[list[MicroBatch]] = []
     node: NodePart | None = None  # on the first rank of each node, where data lives on nodes
+    uneven: list[int] = []  # steps of the segment, from 0, in which ranks have different numbers
     failed: str = ""  # with `stop`: why there is no more plan; empty: it was ended on purpose
 
     def steps(self) -> Iterator[Step]:
@@ -128,6 +130,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.weights[k],
                 self.ett_s[k] if self.ett_s else None,
                 self.threads,
+                k not in self.uneven,
                 self.synchroniser,
                 last=k == len(self.counts) - 1,
                 epoch_end=self.epoch_end and k == len(self.counts) - 1,

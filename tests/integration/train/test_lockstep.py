@@ -80,3 +80,18 @@ def test_batches_of_two_sessions_with_different_weights_are_refused(pair: Ranks)
         assert "the session of Sized (global_batch=6) has wrapped" in said
     assert pair.run(lockstep.two_sessions, False, (8, 8)) == ["trained", "trained"]
     assert pair.run(lockstep.two_sessions, True, (6, 8)) == ["trained", "trained"]
+
+
+def test_a_gather_of_uneven_parts_is_an_error_on_all_ranks(pair: Ranks) -> None:
+    for kind, name in {
+        "all_gather": "all_gather",
+        "differentiable": "all_gather",
+        "into_tensor": "all_gather_into_tensor",
+        "reduce_scatter": "reduce_scatter",
+    }.items():
+        for said in pair.run(lockstep.gathers, kind, [2, 6]):
+            assert said.startswith(f"PacelineError: {name} in step 0: the ranks' tensors have")
+            assert "(2, 1) on rank 0, (6, 1) on rank 1" in said
+        if kind != "reduce_scatter":  # gloo has none
+            assert pair.run(lockstep.gathers, kind, [4, 4]) == ["trained", "trained"]
+    assert pair.run(lockstep.gathers, "numbers", [2, 6]) == ["trained", "trained"]

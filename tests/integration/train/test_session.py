@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data.distributed import DistributedSampler
 
 import paceline
 from paceline.train.profile import Limits
@@ -533,3 +535,26 @@ def test_each_rank_says_once_that_its_model_compiles_for_each_size(
 def test_with_a_grid_no_rank_says_so(ranks: Ranks) -> None:
     options = {"global_batch": 6, "shapes": 2}
     assert ranks.run(partial(sessions.compiled, before=True), 20, options) == [[], [], []]
+
+
+@pytest.mark.parametrize(("first", "epochs"), [(0, 2), (1, 2), (5, 1)])
+def test_set_epoch_gives_the_order_of_distributed_sampler(first: int, epochs: int) -> None:
+    data = Numbered(20)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=7)
+    with contextlib.closing(paceline.Session(data, global_batch=4, seed=7)) as session:
+        loader = session.loader()
+        for epoch in range(first, first + epochs):
+            sampler.set_epoch(epoch)
+            loader.set_epoch(epoch)
+            assert [int(i) for batch in loader for i in batch] == list(sampler)
+            assert session.epoch == epoch
+        assert session._loop.trained.upto(session.step) == 20 * epochs
+        assert list(session.epochs(first + epochs + 1)) == [first + epochs]
+        with pytest.raises(paceline.PacelineError, match="the next pass over the loader is epoch"):
+            loader.set_epoch(first)
+        with pytest.raises(ValueError, match="set_epoch"):
+            loader.set_epoch(-1)
+        loader.set_epoch(first + epochs + 3)
+        for _ in loader:
+            with pytest.raises(paceline.PacelineError, match="before the loop"):
+                loader.set_epoch(first + epochs + 3)

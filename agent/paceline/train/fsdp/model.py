@@ -129,6 +129,11 @@ def device_of(model: Wrapped) -> torch.device | None:
     return next((parameter.device for parameter in model.parameters()), None)
 
 
+def is_sharded(model: Wrapped) -> bool:
+    """Return whether a wrapped model is sharded."""
+    return isinstance(model, WeightedFSDP)
+
+
 def is_wrapped(model: nn.Module) -> bool:
     """Whether an open session has wrapped this sharded model."""
     return model in _wrapped

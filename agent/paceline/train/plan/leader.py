@@ -394,6 +394,7 @@ class Leader:
         of = features(self._sizes[flat], counts)
         if self._stream is not None:  # ranks know a sample by how many they had read before it
             flat = self._stream.ledger.places[flat].astype("<u4")
+        uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         share = counts if self._terms.loss_mean == "samples" else of.load
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
         # Whole arrays become lists at once: there may be thousands of ranks.
@@ -424,6 +425,7 @@ class Leader:
                 threads=threads,
                 synchroniser=segment.synchroniser,
                 pooled=segment.pooled,
+                uneven=uneven,
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]

@@ -41,7 +41,8 @@ _REFUSED_BESIDE = (
     "the loop over session.loader(), or leave out Session(device_rounds=True)"
 )
 
-Listener = Callable[[str], None]  # with the collective's name, in the thread that calls it
+# Called with the method's name, its group and its arguments, in the thread that calls it.
+Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 
 _METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
     "all_gather_single",
@@ -119,7 +120,7 @@ def _telling(name: str, method: Any) -> Any:
     def telling(*args: Any, **kwargs: Any) -> Any:
         if not getattr(_mine, "depth", 0):
             for listener in tuple(_listeners):
-                listener(name.strip("_"))
+                listener(name, args[0], args[1:])
         return method(*args, **kwargs)
 
     return telling
@@ -138,7 +139,7 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
     """
     thread = threading.get_ident()
 
-    def refuse(name: str) -> None:
+    def refuse(name: str, group: dist.ProcessGroup, args: tuple[Any, ...]) -> None:
         running = current.running
         if running is None or not running.in_body or threading.get_ident() != thread:
             return
@@ -147,9 +148,9 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
         step = running.step
         if step.pooled or step.more:
             said = _REFUSED if step.pooled else _REFUSED_BEFORE_LAST
-            raise PacelineError(said.format(name=name, step=step.step))
+            raise PacelineError(said.format(name=name.strip("_"), step=step.step))
         if current.device_rounds:
-            raise PacelineError(_REFUSED_BESIDE.format(name=name, step=step.step))
+            raise PacelineError(_REFUSED_BESIDE.format(name=name.strip("_"), step=step.step))
 
     return listen(refuse)
 

@@ -1,0 +1,100 @@
+"""Gathers of the script's own, where the plan gives ranks parts of different sizes.
+
+`all_gather` and `reduce_scatter` need tensors of the same shape on all ranks. A contrastive loss
+gathers each rank's embeddings, whose number is the rank's number of samples. Gloo ends the process
+with SIGABRT if shapes differ, and no Python code can catch that. In steps with uneven parts, each
+rank's shape is therefore gathered first, and a difference is a Python error on every rank.
+
+Steps with equal parts pay nothing, and neither do single numbers. Collectives of FSDP and of DDP
+are not the script's: DDP's are made in C++, and FSDP gathers flat buffers (`_allgather_base`), so
+those are left out for sharded models. Functional collectives are not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.errors import PacelineError
+from paceline.train.ddp import CurrentStep
+from paceline.train.sync.uneven import listen, own
+from paceline.wire import ALLREDUCE
+
+_DIMENSIONS = 15
+_REFUSED = (
+    "{name} in step {step}: {shapes}. The plan gives ranks uneven parts of the global batch in "
+    "this step, and {name} needs the same shape on all ranks. Gather the ranks' numbers of samples "
+    "first, pad each tensor to the largest number, and cut the gathered tensors; or have ranks get "
+    "equal parts, with the policy bsp and without limits"
+)
+_NAMES = {
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_single",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_single",
+}
+_LISTS = ("allgather", "reduce_scatter")
+
+
+def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
+    """Refuse gathers of tensors whose shapes differ between ranks.
+
+    Args:
+        current: the current step.
+        is_sharded: returns whether the session has wrapped a model of `fully_shard`.
+
+    Returns:
+        what ends it.
+    """
+    thread = threading.get_ident()
+
+    def refuse(name: str, group: dist.ProcessGroup, args: Sequence[Any]) -> None:
+        running = current.running
+        if name not in _NAMES or running is None or not running.in_body or current.reduces:
+            return
+        step = running.step
+        if step.even and step.synchroniser == ALLREDUCE:
+            return
+        if threading.get_ident() != thread or (name not in _LISTS and is_sharded()):
+            return
+        mine, others = _tensors(name, args)
+        if mine is None or mine.dim() == 0 or mine.dim() > _DIMENSIONS:
+            return
+        shapes = _gathered(mine, group)
+        if group.name() == "gloo":
+            fits = len(set(shapes)) == 1
+        else:  # NCCL takes different shapes if each rank expects them
+            fits = all(tuple(t.shape) == shape for t, shape in zip(others, shapes, strict=False))
+        if not fits:
+            words = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes[:8]))
+            said = f"the ranks' tensors have different shapes, {words}"
+            raise PacelineError(_REFUSED.format(name=_NAMES[name], step=step.step, shapes=said))
+
+    return listen(refuse)
+
+
+def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
+    """The tensor that a rank gives or gets as its own, and those that stand for all ranks."""
+    outputs, inputs = args[0], args[1]
+    if name not in _LISTS:
+        return (inputs if "gather" in name else outputs), []
+    if len(outputs) != 1 or len(inputs) != 1:  # several tensors of each rank
+        return None, []
+    return (inputs[0], outputs[0]) if name == "allgather" else (outputs[0], inputs[0])
+
+
+def _gathered(mine: torch.Tensor, group: dist.ProcessGroup) -> list[tuple[int, ...]]:
+    """The shape of each rank's tensor."""
+    words = [mine.dim(), *mine.shape, *[0] * (_DIMENSIONS - mine.dim())]
+    shape = torch.tensor(words, device=mine.device)
+    gathered = [torch.empty_like(shape) for _ in range(group.size())]
+    with own():
+        group.allgather([gathered], [shape]).wait()
+    rows = [row.tolist() for row in gathered]
+    return [tuple(row[1 : 1 + row[0]]) for row in rows]
