@@ -68,6 +68,7 @@ class Lockstep:
         place: where this process runs; processes in the same place see each other's numbers.
         activity: returns the step and the phase of this rank; the thread calls it.
         fail: called in the thread with the reason when ranks are out of step.
+        end: called in rank 0's thread when some rank has asked for the end of the plan.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Lockstep:
         place: str,
         activity: Callable[[], Activity],
         fail: Callable[[PacelineError], None],
+        end: Callable[[], None],
     ) -> None:
         self._rank, self._world = rank, world
-        self._store, self._activity, self._fail = store, activity, fail
+        self._store, self._activity, self._fail, self._end = store, activity, fail, end
+        self._asked = False  # this rank asks for the end of the plan
         self._progress = Progress(place=f"{place} {_namespace()}", process=os.getpid())
         self._since: tuple[object, float] = (None, 0.0)  # an activity, and when it began
         # The descriptor of a reduction: steps since the previous one, and the model.
@@ -192,6 +195,10 @@ class Lockstep:
             return PacelineError(self._without_store())
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
+    def ask_to_end(self) -> None:
+        """Ask rank 0 to end the plan. A signal's handler may call it."""
+        self._asked = True
+
     @property
     def failed(self) -> bool:
         """Whether ranks are out of step, or a rank has failed."""
@@ -265,6 +272,11 @@ class Lockstep:
             self._publish(store)
         except DistError as error:
             logger.debug("the ranks' store has ended: %s", error)
+            if self._failure is None and self._progress.in_loop:
+                self._fell_out(self._without_store())
+            while self._progress.in_loop and not self._closing:
+                self._end_process_if_stuck()
+                time.sleep(TICK_S)
         finally:
             with self._changed:
                 self._changed.notify_all()
@@ -273,17 +285,24 @@ class Lockstep:
         self._publish(store)
         if self._rank == 0 or self._explaining:
             self._compare(store)
+        if self._asked:
+            store.set(_key("end"), "")
+        if self._rank == 0 and store.check([_key("end")]):
+            self._end()
         if self._failure is None and store.check([_key("failure")]):
-            self._failure = store.get(_key("failure")).decode()
-            self._failed_at = time.monotonic()
-            logger.error("%s", self._failure)
-            self._fail(PacelineError(self._failure))
-            with self._changed:
-                self._changed.notify_all()
+            self._fell_out(store.get(_key("failure")).decode())
         while store.check([_key(f"note/{self._notes}")]):
             logger.warning("%s", store.get(_key(f"note/{self._notes}")).decode())
             self._notes += 1
         self._end_process_if_stuck()
+
+    def _fell_out(self, failure: str) -> None:
+        """Ranks are out of step: names the rank in the log, and ends what waits."""
+        self._failure, self._failed_at = failure, time.monotonic()
+        logger.error("%s", failure)
+        self._fail(PacelineError(failure))
+        with self._changed:
+            self._changed.notify_all()
 
     def _publish(self, store: Store) -> None:
         at, phase = self._activity(), time.monotonic()
@@ -321,26 +340,33 @@ class Lockstep:
             if self._heard.get(rank, (-1, 0.0))[0] != progress.beat:
                 self._heard[rank] = progress.beat, now
         failure = lockstep.conflict(of)
-        if failure is None and self._explaining:
-            failure = self._missing(of, now)
+        if failure is None:
+            failure = self._dead(of) or (self._missing(of, now) if self._explaining else None)
         if failure is not None:
             store.compare_set(_key("failure"), "", failure)
         if self._rank == 0:
             self._note(store, of)
 
+    def _dead(self, of: dict[int, Progress]) -> str | None:
+        """A rank on this machine whose process has ended without closing its session."""
+        for rank, progress in of.items():
+            here = progress.place == self._progress.place and not progress.closed
+            if here and not _is_alive(progress.process):
+                where = lockstep.described(rank, progress)
+                return f"rank {rank} failed: its process has ended; when last seen, {where}"
+        return None
+
     def _missing(self, of: dict[int, Progress], now: float) -> str | None:
         """The rank because of which a collective has failed, as far as there are signs."""
-        place = self._progress.place
         for rank, progress in of.items():
             if rank == self._rank:
                 continue
-            where = lockstep.described(rank, progress)
             if progress.departures and not progress.in_loop and progress.departures[-1].raised:
                 return f"rank {rank} failed: an error ended its loop in step {progress.step}"
-            if progress.place == place and not _is_alive(progress.process):
-                if progress.closed:
-                    return f"rank {rank} has ended before the others: {where}"
-                return f"rank {rank} failed: its process has ended; when last seen, {where}"
+            where = lockstep.described(rank, progress)
+            ended = progress.place == self._progress.place and not _is_alive(progress.process)
+            if progress.closed and ended:
+                return f"rank {rank} has ended before the others: {where}"
             silent_s = now - self._heard[rank][1]
             if silent_s >= _SILENT_S:
                 return (

@@ -22,6 +22,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.device import Device
+from paceline.train.ending import Ending
 from paceline.train.environment import Environment
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
@@ -129,6 +130,7 @@ class Loop:
             else lambda: None
         )
         self._schedules = Schedules(self.current)
+        self._ending = Ending(self._ask_to_end)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
         self.memory: Memory | None = None  # the same, with a token budget
@@ -371,6 +373,7 @@ class Loop:
             self.lockstep.close()
         if self._meeting is not None and self._meeting.lanes is not None:
             self._meeting.lanes.close()
+        self._ending.close()
         # Loader and script may live on; the store's server and its port must not.
         self.wiring = self._meeting = self.pool = None
 
@@ -396,6 +399,8 @@ class Loop:
             self.restore_random()
             return False
         self._lookahead = lookahead
+        if self.saver is not None:
+            self._ending.install()
         if self.wiring is None:
             self._watch_ranks()
             self.wiring = self._connect(lookahead)
@@ -578,6 +583,7 @@ class Loop:
             if self._ended is not None:
                 self._save(self._ended)
             self._leave_if_asked()
+            self._save_last()
         # The script may end the process groups after its last epoch; a stop makes this the last.
         last = self.stopped or self.epochs is None or self.next_epoch >= self.epochs
         if self.saver is not None and last:
@@ -590,13 +596,21 @@ class Loop:
             self.reader.close()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
+        if ran_out:
+            self._ending.deliver(self.close)
 
     def _watch_ranks(self) -> None:
         """Begins to watch that this rank and the others are in step."""
         if self.meeting.world == 1:
             return
         self.lockstep = Lockstep(
-            self.meeting.store, self.rank, self.meeting.world, place(), self.activity, self._fail
+            self.meeting.store,
+            self.rank,
+            self.meeting.world,
+            place(),
+            self.activity,
+            self._fail,
+            self._end_plan,
         )
         self.current.reducing, self.current.explained = self._reducing, self.lockstep.explained
 
@@ -604,6 +618,29 @@ class Loop:
         """Ends a wait for the plan. Called in another thread."""
         if self.wiring is not None:
             self.wiring.follower.fail(error)
+
+    def _ask_to_end(self) -> bool:
+        """Have all ranks end after the same step; False: the script is not in its loop."""
+        if self.lockstep is not None:
+            self.lockstep.ask_to_end()
+        self._end_plan()
+        return self._in_epoch
+
+    def _end_plan(self) -> None:
+        if self.wiring is not None and self.wiring.leader is not None:
+            self.wiring.leader.asked_to_end = True
+
+    def _save_last(self) -> None:
+        """After an operator's stop, or a signal: saves where training is."""
+        if self.saver is None or not self.stopped or self._failure is not None:
+            return
+        self._finish_step()
+        self._saving = True
+        try:
+            self.statistics.agree()
+            self.saver.save_last(self.position(), self.gate.stepped, self._reported())
+        finally:
+            self._saving = False
 
     def _is_out_of_step(self) -> bool:
         return self.lockstep is not None and self.lockstep.failed

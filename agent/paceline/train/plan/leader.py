@@ -111,6 +111,7 @@ class Leader:
         self._stream = stream
         self._uneven = uneven
         self._reforms = reforms
+        self.asked_to_end = False  # any thread may set it: the plan ends as by an operator's stop
         self._terms = terms
         self._world = world
         self._given_sizes = sizes
@@ -182,7 +183,9 @@ class Leader:
 
     def _stops(self) -> bool:
         """Whether an operator has ended the run."""
-        return self._proposals is not None and self._proposals.stop_reason is not None
+        return self.asked_to_end or (
+            self._proposals is not None and self._proposals.stop_reason is not None
+        )
 
     def reached(self, step: int) -> None:
         """Training has reached `step`: the samples of the steps up to it need not be kept."""

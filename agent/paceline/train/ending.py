@@ -1,0 +1,75 @@
+"""Signals that end a rank of a run with a declared checkpoint: the checkpoint is saved first.
+
+Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds before they kill;
+Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step. So the
+handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their loop
+after the same step and save, and then the handler that the script had set runs, or the signal's
+default action. A signal that the script ignores, or whose handler is not Python's (faulthandler),
+stays as it is. Without a declared checkpoint nothing changes.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Ending:
+    """The signals that have come. For the main thread; in another one it does nothing.
+
+    Args:
+        ask: asks the leader to end the plan; called in the handler, so it must not wait. It
+            returns False outside of the loop: there the signal acts at once, as nothing is saved.
+    """
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self._ask = ask
+        self._previous: dict[int, Any] = {}  # handlers of the script, or default actions
+        self._came: list[int] = []  # that are yet to be handed on
+
+    def install(self) -> None:
+        """Take the signals over, also from handlers that the script has set since the last call."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler not in (None, signal.SIG_IGN, self._on_signal):
+                self._previous[number] = handler
+                signal.signal(number, self._on_signal)
+
+    def deliver(self, before_end: Callable[[], None]) -> None:
+        """Run the script's handlers of the signals that have come, or the default actions.
+
+        Args:
+            before_end: called before a default action, which ends the process.
+        """
+        while self._came:
+            number = self._came.pop(0)
+            handler = self._previous.get(number, signal.SIG_DFL)
+            if callable(handler):
+                handler(number, None)
+                continue
+            before_end()
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def close(self) -> None:
+        """Give the signals back; those that have come are handed on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+        self.deliver(lambda: None)
+        self._previous.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number not in self._came:
+            self._came.append(number)
+        if not self._ask():
+            self.deliver(lambda: None)
