@@ -361,8 +361,9 @@ class Lockstep:
         for rank, progress in of.items():
             if rank == self._rank:
                 continue
-            if progress.departures and not progress.in_loop and progress.departures[-1].raised:
-                return f"rank {rank} failed: an error ended its loop in step {progress.step}"
+            if progress.departures and not progress.in_loop:
+                how = "an error ended" if progress.departures[-1].raised else "it left"
+                return f"rank {rank} failed: {how} its loop in step {progress.step}"
             where = lockstep.described(rank, progress)
             ended = progress.place == self._progress.place and not _is_alive(progress.process)
             if progress.closed and ended:
@@ -399,7 +400,8 @@ class Lockstep:
         names = [lockstep.described(rank, of.get(rank, Progress())) for rank in late]
         self._tell(
             store,
-            f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])}",
+            f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "
+            "(`paceline hang RUN --stacks` shows what all ranks do, if a server knows the run)",
         )
 
     def _tell(self, store: Store, note: str) -> None:

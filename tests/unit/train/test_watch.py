@@ -30,20 +30,6 @@ def test_only_what_takes_long_is_told_and_told_again() -> None:
     assert at(3 * LONG_S + 1) == (8, Phase.COMPUTE, LONG_S)
 
 
-def test_a_long_wait_for_others_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    clock, does = [0.0], [(7, Phase.PLAN)]
-    watch = Watch(0, 3, lambda: does[0], lambda: clock[0])
-    for phase in (Phase.PLAN, Phase.COMPUTE, Phase.SYNC):
-        does[0] = (7, phase)
-        for _ in range(10):
-            watch.look()
-            clock[0] += LONG_S
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "rank 3 has waited 60 s for the plan, which rank 0 gives, in step 7",
-        "rank 3 has waited 60 s for other ranks, in step 7",
-    ]
-
-
 def test_a_step_goes_through_its_phases() -> None:
     running = RunningStep(STEP, CpuClock(), 0.0, None)
     seen = [running.phase]

@@ -401,7 +401,7 @@ class SyncGate:
                 raise
             assert self._agreement is not None
             # Gloo's message names only an address and a port.
-            self._failure = f"{error}; {self._agreement.where()}"
+            self._failure = f"{self._current.explained(error)}; {self._agreement.where()}"
             raise PacelineError(self._failure) from error
         finally:
             self._in_gate = False
