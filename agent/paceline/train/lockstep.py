@@ -102,7 +102,7 @@ class Lockstep:
         self._heard: dict[int, tuple[int, float]] = {}  # newest beat of each rank, and when it came
         self._notes = 0  # that were logged
         self._noted: set[object] = set()  # on rank 0: what there is a note of
-        self._told = 0  # on rank 0: notes that were stored
+        self._stored = 0  # on rank 0: notes that were stored
         self._failed_at = 0.0
         self._thread = threading.Thread(target=self._run, name="paceline-lockstep", daemon=True)
         self._thread.start()
@@ -405,8 +405,8 @@ class Lockstep:
         )
 
     def _tell(self, store: Store, note: str) -> None:
-        store.set(_key(f"note/{self._told}"), note)
-        self._told += 1
+        store.set(_key(f"note/{self._stored}"), note)
+        self._stored += 1
 
     def _end_process_if_stuck(self) -> None:
         """Ends a rank that is still blocked in a collective long after ranks fell out of step."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.train.watch import LONG_S, Watch
