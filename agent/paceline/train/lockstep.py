@@ -8,8 +8,8 @@ it stores the reason, and every rank's thread logs it. None of this needs a cont
 Reductions cost nothing as long as they come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
 reduction that comes as expected therefore pairs with the right ones. Before any other reduction,
-after a step without a backward pass, and after leaving the loop early, a rank waits until all ranks
-have come to the same point. If one of them cannot come, the comparison finds that, and the wait
+after a step without a backward pass, and before a collective that follows a loop which the script
+left early, a rank waits until all ranks have come to the same point. If one of them cannot come, the comparison finds that, and the wait
 ends with an error.
 
 A rank that is blocked in a collective, in C++, cannot raise. Where the failed rank's process ends,
@@ -161,8 +161,12 @@ class Lockstep:
             self._meet(f"body/{step}")
         self._refuse()
 
-    def leave(self, *, raised: bool, relaxed: bool) -> None:
-        """Note that the script has left its loop. Unless it raised, wait for the others to leave.
+    def leave(self, *, raised: bool, waits: bool = False) -> None:
+        """Note that the script has left its loop.
+
+        Args:
+            raised: an error ended the loop.
+            waits: wait until all ranks have left after the same step, as a collective follows.
 
         Raises:
             PacelineError: ranks are out of step.
@@ -170,7 +174,7 @@ class Lockstep:
         self._progress.leave(raised)
         self._progress.in_loop = False
         self._wake.set()
-        if not (raised or relaxed or self._failure):
+        if waits and self._failure is None:
             self._meet(f"left/{self._progress.epoch}/{self._progress.step}")
 
     def end_epoch(self) -> None:

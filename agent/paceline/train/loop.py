@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -562,9 +563,12 @@ class Loop:
         Args:
             ran_out: the loader ran out of batches; otherwise the script left the loop.
         """
-        raised = not ran_out and exception_ends_loop()
+        # An error of the loader itself, as in reading a sample, is the current one here.
+        own = sys.exception()
+        failed = own is not None and not isinstance(own, GeneratorExit)
+        raised = not ran_out and (failed or exception_ends_loop())
         if self.lockstep is not None and raised:
-            self.lockstep.leave(raised=True, relaxed=False)
+            self.lockstep.leave(raised=True)
             self.lockstep.explained(PacelineError(), _NAMED_S)  # it is logged
         if self.memory is not None and raised and self.current.running is not None:
             self.memory.left(self.current.running.step.load)
@@ -663,7 +667,9 @@ class Loop:
         if ran_out:
             lockstep.end_epoch()
         elif self._failure is None:
-            lockstep.leave(raised=False, relaxed=self.gate.relaxed is not None)
+            # Only statistics are exchanged now, and only if all ranks left after the same step.
+            waits = self.statistics.differ and self.gate.relaxed is None
+            lockstep.leave(raised=False, waits=waits)
 
     def _leave_if_asked(self) -> None:
         """Ends this rank where nodes join or leave, after all ranks have saved where training is.

@@ -34,12 +34,20 @@ class RunningStatistics:
         """This rank has trained a batch."""
         self._samples += step.samples
 
+    @property
+    def differ(self) -> bool:
+        """Whether the ranks' statistics may differ, so that they have to agree."""
+        return self._current.world > 1 and bool(self._local())
+
+    def _local(self) -> list[Local]:
+        return [layer for layer in self._layers() if isinstance(layer, Local)]
+
     def agree(self) -> None:
         """All ranks call it, after the same step."""
         samples, self._samples = self._samples, 0
-        layers = [layer for layer in self._layers() if isinstance(layer, Local)]
-        if self._current.world == 1 or not layers:
+        if not self.differ:
             return
+        layers = self._local()
         group = self._current.group
         counts = [n for layer in layers if (n := layer.num_batches_tracked) is not None]
         _count_alike(counts, group)
