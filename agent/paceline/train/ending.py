@@ -10,6 +10,7 @@ stays as it is. Without a declared checkpoint nothing changes.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Ending:
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
-        self._ask = ask
+        self._ask, self._process = ask, os.getpid()
         self._previous: dict[int, Any] = {}  # handlers of the script, or default actions
         self._came: list[int] = []  # that are yet to be handed on
 
@@ -69,6 +70,10 @@ class Ending:
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, such as a DataLoader's worker
+            signal.signal(number, self._previous[number])
+            signal.raise_signal(number)
+            return
         if number not in self._came:
             self._came.append(number)
         if not self._ask():

@@ -9,8 +9,8 @@ Reductions cost nothing as long as they come in a regular rhythm, such as one in
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
 reduction that comes as expected therefore pairs with the right ones. Before any other reduction,
 after a step without a backward pass, and before a collective that follows a loop which the script
-left early, a rank waits until all ranks have come to the same point. If one of them cannot come, the
-comparison finds that, and the wait ends with an error.
+left early, a rank waits until all ranks have come to the same point. If one of them cannot come,
+the comparison finds that, and the wait ends with an error.
 
 A rank that is blocked in a collective, in C++, cannot raise. Where the failed rank's process ends,
 the collective fails, and `Lockstep.explained` says which rank it was. Otherwise the thread ends the
