@@ -96,6 +96,7 @@ class Lockstep:
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
+        self._lost = False  # the store has ended
         # Of the thread.
         self._counted: str | None = None  # the point at which this rank is counted
         self._passed: str | None = None  # the newest point that all ranks have passed
@@ -195,7 +196,7 @@ class Lockstep:
             self._explaining = False
         if self._failure is not None:
             return PacelineError(self._failure)
-        if not self._thread.is_alive():
+        if self._lost:
             return PacelineError(self._without_store())
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
@@ -231,7 +232,7 @@ class Lockstep:
         )
 
     def _is_over(self) -> bool:
-        return self._failure is not None or not self._thread.is_alive()
+        return self._failure is not None or self._lost
 
     def _refuse(self) -> None:
         if self._failure is not None:
@@ -250,7 +251,7 @@ class Lockstep:
                 self._changed.wait(1.0)
             self._point = None
         self._refuse()
-        if not self._thread.is_alive():
+        if self._lost:
             raise PacelineError(self._without_store())
 
     # The thread.
@@ -276,9 +277,15 @@ class Lockstep:
             self._publish(store)
         except DistError as error:
             logger.debug("the ranks' store has ended: %s", error)
-            if self._failure is None and self._progress.in_loop:
-                self._fell_out(self._without_store())
+            self._lost = True
+            with self._changed:
+                self._changed.notify_all()
+            # Rank 0 may just have been quicker at the end of the last epoch.
             while self._progress.in_loop and not self._closing:
+                self._observe()
+                waits = self._progress.phase in _WAITS and self._progress.since_s >= GRACE_S
+                if waits and self._failure is None:
+                    self._fell_out(self._without_store())
                 self._end_process_if_stuck()
                 time.sleep(TICK_S)
         finally:
@@ -308,12 +315,14 @@ class Lockstep:
         with self._changed:
             self._changed.notify_all()
 
-    def _publish(self, store: Store) -> None:
-        at, phase = self._activity(), time.monotonic()
+    def _observe(self) -> None:
+        at, now = self._activity(), time.monotonic()
         if self._since[0] != at:
-            self._since = at, phase
-        self._progress.phase = str(at[1])
-        self._progress.since_s = time.monotonic() - self._since[1]
+            self._since = at, now
+        self._progress.phase, self._progress.since_s = str(at[1]), now - self._since[1]
+
+    def _publish(self, store: Store) -> None:
+        self._observe()
         self._progress.beat += 1
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
@@ -352,10 +361,12 @@ class Lockstep:
             self._note(store, of)
 
     def _dead(self, of: dict[int, Progress]) -> str | None:
-        """A rank on this machine whose process has ended without closing its session."""
+        """A rank on this machine whose process has ended, and that others still need."""
+        newest = max((each.epoch for each in of.values() if each.in_loop), default=-1)
         for rank, progress in of.items():
             here = progress.place == self._progress.place and not progress.closed
-            if here and not _is_alive(progress.process):
+            needed = progress.in_loop or newest > progress.epoch
+            if here and needed and not _is_alive(progress.process):
                 where = lockstep.described(rank, progress)
                 return f"rank {rank} failed: its process has ended; when last seen, {where}"
         return None
