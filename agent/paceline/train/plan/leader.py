@@ -176,8 +176,8 @@ class Leader:
             return self._end(epoch, reform=False, failed=why)
         segment = self._proposed()
         if self._stops():
-            assert self._proposals is not None
-            logger.warning("stopping: %s", self._proposals.stop_reason)
+            reason = self._proposals.stop_reason if self._proposals is not None else None
+            logger.warning("stopping: %s", reason or "a signal asks the ranks to end")
             return self._end(epoch, reform=False)
         return self._adopt(segment or self._coasted())
 
