@@ -35,11 +35,11 @@ def signalled(
     before = signal.getsignal(number) if number is not None else None
     if number is not None and not late:
         signal.signal(number, handler)
-    with session(400, {"global_batch": 4}) as run:
+    with session(4000, {"global_batch": 4}) as run:
         loader, model = run.loader(), run.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         run.checkpoint(folder, model, optimizer, every_steps=4000)
-        for epoch in run.epochs(3):
+        for epoch in run.epochs(100):
             if number is not None and late and epoch == 0:
                 signal.signal(number, handler)
             for _, x, y in loader:
@@ -60,12 +60,13 @@ def signalled(
 
 def terminated(folder: Path) -> None:
     """Rank 1 gets SIGTERM, for which the script has no handler."""
-    with session(400, {"global_batch": 4}) as run:
+    with session(4000, {"global_batch": 4}) as run:
         loader, model = run.loader(), run.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         run.checkpoint(folder, model, optimizer, every_steps=4000)
-        for _, x, y in loader:
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-            if run.step == 5 and run.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+        for _ in run.epochs(100):
+            for _, x, y in loader:
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+                if run.step == 5 and run.rank == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)

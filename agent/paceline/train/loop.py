@@ -600,7 +600,7 @@ class Loop:
             self.reader.close()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
-        if ran_out:
+        if ran_out and self.stopped:
             self._ending.deliver(self.close)
 
     def _watch_ranks(self) -> None:

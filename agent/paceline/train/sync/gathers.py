@@ -34,10 +34,10 @@ _REFUSED = (
 _NAMES = {
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
-    "all_gather_single": "all_gather_single",
+    "all_gather_single": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_single": "reduce_scatter_single",
+    "reduce_scatter_single": "reduce_scatter_tensor",
 }
 _LISTS = ("allgather", "reduce_scatter")
 
