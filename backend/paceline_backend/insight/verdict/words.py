@@ -40,10 +40,8 @@ def words(verdict: Verdict) -> str:
         if verdict.seen.apart.all():
             return f"No straggler: in these {verdict.steps:,} steps ranks do not wait."
         headline = "No straggler" if verdict.waste <= WAITING else "No cause stands out"
-        return (
-            f"{headline}: in these {verdict.steps:,} steps ranks spend {100 * verdict.waste:.1f} % of "
-            "their time waiting for each other."
-        )
+        waits = f"ranks spend {100 * verdict.waste:.1f} % of their time waiting for each other"
+        return f"{headline}: in these {verdict.steps:,} steps {waits}."
     sentences = [cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES]]
     if len(verdict.causes) > 1:
         sentences.append(f"Together they cost {_cost(verdict, verdict.cost_s)}.")
