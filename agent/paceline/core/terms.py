@@ -9,6 +9,9 @@ from typing import Any
 from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
+# What a rank's loss is a mean over. "ranks": it is scaled for the mean over ranks already.
+MEANS = ("samples", "size", "ranks")
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -22,7 +25,7 @@ class Terms:
     global_batch: int  # samples of a step; with a token budget, of a mean step
     seed: int
     drop_last: bool
-    loss_mean: str  # "samples" or "size"
+    loss_mean: str  # one of `MEANS`
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
     token_budget: float | None = None  # sizes of a step, in their unit; None: `global_batch` counts
@@ -42,8 +45,8 @@ class Terms:
             raise ValueError(
                 f"coast_steps is {self.coast_steps}: at most 4, or a switch would take effect late"
             )
-        if self.loss_mean not in ("samples", "size"):
-            raise ValueError(f"loss_mean is {self.loss_mean!r}: give 'samples' or 'size'")
+        if self.loss_mean not in MEANS:
+            raise ValueError(f"loss_mean is {self.loss_mean!r}: give 'samples', 'size' or 'ranks'")
         if self.global_batch % self.shapes.samples:
             raise ValueError(
                 f"shapes: its samples are {self.shapes.samples}, which does not divide "

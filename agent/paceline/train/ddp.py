@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,16 @@ _FROZEN = (
 )
 
 _SMALL_BYTES = 25 << 20  # up to here one bucket: three took 13.9 ms where one took 7.7
+
+
+class Rehearsal(Protocol):
+    """A trial of `paceline.train.proof`, as wrapped models and the gate know it."""
+
+    def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Around a forward pass of a wrapped model."""
+
+    def stepping(self, optimiser: torch.optim.Optimizer) -> None:
+        """An optimiser is about to step."""
 
 
 class CurrentStep:
@@ -79,6 +89,7 @@ class CurrentStep:
         # Called before a forward pass in a step that will have a backward pass.
         self.forward: Callable[[], None] = lambda: None
         self.models = 0  # that were wrapped
+        self.rehearsal: Rehearsal | None = None  # a trial of `paceline.train.proof` is made
         self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
 
@@ -113,6 +124,8 @@ class CurrentStep:
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
         """A local gradient times this rank's weight."""
+        if self.rehearsal is not None:
+            return gradient
         weight = self.weight
         if weight == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
             return torch.zeros_like(gradient)
@@ -130,7 +143,7 @@ class CurrentStep:
                 `zero_grad` drops such a gradient cannot be known.
         """
         weighed = self.weighed(gradient)
-        if self.running is None:
+        if self.running is None or self.rehearsal is not None:
             return weighed
         step = self.running.step
         if step.more and parameter in self.through:
@@ -291,7 +304,7 @@ class _Weighing:
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """Called with a parameter's new gradient; returns what is added to ``.grad``."""
-        if self._in_buckets():
+        if self.current.rehearsal is not None or self._in_buckets():
             return gradient
         running = self.current.running
         if self._local and running is not None:
@@ -392,6 +405,9 @@ class WeightedDDP(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
+        if (rehearsal := self._current.rehearsal) is not None:
+            with rehearsal.forward(self):
+                return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._current.forward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -125,6 +126,23 @@ class Loader:
         self._loop.set_epoch(whole("set_epoch", epoch, 0))
 
     @property
+    def dataset(self) -> Any:
+        """The data set, as the DataLoader reads it."""
+        return self._loader.dataset
+
+    @property
+    def epoch(self) -> Epoch:
+        """A context around what loads samples of this loader."""
+        return self._epoch
+
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch of samples, as the loader makes it."""
+        batch = self._loader.collate_fn(samples)
+        if self._loader.pin_memory and torch.cuda.is_available():
+            return pin_memory(batch)  # type: ignore[no-untyped-call]
+        return batch
+
+    @property
     def lookahead(self) -> int:
         """Steps that the DataLoader fetches before training reaches them."""
         return self._loader.num_workers * (self._loader.prefetch_factor or 0)
@@ -153,6 +171,7 @@ class Loader:
         self._typical = None
         self._turns.clear()
         self._epoch.number = loop.epoch
+        loop.prove(self, sys._getframe(1))
         ran_out = False
         longer_s = loop.device.loading_s
         try:
@@ -206,7 +225,7 @@ class Loader:
 
     def _load(self, indices: list[int]) -> Any:
         """A batch that the DataLoader's own processes do not load: it was another rank's."""
-        loader, dataset = self._loader, self._loader.dataset
+        dataset = self._loader.dataset
         if self._loop.data is not None:
             self._loop.data.loading()
         with self._epoch:
@@ -214,7 +233,4 @@ class Loader:
                 samples = dataset.__getitems__(indices)
             else:
                 samples = [dataset[index] for index in indices]
-            batch = loader.collate_fn(samples)
-        if loader.pin_memory and torch.cuda.is_available():
-            return pin_memory(batch)  # type: ignore[no-untyped-call]
-        return batch
+            return self.collated(samples)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from torch.distributed import DistError
@@ -17,6 +18,7 @@ from torch.distributed import DistError
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
+from paceline.train import replay
 from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
@@ -34,6 +36,7 @@ from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits, Profile, shared_moments
+from paceline.train.proof import WRONG, Answer
 from paceline.train.refusals import refuse_devices
 from paceline.train.streams.reader import Reader
 from paceline.train.sync.discovery import exception_ends_loop
@@ -48,6 +51,11 @@ from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Evaluation, Phase, RankDevice
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from paceline.train.loader import Loader
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +87,7 @@ class Loop:
         data: where data lives on nodes.
         epoch_steps: of the run; None: each step has a global batch of samples.
         reader: of this rank, if the data is a stream.
+        prove: see `Session`.
     """
 
     def __init__(
@@ -93,6 +102,8 @@ class Loop:
         data: NodeData | None = None,
         epoch_steps: EpochSteps | None = None,
         reader: Reader | None = None,
+        *,
+        prove: bool = True,
     ) -> None:
         self.data, self.reader = data, reader
         self.epoch_steps = epoch_steps or EpochSteps(terms)
@@ -119,6 +130,8 @@ class Loop:
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
+        self._proves = prove  # before the first step
+        self.answer: Answer | None = None  # of the proof, once it is made
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)
@@ -415,6 +428,38 @@ class Loop:
         if self.reader is not None:
             self.reader.begin(self.epoch)
         return True
+
+    def prove(self, loader: Loader, frame: FrameType) -> None:
+        """Proves the loss once, if ranks may get uneven parts; if it is wrong, they get equal ones.
+
+        Args:
+            loader: of the session.
+            frame: that asks it for its first batch.
+
+        Raises:
+            PacelineError: the loss is wrong, and limits leave no room for equal parts.
+        """
+        wiring, limits = self.wiring, self.limits.of_parts
+        assert wiring is not None
+        proves, self._proves = self._proves, False
+        fair = -(-self.terms.global_batch // self.meeting.world)
+        short = bool(limits) and min(limits) < fair
+        if not proves or self.meeting.lanes is not None or self.meeting.world == 1:
+            return
+        if self._environment.run is None and not short:  # no plan but equal parts
+            return
+        self.answer = answer = replay.prove(self, loader, frame)
+        if answer.verdict == WRONG:
+            if short:
+                raise PacelineError(
+                    f"{answer.why} {answer.do} Or give limits of at least {fair} samples, so that "
+                    "ranks train with equal parts."
+                )
+            logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
+            if wiring.leader is not None:
+                wiring.leader.keep_equal()
+        elif self.meeting.leads:
+            sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
 
     def steps(self) -> Iterator[Step]:
         """The steps of the epoch that has begun, as they are to be loaded."""

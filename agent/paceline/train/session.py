@@ -41,7 +41,7 @@ from paceline.train.loop import Loop
 from paceline.train.meeting import meet, rank_and_world
 from paceline.train.mesh import lanes
 from paceline.train.nodedata.settling import settle
-from paceline.train.norms.layers import adapt
+from paceline.train.norms.layers import adapt, shares_statistics
 from paceline.train.parts import Batch
 from paceline.train.profile import (
     Profile,
@@ -93,8 +93,10 @@ class Session:
             number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
         seed: of the epochs' order, as DistributedSampler's.
         drop_last: leave out an epoch's incomplete last step.
-        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens). None:
-            "size" with a token budget, else "samples".
+        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
+            "ranks": it is scaled for DDP's mean over ranks already, such as a sum that is divided
+            by a count over all ranks and multiplied by their number. None: "size" with a token
+            budget, else "samples".
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more at once. None: what `profile` finds, else no limit.
@@ -119,6 +121,9 @@ class Session:
             as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
             parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
             are those of groups. For models that `fully_shard` has sharded over this mesh.
+        prove: before its first step, a run that may be balanced computes the gradient of a few
+            samples as a whole and in uneven parts. If these differ, it trains with equal parts, and
+            a warning says why. False: it does not.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -143,17 +148,23 @@ class Session:
         device_rounds: bool = False,
         shapes: int | Shapes | None = None,
         mesh: DeviceMesh | None = None,
+        prove: bool = True,
     ) -> None:
         yes_or_no = {
             "uneven_steps": uneven_steps,
             "micro_batches": micro_batches,
             "device_rounds": device_rounds,
         }
-        for name, value in yes_or_no.items():
+        for name, value in (yes_or_no | {"prove": prove}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r}: give True or False")
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
+        if loss_mean == "ranks" and micro_batches:
+            raise ValueError(
+                "loss_mean='ranks' and micro_batches do not go together: a micro-batch's part of "
+                "such a loss is not known; leave micro_batches out"
+            )
         stream = dataset if isinstance(dataset, Stream) else None
         samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
         batch, token_budget = counted(global_batch, token_budget)
@@ -174,7 +185,7 @@ class Session:
         meeting = meet(
             asdict(terms)
             | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
-            | {"mesh": layout}
+            | {"mesh": layout, "prove": prove}
             | yes_or_no,
             lambda: (
                 np.empty(0)
@@ -207,6 +218,7 @@ class Session:
             data,
             epoch_steps,
             reader,
+            prove=prove,
         )
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
@@ -329,6 +341,11 @@ class Session:
             refuse_accumulation(model, batchnorm, options)
         if self._device_rounds:
             refuse_second_device([*self._loop.gate.models, model])
+        if self._loop.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
+            raise ValueError(
+                "loss_mean='ranks' and synchronised BatchNorm do not go together: statistics go by "
+                "samples; use session.wrap(model, batchnorm='local')"
+            )
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)
         if (device := device_of(wrapped)) is not None:

@@ -79,3 +79,8 @@ def libraries() -> list[str]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {*(sysconfig.get_path(name) for name in names), str(Path(paceline.__file__).parent)}
     return sorted(f"{folder}{os.sep}" for folder in folders)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of code is the user's: of no library, nor frozen into Python."""
+    return not file.startswith((*libraries(), "<"))

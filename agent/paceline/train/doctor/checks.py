@@ -18,6 +18,7 @@ from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.nodedata.node import Loaded
 from paceline.train.norms.layers import is_shared
+from paceline.train.proof import PROVEN, WRONG
 
 Floats = npt.NDArray[np.float64]
 
@@ -289,6 +290,21 @@ def extent(sample: Any) -> int:
     if isinstance(sample, list | tuple):
         return sum(map(extent, sample))
     return 1
+
+
+def loss(seen: Seen) -> Iterator[Finding]:
+    """Report whether the loss can be balanced, as `paceline.train.proof` found."""
+    for known in seen.sessions:
+        answer = known.answer
+        if answer is None:
+            continue
+        level = {PROVEN: Level.OK, WRONG: Level.PROBLEM}.get(answer.verdict, Level.NOTE)
+        figures = {"seconds": answer.cost_s}
+        if answer.difference is not None:
+            figures["difference"] = answer.difference
+        if answer.equal is not None:
+            figures["equal"] = answer.equal
+        yield Finding("loss", level, answer.why, answer.do, figures)
 
 
 def batchnorm(seen: Seen) -> Iterator[Finding]:

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
-from paceline.train.doctor import checks, drawing, padding
-from paceline.train.doctor.watching import Seen, is_users, watch
+from paceline.train.doctor import checks, drawing
+from paceline.train.doctor.watching import Seen, watch
+from paceline.train.stacks import is_users
 
 _PACKAGE = str(Path(__file__).parents[2])
 _Check = Callable[[Seen], Iterable[Finding]]
@@ -32,7 +33,7 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("optimizer", checks.optimiser),
     ("sizes", checks.sizes),
     ("sizes", checks.fitting),
-    ("padding", padding.padding),
+    ("loss", checks.loss),
     ("random numbers", drawing.model),
     ("random numbers", drawing.samples),
     ("batchnorm", checks.batchnorm),
@@ -41,7 +42,7 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("warning", checks.warnings),
 ]
 # Rank 0 has the sizes; samples load.
-_OF_RANK_0 = {checks.sizes, checks.fitting, padding.padding, drawing.samples}
+_OF_RANK_0 = {checks.sizes, checks.fitting, drawing.samples}
 
 
 class EnoughError(SystemExit):
@@ -87,6 +88,10 @@ class Examination:
         except SystemExit as end:
             self._conclude(None if end.code in (None, 0) else _ended(end))
             raise
+        except Exception as error:
+            if not self._in_trial(error):
+                self._conclude(_failure(error))
+            raise
         except BaseException as error:
             self._conclude(_failure(error))
             raise
@@ -98,6 +103,15 @@ class Examination:
         """Called in the script's loop, after its steps."""
         self._conclude(None)
         raise EnoughError(0)
+
+    def _in_trial(self, error: Exception) -> bool:
+        """Whether the script failed in a trial of the proof, which is an answer, too."""
+        known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
+        if known is None or known.rehearsal is None:
+            return False
+        failed = f"{_place(error)}: {type(error).__name__}: {error}"
+        known.answer = known.rehearsal.failed(failed)
+        return True
 
     def _asked_to_end(self, number: int, _frame: FrameType | None) -> None:
         if not self._concluding:

@@ -20,8 +20,9 @@ from paceline.train import session as sessions
 from paceline.train.amounts import sizes
 from paceline.train.doctor.calls import Calls, Place, tensors
 from paceline.train.loader import Loader, _Batches
+from paceline.train.proof import Answer, Rehearsal
 from paceline.train.session import Session
-from paceline.train.stacks import libraries
+from paceline.train.stacks import is_users
 
 
 @dataclass
@@ -38,6 +39,8 @@ class SeenSession:
     batch: list[tuple[Place, Tensor]] = field(default_factory=list)  # tensors of the first one
     steps: int = 0
     checkpoint: str = ""  # where session.checkpoint was called
+    rehearsal: Rehearsal | None = None  # once the script has made its steps
+    answer: Answer | None = None  # of the rehearsal
     state: str = ""  # where the script read or set the session's state, for a checkpoint of its own
 
 
@@ -198,10 +201,18 @@ def _watched(
                 calls.close()
             known.steps += 1
             if known.steps >= steps:
+                yield from _rehearsed(known, loader)
                 inner.close()
                 end()
     finally:
         inner.close()
+
+
+def _rehearsed(known: SeenSession, loader: Loader) -> Generator[Any]:
+    """Further turns of the loop, which prove its loss: the script ends after them."""
+    known.rehearsal = Rehearsal(loader._loop, loader)
+    yield from known.rehearsal.batches()
+    known.answer, known.rehearsal = known.rehearsal.answer, None
 
 
 def _note_optimisers(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
@@ -229,11 +240,6 @@ def where() -> str:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def is_users(file: str) -> bool:
-    """Whether a file of code is the user's: of no library, nor frozen into Python."""
-    return not file.startswith((*libraries(), "<"))
 
 
 def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -132,6 +132,7 @@ class Leader:
         self._last: Segment | None = None
         self._newest = -1  # number of the newest segment in the store
         self._heard = 0  # number of proposals when the last segment was chosen
+        self._equal = False  # whatever the controller proposes, ranks get equal parts
         self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
         self._waits = Waits()
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
@@ -180,6 +181,10 @@ class Leader:
             logger.warning("stopping: %s", reason or "a signal asks the ranks to end")
             return self._end(epoch, reform=False)
         return self._adopt(segment or self._coasted())
+
+    def keep_equal(self) -> None:
+        """Plans by itself from now on, with equal parts: the script's loss allows no others."""
+        self._equal = True
 
     def _stops(self) -> bool:
         """Whether an operator has ended the run."""
@@ -258,6 +263,9 @@ class Leader:
         """The controller's newest valid proposal for the next segment."""
         proposals = self._proposals
         if proposals is None:
+            return None
+        if self._equal:
+            proposals.take(self.seq, 0.0)  # forgets it
             return None
         patience_s = self._patience_s(proposals)
         made = self._taken(proposals, time.monotonic() + patience_s)
@@ -398,13 +406,13 @@ class Leader:
         if self._stream is not None:  # ranks know a sample by how many they had read before it
             flat = self._stream.ledger.places[flat].astype("<u4")
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
-        share = counts if self._terms.loss_mean == "samples" else of.load
+        weights = _weights(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
         # Whole arrays become lists at once: there may be thousands of ranks.
         columns = zip(
             counts.T.tolist(),
             of.load.T.tolist(),
-            (share / share.sum(axis=1, keepdims=True)).T.tolist(),
+            weights.T.tolist(),
             ett,
             _by_rank(flat, counts),
             of.squares.T.tolist(),
@@ -432,6 +440,21 @@ class Leader:
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]
+
+
+def _weights(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
+    """Each rank's weight in the update, [steps, W].
+
+    Args:
+        loss_mean: see `Session`.
+        counts: samples, [steps, W].
+        loads: the sums of their sizes, [steps, W].
+    """
+    if loss_mean == "ranks":
+        return (counts > 0) / counts.shape[1]
+    share = counts if loss_mean == "samples" else loads
+    weights: Floats = share / share.sum(axis=1, keepdims=True)
+    return weights
 
 
 def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:

@@ -436,6 +436,9 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
+        if self._current.rehearsal is not None:
+            self._current.rehearsal.stepping(optimiser)
+            return
         self._unwrapped.stepping(optimiser, reduces=self._relaxed is None)
         if running.step.more:
             self._hold_back(optimiser, args, kwargs)

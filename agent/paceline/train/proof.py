@@ -1,0 +1,768 @@
+"""Proof that a script's loss can be balanced: its gradient does not depend on how ranks split it.
+
+A balanced step is right only if the weighted sum of the ranks' gradients is the gradient of the
+global batch as a whole. Whether that is so depends on the loss, which the script's loop computes by
+itself. So the loop's body runs on a few samples in several arrangements, called trials, all of
+which hold each sample equally often:
+
+- ``whole``: each rank has all samples, so its gradient is that of one process;
+- ``uneven``: one rank of a pair has a quarter of the pair's samples, the other one the rest;
+- ``filler``: one rank of a pair has no samples, the other one all of them.
+
+Each rank's gradient is taken before it is reduced. Rank 0 weighs the ranks' gradients by each
+setting of ``loss_mean`` and compares the sums with the whole. If a setting reproduces it, the loss
+is *proven*, with that setting. If none does, two more trials say why: ``equal`` has parts of equal
+size, as plain DDP has them, and ``again`` repeats the first trial. If that one differs from itself,
+the loop draws random numbers or keeps a state, and the loss is *not provable*. Otherwise the loss
+is *wrong*.
+
+Meanwhile layers that drop or normalise are frozen, each trial begins with the same random numbers,
+no optimiser steps, and afterwards gradients, buffers and random numbers are as before. Nothing of
+the model is copied: a gradient is compared by a sketch of a few random sums of it, so the proof
+needs no memory that training would not need, and no collective of its own.
+
+`Rehearsal.batches` yields a batch for each trial to whoever runs the loop's body:
+`paceline.train.doctor` lets the script's own loop run on, as the script ends after that;
+`paceline.train.replay` runs the statements of the body in a live run, where the loop must not make
+a turn that training does not make.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from paceline.core.errors import PacelineError
+from paceline.core.terms import MEANS
+from paceline.train.ddp import WeightedDDP
+from paceline.train.parts import Step
+from paceline.train.seeding.samples import seeded
+from paceline.train.timing import CpuClock, RunningStep
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from paceline.train.loader import Loader
+    from paceline.train.loop import Loop
+
+_QUARTER = 4  # samples of the smallest part, at most: of more, a difference shows no better
+_USUAL = 0.9  # of the samples, by size: the longest one would need more memory than a usual step
+_SUMS = 64  # of a sketch: it tells the length of a difference up to about a tenth
+_SIGNS = 1 << 20
+_SHIFTS = 4096
+_WAIT_S = 60.0  # for a rank that calls another collective, or none
+_SEED = 20_011
+
+_FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2  # relative differences that are rounding
+_PLAIN = int | float | str | None  # attributes of modules, such as counts of calls
+_HALVES = {torch.bfloat16, torch.float16}
+
+Verdict = str
+PROVEN, WRONG, UNKNOWN = "proven", "wrong", "unknown"
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """An arrangement of samples over the ranks."""
+
+    name: str
+    parts: list[list[int]]  # [W] samples of each rank; empty: it has a filler
+    weights: dict[str, list[float]]  # by setting of `loss_mean`, [W]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one rank saw in a trial."""
+
+    sketches: list[list[float]]  # of each wrapped model's gradient
+    error: str = ""  # why the loop's body did not come to its end
+    random: bool = False  # the body drew random numbers
+    repeatable: bool = True  # False: `error` says why the body cannot be run
+    tolerance: float = _SINGLE
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The result of a proof, the same on all ranks."""
+
+    verdict: Verdict
+    why: str  # in sentences
+    do: str = ""  # what fixes it; empty: nothing needs to be fixed
+    setting: str = ""  # of `loss_mean` that reproduces the whole; empty: none does
+    difference: float | None = None  # relative, of the declared setting
+    equal: float | None = None  # the same of parts of equal size; None: it was not asked
+    cost_s: float = 0.0
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """What all ranks do next: a trial, or the end."""
+
+    trial: Trial | None
+    answer: Answer | None = None
+
+
+class NotProvableError(Exception):
+    """Why a loss cannot be proven here, in words that follow "because "."""
+
+
+class Arrangements:
+    """The trials of a few samples, with the weights of each rank.
+
+    Args:
+        sizes: λ of the samples of the data set, [N].
+        world: W.
+        quarter: samples of an uneven pair's smaller part.
+        samples: two quarters of them.
+    """
+
+    def __init__(
+        self, sizes: npt.NDArray[np.float64], world: int, quarter: int, samples: list[int]
+    ) -> None:
+        self._sizes, self._world = sizes, world
+        self._first, self._second = samples[:quarter], samples[quarter:]
+
+    def trial(self, name: str) -> Trial:
+        """The samples of each rank in a trial."""
+        first, second = self._first, self._second
+        whole = first + second
+        pair = {
+            "uneven": (first, second + whole),
+            "filler": ([], whole + whole),
+            "equal": (first + first, second + second),
+        }.get(name, (whole, whole))
+        # A rank without a partner has the whole, whose weight is its share in any arrangement.
+        paired = self._world - self._world % 2
+        parts = [pair[rank % 2] if rank < paired else whole for rank in range(self._world)]
+        counts = np.array([len(part) for part in parts], dtype=float)
+        loads = np.array([self._sizes[part].sum() for part in parts])
+        weights = {
+            "samples": counts / counts.sum(),
+            "size": loads / loads.sum(),
+            "ranks": (counts > 0) / self._world,
+        }
+        return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
+
+
+class Judge:
+    """Follows the trials on rank 0 and decides.
+
+    Args:
+        arrangements: of the samples.
+        declared: the session's `loss_mean`.
+    """
+
+    def __init__(self, arrangements: Arrangements, declared: str) -> None:
+        self._arrangements, self._declared = arrangements, declared
+        self._whole: list[Tensor] = []  # sketch of each model
+        self._off: dict[str, dict[str, float]] = {}  # trial → setting → relative difference
+        self._tolerance = _FINE
+        self._random = False
+        self._names = iter(("whole", "uneven", "filler", "equal", "again"))
+
+    def begin(self) -> Trial:
+        """The first trial."""
+        return self._arrangements.trial(next(self._names))
+
+    def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | Answer:
+        """What follows from a trial: the next one, or the answer.
+
+        Args:
+            trial: that was made.
+            outcomes: of each rank.
+        """
+        if stuck := [each.error for each in outcomes if not each.repeatable]:
+            return unknown(stuck[0])
+        errors = [(rank, each.error) for rank, each in enumerate(outcomes) if each.error]
+        if errors:
+            return failed(trial, *errors[0])
+        self._random |= any(each.random for each in outcomes)
+        self._tolerance = max(self._tolerance, *(each.tolerance for each in outcomes))
+        ranks = [[torch.tensor(s, dtype=torch.float64) for s in o.sketches] for o in outcomes]
+        if any(not bool(sketch.isfinite().all()) for rank in ranks for sketch in rank):
+            return unknown("its gradients are not finite")
+        if trial.name == "whole":
+            return self._of_whole(ranks)
+        self._off[trial.name] = {
+            setting: max(
+                _relative(
+                    sum((w * s for w, s in zip(weights, model, strict=True)), torch.zeros(())),
+                    whole,
+                )
+                for whole, *model in zip(self._whole, *ranks, strict=True)
+            )
+            for setting, weights in trial.weights.items()
+        }
+        return self._next(trial.name)
+
+    def _of_whole(self, ranks: list[list[Tensor]]) -> Trial | Answer:
+        self._whole = ranks[0]
+        if not all(sketch.any() for sketch in self._whole):
+            return unknown("a wrapped model gets no gradient from the loop's body")
+        apart = max(_relative(a, b) for rank in ranks for a, b in zip(rank, ranks[0], strict=True))
+        if apart > self._tolerance:
+            return unknown(
+                "ranks compute different gradients of the same samples: the data set or the loop "
+                "draws random numbers, or models differ between ranks"
+            )
+        return self._arrangements.trial(next(self._names))
+
+    def _next(self, name: str) -> Trial | Answer:
+        if name == "again":
+            return self._wrong()
+        if name == "filler" and (fitting := self._fitting()):
+            return self._fits(fitting)
+        return self._arrangements.trial(next(self._names))
+
+    def _fitting(self) -> list[str]:
+        """The settings that reproduce the whole in both trials, the declared one first."""
+        settings = sorted(MEANS, key=lambda setting: setting != self._declared)
+        trials = self._off["uneven"], self._off["filler"]
+        return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
+
+    def _fits(self, fitting: list[str]) -> Answer:
+        off = max(self._off[trial][self._declared] for trial in ("uneven", "filler"))
+        if fitting[0] == self._declared:
+            return Answer(
+                PROVEN,
+                f"The gradient of a batch is the same as a whole, in two uneven parts, and beside "
+                f"a rank without samples: loss_mean={self._declared!r} fits the loss.",
+                setting=fitting[0],
+                difference=off,
+            )
+        return Answer(
+            WRONG,
+            f"loss_mean={self._declared!r} does not fit the loss: in uneven parts the gradient is "
+            f"{off:.1%} off that of the batch as a whole. loss_mean={fitting[0]!r} reproduces it.",
+            f"Write Session(…, loss_mean={fitting[0]!r}).",
+            setting=fitting[0],
+            difference=off,
+        )
+
+    def _wrong(self) -> Answer:
+        """No setting fits: the loss cannot be balanced, if it is the same when it is repeated."""
+        if self._off["again"]["samples"] > self._tolerance:
+            return unknown(
+                "the loop computes another gradient of the same samples when it is repeated: it "
+                "draws random numbers, or the model or the loss keeps a state"
+            )
+        uneven, filler = self._off["uneven"], self._off["filler"]
+        equal = self._off["equal"]["ranks"]
+        if uneven[self._declared] <= self._tolerance:
+            return Answer(
+                WRONG,
+                f"A rank without samples changes the gradient by {filler[self._declared]:.1%}: the "
+                "loss counts its filler.",
+                "Leave the filler out of what the loss counts over ranks: it counts 0 where "
+                "session.batch.empty is true.",
+                difference=filler[self._declared],
+                equal=equal,
+            )
+        if self._random:
+            return unknown("the loop draws random numbers for a batch as a whole")
+        why = (
+            "No loss_mean fits the loss: in uneven parts the gradient is "
+            f"{uneven[self._declared]:.1%} off that of the batch as a whole, because what a sample "
+            "adds to it depends on the rest of its rank's batch. "
+        )
+        if equal > self._tolerance:
+            why += f"In equal parts, as under plain DDP, it is {equal:.1%} off, too."
+        else:
+            why += "In equal parts it is exact."
+        return Answer(
+            WRONG,
+            why,
+            "Divide what is summed by a count over all ranks, times the number of ranks, with "
+            "loss_mean='ranks' (class weights, labels that do not count). What compares the "
+            "samples of a batch, or counts its padding, cannot be balanced.",
+            difference=uneven[self._declared],
+            equal=equal,
+        )
+
+
+def failed(trial: Trial, rank: int, error: str) -> Answer:
+    """The answer where the loop's body failed in a trial.
+
+    Args:
+        trial: that was made.
+        rank: whose body failed.
+        error: of this rank.
+    """
+    if trial.name not in ("uneven", "filler"):
+        return unknown(f"the loop's body cannot be repeated: on rank {rank}, {error}")
+    sizes = ", ".join(str(len(part)) for part in trial.parts)
+    return Answer(
+        WRONG,
+        f"The loop fails where ranks have parts of {sizes} samples: on rank {rank}, {error}.",
+        "Write the loop for batches of any size, which differs between ranks.",
+    )
+
+
+def unknown(why: str) -> Answer:
+    """The answer where a loss cannot be proven.
+
+    Args:
+        why: in words that follow "because ".
+    """
+    return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
+
+
+def _relative(value: Tensor, whole: Tensor) -> float:
+    return float((value - whole).norm() / whole.norm())
+
+
+class Sketch:
+    """Random sums of a gradient, the same on all ranks: linear, and about as long as the gradient.
+
+    Each value goes into one of a few sums with a random sign.
+    """
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        signs = torch.randint(0, 2, (_SIGNS + _SHIFTS,), generator=generator, dtype=torch.int8)
+        self._signs = {torch.device("cpu"): signs.mul_(2).sub_(1)}
+
+    def of(self, model: nn.Module) -> Tensor:
+        """The sketch of a model's gradient, on the CPU."""
+        total = torch.zeros(_SUMS, dtype=torch.float64)
+        for number, parameter in enumerate(model.parameters()):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            values = gradient.detach()
+            values = torch.view_as_real(values) if values.is_complex() else values
+            for place, piece in enumerate(values.reshape(-1).split(_SIGNS)):
+                shift = (97 * number + 61 * place) % _SHIFTS
+                signed = piece.to(torch.promote_types(piece.dtype, torch.float32))
+                signed = signed * self._on(piece.device)[shift : shift + len(piece)]
+                padded = functional.pad(signed, (0, -len(signed) % _SUMS))
+                total += padded.view(-1, _SUMS).sum(0, dtype=torch.float64).cpu()
+        return total
+
+    def _on(self, device: torch.device) -> Tensor:
+        if device not in self._signs:
+            self._signs[device] = self._signs[torch.device("cpu")].to(device)
+        return self._signs[device]
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Has functions that drop values keep all of them."""
+
+    _DROP: ClassVar = {
+        functional.dropout,
+        functional.dropout1d,
+        functional.dropout2d,
+        functional.dropout3d,
+        functional.alpha_dropout,
+        functional.feature_alpha_dropout,
+    }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._DROP:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+class Rehearsal:
+    """The trials of one session on this rank.
+
+    While a trial is made, it is `CurrentStep.rehearsal`: the wrapped models and the gate ask it.
+
+    Args:
+        loop: of the session, in an epoch.
+        loader: of the session.
+        on_step: called where an optimiser is about to step in a trial; its step has no effect.
+        on_backward: called after each backward pass of the loop in a trial.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        loader: Loader,
+        on_step: Callable[[], None] = lambda: None,
+        on_backward: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loop, self._loader = loop, loader
+        self._on_step, self._on_backward = on_step, on_backward
+        self._models: list[Any] = list(loop.gate.models)
+        self._sketch = Sketch()
+        self._sums: list[Tensor] = []  # of this trial's gradients, of each model
+        self._trained = set[int]()  # ids of models that have a gradient in this trial
+        self._depth = 0  # of backward passes: checkpointed ones are nested
+        self._samples: dict[int, Any] = {}  # those that were read
+        self._low = False  # a forward pass ran in a low precision
+        self._collectives = 0
+        self._number = -1  # of the trial
+        self._trial = Trial("", [], {})
+        self.answer: Answer | None = None
+
+    def batches(self) -> Generator[Any]:
+        """This rank's batch of each trial, until there is an `answer`; all ranks call it.
+
+        The caller runs the loop's body on a batch, and then asks for the next one. If the body
+        raises, the caller throws the exception in here.
+        """
+        began = time.perf_counter()
+        try:
+            judge = self._prepared()
+        except NotProvableError as error:
+            self.answer = unknown(str(error))
+            return
+        store, meeting = self._loop.meeting.store, self._loop.meeting
+        trial = None if judge is None else judge.begin()
+        while True:
+            self._number += 1
+            order = _Order(trial)
+            if meeting.leads:
+                store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
+            else:
+                order = msgspec.msgpack.decode(store.get(self._key("order")), type=_Order)
+            assert order.trial is not None
+            self._trial = order.trial
+            outcome = yield from self._tried(order.trial)
+            self._put(outcome)
+            if judge is not None and trial is not None:
+                outcomes = [self._outcome(rank) for rank in range(meeting.world)]
+                following = judge.then(trial, outcomes)
+                answer = None
+                if isinstance(following, Answer):
+                    cost_s = time.perf_counter() - began
+                    answer = msgspec.structs.replace(following, cost_s=cost_s)
+                trial = following if isinstance(following, Trial) else None
+                said = msgspec.msgpack.encode(_Order(trial, answer))
+                store.set(self._key("said"), said)  # type: ignore[arg-type]
+            said = store.get(self._key("said"))
+            self.answer = msgspec.msgpack.decode(said, type=_Order).answer
+            if self.answer is not None:
+                return
+
+    def failed(self, error: str) -> Answer:
+        """The answer where the loop's body failed in the trial that is being made.
+
+        Args:
+            error: of this rank.
+        """
+        return failed(self._trial, self._loop.meeting.rank, error)
+
+    def _key(self, name: str) -> str:
+        return f"proof/{self._number}/{name}"
+
+    def _put(self, outcome: Outcome) -> None:
+        key = self._key(str(self._loop.meeting.rank))
+        self._loop.meeting.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
+
+    def _outcome(self, rank: int) -> Outcome:
+        return msgspec.msgpack.decode(
+            self._loop.meeting.store.get(self._key(str(rank))), type=Outcome
+        )
+
+    def _prepared(self) -> Judge | None:
+        """On rank 0, what decides about the samples that it chooses.
+
+        Raises:
+            NotProvableError: on each rank, for the same reason.
+        """
+        loop = self._loop
+        meeting, terms, limits = loop.meeting, loop.terms, loop.limits
+        for holds, why in (
+            (meeting.world == 1, "there is one rank"),
+            (loop.reader is not None, "the data is a stream"),
+            (loop.data is not None, "samples are on the nodes that have them"),
+            (not self._models, "no model is wrapped"),
+            (
+                not all(isinstance(model, WeightedDDP) for model in self._models),
+                "the model is sharded by fully_shard, so that no rank has a gradient of its own",
+            ),
+            (any(model.static_graph for model in self._models), "static_graph=True is set"),
+        ):
+            if holds:
+                raise NotProvableError(why)
+        grid, fair = terms.shapes.samples, terms.global_batch // meeting.world
+        most = max(fair, 4 * grid)
+        if limits.samples:
+            most = min([most, *(limit for limit in limits.samples if limit)])
+        quarter = min(max(grid, _QUARTER // grid * grid), most // (4 * grid) * grid)
+        if quarter < 1 or 2 * quarter > terms.samples:
+            raise NotProvableError(
+                f"a rank may have {most} samples at most, and {4 * grid} are needed"
+            )
+        if meeting.sizes is None:
+            return None
+        order = np.argsort(meeting.sizes, kind="stable")
+        usual = order[: max(2 * quarter, int(_USUAL * len(order)))]
+        places = np.linspace(0, len(usual) - 1, 2 * quarter).round().astype(int)
+        samples = usual[places].tolist()
+        arrangements = Arrangements(meeting.sizes, meeting.world, quarter, samples)
+        return Judge(arrangements, terms.loss_mean)
+
+    def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
+        """Makes a trial: yields its batch, and returns what this rank saw."""
+        rank = self._loop.meeting.rank
+        self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
+        self._trained.clear()
+        self._collectives, error, drew = 0, "", False
+        try:
+            batch = self._batch(trial.parts[rank] or self._loop.fillers)
+        except Exception as raised:
+            return self._seen(f"{type(raised).__name__}: {raised}", drew)
+        with ExitStack() as held:
+            for each in (self._random(), self._gradients(), self._step(trial)):
+                held.enter_context(each)
+            before = _random_state()
+            try:
+                yield batch
+            except NotProvableError as why:
+                return msgspec.structs.replace(self._seen(str(why), drew), repeatable=False)
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"
+            except GeneratorExit:
+                self._put(self._seen("the script left its loop", drew))
+                raise
+            drew = _random_state() != before
+        return self._seen(error, drew)
+
+    def _seen(self, error: str, drew: bool) -> Outcome:
+        parameters = [p for model in self._models for p in model.parameters()]
+        kinds, tolerance = {p.dtype for p in parameters}, _SINGLE
+        if self._low or kinds & _HALVES:
+            tolerance = _COARSE
+        elif any(p.device.type != "cpu" for p in parameters):
+            tolerance = _GPU
+        elif kinds <= {torch.float64, torch.complex128}:
+            tolerance = _FINE
+        sketches = [sums.tolist() for sums in self._sums]
+        return Outcome(sketches, error, random=drew, tolerance=tolerance)
+
+    def _batch(self, indices: list[int]) -> Any:
+        """A batch of samples that are the same on each rank, and in each trial."""
+        with self._loader.epoch, seeded(0):
+            dataset = self._loader.dataset
+            for index in indices:
+                if index not in self._samples:
+                    with seeded(index):
+                        self._samples[index] = dataset[index]
+            return self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
+
+    @contextmanager
+    def _random(self) -> Iterator[None]:
+        """The same random numbers in each trial; afterwards they continue as before."""
+        kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        try:
+            torch.manual_seed(_SEED)
+            np.random.seed(_SEED)
+            random.seed(_SEED)
+            yield
+        finally:
+            torch.set_rng_state(kept[0])
+            np.random.set_state(kept[1])
+            random.setstate(kept[2])
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda)
+
+    @contextmanager
+    def _gradients(self) -> Iterator[None]:
+        """Gradients of this rank alone; afterwards they and the buffers are as before."""
+        parameters = [p for model in self._models for p in model.parameters()]
+        kept = [parameter.grad for parameter in parameters]
+        buffers = [b for model in self._models for b in model.buffers()]
+        values = [buffer.detach().clone() for buffer in buffers]
+        modules = [module for model in self._models for module in model.modules()]
+        plain = [{k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)} for m in modules]
+        backward = torch.autograd.backward
+        for parameter in parameters:
+            parameter.grad = None
+        for model in self._models:
+            model.reduce(False)
+        torch.autograd.backward = self._noting(backward)
+        try:
+            with _eager():
+                yield
+        finally:
+            torch.autograd.backward = backward
+            self._depth = 0
+            for module, attributes in zip(modules, plain, strict=True):  # `training`, too
+                vars(module).update(attributes)
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in zip(buffers, values, strict=True):
+                    buffer.copy_(value)
+
+    def _noting(self, backward: Any) -> Any:
+        """A backward pass that adds the gradient that it computes to this trial's."""
+
+        def noting(*args: Any, **kwargs: Any) -> None:
+            if self._depth:  # of a part that is computed again
+                return backward(*args, **kwargs)
+            before = [self._sketch.of(model) for model in self._models]
+            self._depth += 1
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            for sums, model, already in zip(self._sums, self._models, before, strict=True):
+                sums += self._sketch.of(model) - already
+                if any(parameter.grad is not None for parameter in model.parameters()):
+                    self._trained.add(id(model))
+            self._on_backward()
+            return None
+
+        return noting
+
+    @contextmanager
+    def _step(self, trial: Trial) -> Iterator[None]:
+        """A step of the loop for what the script asks the session meanwhile."""
+        loop, rank = self._loop, self._loop.meeting.rank
+        current, indices = loop.current, trial.parts[rank]
+        weight = trial.weights[loop.terms.loss_mean][rank]
+        load = float(len(indices))
+        step = Step(
+            *(loop.epoch, loop.step + 1, -1, indices),
+            *(load, load, float(bool(indices)), weight if indices else 0.0, None, 0),
+        )
+        outer, current.running = current.running, RunningStep(step, CpuClock(), 0.0, None)
+        current.rehearsal = self
+        try:
+            with self._collectives_compared():
+                yield
+        finally:
+            current.rehearsal, current.running = None, outer
+
+    # What wrapped models and the gate call in a trial.
+
+    @contextmanager
+    def forward(self, model: nn.Module) -> Iterator[None]:
+        """Around a forward pass of a wrapped model: nothing drops values, nor takes statistics."""
+        self._low |= any(
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _HALVES
+            for kind in ("cuda", "cpu")
+        )
+        for module in model.modules():
+            if module.training and isinstance(module, _BatchNorm | _DropoutNd):
+                module.training = False
+        with _WithoutDropout():
+            yield
+
+    def stepping(self, optimiser: torch.optim.Optimizer) -> None:
+        """An optimiser is about to step: without gradients it changes nothing."""
+        self._on_step()
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether each wrapped model has got a gradient in this trial."""
+        return len(self._trained) == len(self._models)
+
+    @contextmanager
+    def _collectives_compared(self) -> Iterator[None]:
+        """Compares each collective of the script over the ranks before it is called.
+
+        Some would abort the process where shapes differ, and wait for ever where a rank calls none.
+        """
+        kept = {
+            name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()
+        }
+        for name, method in kept.items():
+            setattr(dist.ProcessGroup, name, self._comparing(name, method))
+        try:
+            yield
+        finally:
+            for name, method in kept.items():
+                setattr(dist.ProcessGroup, name, method)
+
+    def _comparing(self, name: str, method: Any) -> Any:
+        def comparing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if group.size() == self._loop.meeting.world:
+                self._compare(name, _shapes((args, kwargs)))
+            return method(group, *args, **kwargs)
+
+        return comparing
+
+    def _compare(self, name: str, shapes: str) -> None:
+        meeting, number = self._loop.meeting, self._collectives
+        self._collectives += 1
+        keys = [self._key(f"collective/{number}/{rank}") for rank in range(meeting.world)]
+        meeting.store.set(keys[meeting.rank], f"{name.strip('_')} of {shapes}")
+        words = [
+            _awaited(meeting.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
+        ]
+        if len(set(words)) > 1:
+            said = ", ".join(f"{word} on rank {rank}" for rank, word in enumerate(words))
+            raise PacelineError(f"the loop calls collectives that do not fit: {said}")
+
+
+def _awaited(store: Store, key: str, ended: str) -> str:
+    """What another rank says of its next collective.
+
+    Args:
+        store: of the ranks.
+        key: where it says that.
+        ended: the key that is there once it has ended its part of the trial.
+    """
+    until = time.monotonic() + _WAIT_S
+    while not store.check([key]):
+        if store.check([ended]) or time.monotonic() > until:
+            return store.get(key).decode() if store.check([key]) else "none"
+        time.sleep(0.001)
+    return store.get(key).decode()
+
+
+_SHAPED = {
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single",
+}
+
+
+def _shapes(value: Any) -> str:
+    """The shapes of the tensors in nested arguments, in words."""
+    if isinstance(value, Tensor):
+        return "×".join(map(str, value.shape)) or "1"
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return ", ".join(words for words in map(_shapes, value) if words)
+    return ""
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Has compiled models run as they were written: frozen layers would compile them anew."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _random_state() -> tuple[bytes, ...]:
+    state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()  # type: ignore[index, union-attr]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return *state, torch.cuda.get_rng_state().numpy().tobytes()
+    return *state, repr(random.getstate()).encode()

@@ -1,0 +1,409 @@
+"""Replays the body of the script's loop up to its gradients, for `paceline.train.proof`.
+
+In a live run the loop must not make a turn that training does not make: scripts count turns, step
+schedules in them and accumulate over them. So the loader finds the ``for`` statement that asks it
+for the first batch, and the statements of its body are run with a copy of the loop's names, until
+all wrapped models have gradients and an optimiser would step. What they assign is dropped.
+
+A statement that could leave something behind, such as a list that grows or another loader that is
+read, is not run: then the loss is not provable here, unless all gradients are there already. What a
+library's loop does is not replayed either. `paceline doctor` proves both, as it ends the script.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import linecache
+from collections.abc import Mapping
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.train.proof import Answer, NotProvableError, Rehearsal, unknown
+from paceline.train.stacks import is_users
+
+_DEEPEST = 6  # functions that call each other
+_IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
+_REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
+_MUTATING = {
+    *("append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "clear"),
+    *("update", "add", "write", "writelines", "put", "get_nowait", "send", "recv", "save", "dump"),
+    *("setdefault", "__next__", "__setitem__", "load_state_dict", "register_buffer", "set_epoch"),
+    *("add_scalar", "add_scalars", "info", "warning", "debug", "log_metrics", "set_postfix"),
+    *("set_description", "unscale_", "advance"),
+}
+_HARMLESS = {"zero_grad", "backward", "train", "eval", "requires_grad_", "manual_seed"}
+
+
+class _DoneError(BaseException):
+    """All gradients are there: the rest of the body is not needed."""
+
+
+class _LeftError(BaseException):
+    """The body would leave the turn by ``continue``, ``break`` or ``return``."""
+
+
+class _UnsafeError(Exception):
+    """Why a statement is not run, in words that follow "line 3 "."""
+
+
+def prove(loop: Any, loader: Any, frame: FrameType) -> Answer:
+    """Proves the loss of the loop that reads a loader; all ranks call it.
+
+    Args:
+        loop: of the session, in an epoch.
+        loader: of the session.
+        frame: that asks the loader for its first batch.
+    """
+    body = _Body()
+    rehearsal = Rehearsal(loop, loader, body.at_step, body.after_backward)
+    body.rehearsal = rehearsal
+    batches = rehearsal.batches()
+    try:
+        batch = next(batches, None)
+        while rehearsal.answer is None:
+            try:
+                body.find(frame, loader)
+                body.run(batch)
+            except Exception as error:
+                batch = batches.throw(error)
+            else:
+                batch = next(batches)
+    except StopIteration:
+        pass
+    finally:
+        batches.close()
+        del frame
+    return rehearsal.answer or unknown("the loop was left")
+
+
+class _Body:
+    """The statements of a loop's body."""
+
+    rehearsal: Rehearsal
+
+    def __init__(self) -> None:
+        self._loop: ast.For | None = None
+        self._file = ""
+        self._names: dict[str, Any] = {}
+        self._item: Any = None  # of the batch: the loop's target takes it
+        self._passes = 0  # backward passes in this trial
+        self._inside = 0  # those that functions make which the current statement calls
+
+    def find(self, frame: FrameType, loader: Any) -> None:
+        """Finds the loop that asks a loader for its first batch.
+
+        Raises:
+            NotProvableError: it is no ``for`` statement of the script.
+        """
+        if self._loop is not None:
+            return
+        user: FrameType | None = frame
+        while user is not None and not is_users(user.f_code.co_filename):
+            user = user.f_back
+        if user is None:
+            raise NotProvableError("a library runs the loop")
+        self._file = user.f_code.co_filename
+        names = {**user.f_globals, **user.f_locals}
+        line = user.f_lineno
+        for node in ast.walk(_tree(self._file)):
+            if not isinstance(node, ast.For):
+                continue
+            if node.iter.lineno <= line <= (node.iter.end_lineno or node.iter.lineno):
+                item = _item(node.iter, names, loader)
+                if item is not None:
+                    self._loop, self._names, self._item = node, names, item
+                    return
+        raise NotProvableError("the loop is no for statement over session.loader()")
+
+    def run(self, batch: Any) -> None:
+        """Runs the body on a batch until all gradients are there.
+
+        Raises:
+            NotProvableError: a statement before that would leave something behind.
+            whatever the script raises.
+        """
+        assert self._loop is not None
+        self._passes = 0
+        names = dict(self._names)
+        names["__paceline_item__"] = self._item(batch)
+        names["__paceline_left__"] = _LeftError
+        take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
+        self._exec(take, names)
+        local = _names_in(self._loop.target)
+        for statement in self._loop.body:
+            try:
+                self._inside = _check([statement], names, local)
+            except _UnsafeError as why:
+                if self.rehearsal.complete:
+                    return
+                raise NotProvableError(f"line {statement.lineno} {why}") from None
+            try:
+                self._exec(_LeavingByError().visit(_copied(statement)), names)
+            except _DoneError:
+                return
+            except _LeftError:
+                break
+            local |= _made(statement, local)
+        if not self.rehearsal.complete:
+            raise NotProvableError("a turn of the loop computes no gradient of a wrapped model")
+
+    def _exec(self, statement: ast.stmt, names: dict[str, Any]) -> None:
+        module = ast.fix_missing_locations(ast.Module([statement], []))
+        exec(compile(module, self._file, "exec", dont_inherit=True), names)
+
+    def at_step(self) -> None:
+        """An optimiser is about to step."""
+        if self.rehearsal.complete:
+            raise _DoneError
+
+    def after_backward(self) -> None:
+        """A backward pass is over. In a function of the script, what follows is not checked."""
+        self._passes += 1
+        if self._inside and self._passes >= self._inside and self.rehearsal.complete:
+            raise _DoneError
+
+
+class _LeavingByError(ast.NodeTransformer):
+    """Replaces what leaves the loop's turn; loops and functions inside it keep theirs."""
+
+    def _raise(self, node: ast.stmt) -> ast.stmt:
+        left = ast.Raise(ast.Name("__paceline_left__", ast.Load()), None)
+        return ast.copy_location(left, node)
+
+    visit_Continue = visit_Break = visit_Return = _raise  # noqa: N815
+
+    def _keep(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_For = visit_While = visit_AsyncFor = _keep  # noqa: N815
+    visit_FunctionDef = visit_Lambda = visit_ClassDef = visit_AsyncFunctionDef = _keep  # noqa: N815
+
+
+def _copied(statement: ast.stmt) -> ast.stmt:
+    copy = ast.parse(ast.unparse(statement)).body[0]
+    return ast.increment_lineno(copy, statement.lineno - 1)
+
+
+_trees: dict[str, ast.Module] = {}
+
+
+def _tree(file: str) -> ast.Module:
+    """A file of the script, parsed.
+
+    Raises:
+        NotProvableError: it cannot be read.
+    """
+    if file not in _trees:
+        try:
+            _trees[file] = ast.parse("".join(linecache.getlines(file)))
+        except SyntaxError as error:  # such as a notebook's cell
+            raise NotProvableError(f"{file} cannot be read") from error
+    return _trees[file]
+
+
+def _item(iterated: ast.expr, names: Mapping[str, Any], loader: Any) -> Any:
+    """A function of a batch that gives what a loop's target gets; None: it is not this loader."""
+    if isinstance(iterated, ast.Name | ast.Attribute):
+        return (lambda batch: batch) if _resolved(iterated, names) is loader else None
+    if not isinstance(iterated, ast.Call) or not iterated.args:
+        return None
+    inner = _item(iterated.args[0], names, loader)
+    if inner is None:
+        return None
+    called = iterated.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    if name == "enumerate":
+        start = iterated.args[1] if len(iterated.args) > 1 else None
+        start = next((k.value for k in iterated.keywords if k.arg == "start"), start)
+        first = start.value if isinstance(start, ast.Constant) else 0
+        return lambda batch: (first, inner(batch))
+    return inner if name == "tqdm" else None
+
+
+_MISSING = object()
+
+
+def _resolved(expression: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The object that a name or a chain of attributes stands for, or `_MISSING`."""
+    if isinstance(expression, ast.Name):
+        return names.get(expression.id, vars(builtins).get(expression.id, _MISSING))
+    if isinstance(expression, ast.Attribute):
+        owner = _resolved(expression.value, names)
+        if owner is _MISSING:
+            return _MISSING
+        if isinstance(getattr(type(owner), expression.attr, None), property):
+            return _MISSING  # it would run code
+        return getattr(owner, expression.attr, _MISSING)
+    return _MISSING
+
+
+def _names_in(target: ast.expr) -> set[str]:
+    return {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
+def _made(statement: ast.stmt, local: set[str]) -> set[str]:
+    """The names that a statement assigns something to that nobody else has."""
+    made = set[str]()
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.Assign):
+            continue
+        value = node.value
+        alias = isinstance(value, ast.Name | ast.Attribute | ast.Subscript)
+        if not alias or _root(value) in local | made:
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Tuple | ast.List):
+                    made |= _names_in(target)
+    return made
+
+
+def _root(expression: ast.expr) -> str | None:
+    """The name that attributes and subscripts begin at."""
+    while isinstance(expression, ast.Attribute | ast.Subscript | ast.Starred):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else None
+
+
+def _check(
+    statements: list[ast.stmt],
+    names: Mapping[str, Any],
+    local: set[str],
+    seen: frozenset[CodeType] = frozenset(),
+) -> int:
+    """Checks that statements leave nothing behind but what they assign to names.
+
+    Args:
+        statements: in order.
+        names: what they see.
+        local: names that were assigned in the body, or in this function.
+        seen: functions that are being checked.
+
+    Returns:
+        How many backward passes the script's functions make that they call.
+
+    Raises:
+        _UnsafeError: they may leave something behind.
+    """
+    inside, local = 0, set(local)
+    for statement in statements:
+        local |= _made(statement, local)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                raise _UnsafeError("assigns a name of the module")
+            if isinstance(node, ast.Yield | ast.YieldFrom | ast.Await):
+                raise _UnsafeError("leaves the loop's function")
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete):
+                _check_assignment(node, names, local)
+            if isinstance(node, ast.Call):
+                inside += _check_call(node, names, local, seen)
+    return inside
+
+
+def _check_assignment(
+    node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete,
+    names: Mapping[str, Any],
+    local: set[str],
+) -> None:
+    targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+    for target in targets:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Attribute | ast.Subscript) and not isinstance(
+                each.ctx, ast.Load
+            ):
+                root = _root(each)
+                if root not in local:
+                    raise _UnsafeError(f"changes {ast.unparse(each)}")
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        value = names.get(node.target.id, 0)
+        if not isinstance(value, _IMMUTABLE):
+            raise _UnsafeError(f"changes {node.target.id}")
+
+
+def _check_call(
+    node: ast.Call, names: Mapping[str, Any], local: set[str], seen: frozenset[CodeType]
+) -> int:
+    called = _resolved(node.func, names)
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name in _REFUSED_BUILTINS and called is vars(builtins)[name]:
+        raise _UnsafeError(f"calls {name}()")
+    if isinstance(node.func, ast.Attribute):
+        _check_method(node.func, names, local)
+    function = called.__func__ if isinstance(called, MethodType) else called
+    if isinstance(called, nn.Module) or not isinstance(function, FunctionType):
+        return 0
+    code = function.__code__
+    if not is_users(code.co_filename) or code in seen:
+        return 0
+    if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
+        return 0
+    if len(seen) >= _DEEPEST:
+        raise _UnsafeError(f"calls {function.__qualname__}, and functions too deep in each other")
+    return _check_function(function, seen)
+
+
+def _check_method(method: ast.Attribute, names: Mapping[str, Any], local: set[str]) -> None:
+    name, root = method.attr, _root(method.value)
+    owner = _resolved(method.value, names)
+    own = root in local
+    if name == "step" and not isinstance(owner, torch.optim.Optimizer):
+        raise _UnsafeError(f"calls {ast.unparse(method)}()")
+    if name in _HARMLESS or own or type(owner).__module__.startswith("paceline."):
+        return
+    in_place = name.endswith("_") and not name.endswith("__") and root is not None
+    if name in _MUTATING or in_place:
+        raise _UnsafeError(f"calls {ast.unparse(method)}()")
+
+
+def _check_function(function: FunctionType, seen: frozenset[CodeType]) -> int:
+    """Checks a function of the script up to its last backward pass; returns how many it makes."""
+    code = function.__code__
+    nodes = [
+        node
+        for node in ast.walk(_tree(code.co_filename))
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and code.co_firstlineno in (node.lineno, *(d.lineno for d in _decorators(node)))
+    ]
+    if not nodes:
+        raise _UnsafeError(f"calls {function.__qualname__}, whose source is not found")
+    closed = zip(code.co_freevars, function.__closure__ or (), strict=False)
+    cells = {name: cell.cell_contents for name, cell in closed if _is_filled(cell)}
+    names = {**function.__globals__, **cells}
+    passes = 0
+    for node in nodes:
+        arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        visible = {name: value for name, value in names.items() if name not in arguments}
+        visible |= dict.fromkeys(arguments, _MISSING)
+        body: list[ast.stmt] = (
+            [ast.copy_location(ast.Expr(node.body), node)]
+            if isinstance(node, ast.Lambda)
+            else node.body
+        )
+        own = [_backward_passes(statement) for statement in body]
+        if any(own):
+            body = body[: max(k for k, number in enumerate(own) if number) + 1]
+        passes += sum(own) + _check(body, visible, set(), seen | {code})
+    return passes
+
+
+def _decorators(node: ast.FunctionDef | ast.Lambda) -> list[ast.expr]:
+    return [] if isinstance(node, ast.Lambda) else node.decorator_list
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _backward_passes(statement: ast.stmt) -> int:
+    return sum(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+        for node in ast.walk(statement)
+    )

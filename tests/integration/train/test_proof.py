@@ -1,0 +1,66 @@
+"""The proof of a loss: which setting reproduces the gradient of a batch as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.train.proof import PROVEN, UNKNOWN, WRONG
+from support import proving
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.stop()
+
+
+WANTED = {
+    ("mean", None): (PROVEN, "samples"),
+    ("mean", "ranks"): (WRONG, "samples"),
+    ("sum", None): (WRONG, "ranks"),
+    ("sum", "ranks"): (PROVEN, "ranks"),
+    ("divided", None): (WRONG, "ranks"),
+    ("divided", "ranks"): (PROVEN, "ranks"),
+    ("filler counted", "ranks"): (WRONG, ""),
+    ("classes", None): (WRONG, ""),
+    ("masked", None): (WRONG, ""),
+    ("in batch", None): (WRONG, ""),
+    ("gathered", None): (WRONG, ""),
+    ("fixed", None): (WRONG, ""),
+    ("noisy", None): (UNKNOWN, ""),
+}
+
+
+def test_which_setting_fits_a_loss(ranks: Ranks) -> None:
+    each_rank = ranks.run(proving.proven, list(WANTED))
+    assert each_rank[0] == each_rank[1]
+    found = dict(zip(WANTED, each_rank[0], strict=True))
+    for answer in each_rank[0]:
+        print(answer)
+    assert {asked: (a.verdict, a.setting) for asked, a in found.items()} == WANTED
+    assert "leave" in found["filler counted", "ranks"].do.lower()
+    for name in ("classes", "masked", "in batch"):
+        assert (found[name, None].equal or 0) > 0.01, name
+
+
+def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
+    """Gradients, buffers, random numbers and counts are as if nothing had been computed."""
+    names = list(proving.HEALTHY)
+    each_rank = ranks.run(proving.healthy, names)
+    for of_rank in each_rank:
+        for name, seen in zip(names, of_rank, strict=True):
+            print(name, seen)
+        verdicts = {n: s["verdict"] for n, s in zip(names, of_rank, strict=True)}
+        assert verdicts == dict.fromkeys(names, PROVEN)
+        for name, seen in zip(names, of_rank, strict=True):
+            assert seen["losses"] <= 1
+            if "kept" in seen:
+                found = {key: seen[key] for key in ("kept", "gradients", "calls", "training")}
+                wanted = {"kept": True, "gradients": False, "calls": 0, "training": True}
+                assert found == wanted, name
