@@ -207,6 +207,23 @@ def healthy(names: list[str]) -> list[dict[str, Any]]:
     return [_healthy(set(HEALTHY[name])) for name in names]
 
 
+def drawn(prove: bool) -> list[float]:
+    """Losses with dropout: random numbers are the same with a proof and without one."""
+    torch.manual_seed(5)
+    session = paceline.Session(Points(), global_batch=16, limits=[7, 16], prove=prove)
+    loader, model, losses = session.loader(), session.wrap(Deep("dropout")), list[float]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert (session._loop.answer is not None) is prove
+    session.close()
+    return losses
+
+
 def _healthy(parts: set[str]) -> dict[str, Any]:
     data = Points()
     session = paceline.Session(data, global_batch=16, limits=[7, 16])
@@ -224,7 +241,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in parts)
     average = torch.optim.swa_utils.AveragedModel(made)
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    random, seen = torch.get_rng_state(), dict[str, Any]()
+    seen = dict[str, Any]()
     total, losses = 0.0, list[float]()
 
     def train(batch: Any) -> float:
@@ -239,11 +256,10 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
             seen["kept"] = all(torch.equal(before[n], v) for n, v in made.state_dict().items())
             seen["gradients"] = any(p.grad is not None for p in made.parameters())
             seen["calls"], seen["training"] = made.calls, made.dropout.training
-            seen["random"] = torch.equal(torch.get_rng_state(), random)
 
-    session_loop = session._loop
     if "function" in parts:
         for batch in loader:
+            begins()
             losses.append(train(batch))
             break
     elif "enumerates" in parts:
@@ -283,12 +299,13 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     elif "closure" in parts:
         for batch in loader:
 
-            def closure() -> Tensor:
+            def closure(batch: Any = batch) -> float:
                 optimizer.zero_grad()
                 loss = entropy(model, batch)
                 loss.backward()
-                return loss
+                return loss.item()
 
+            begins()
             optimizer.step(closure)
             break
     else:
@@ -314,7 +331,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
                 average.update_parameters(made)
             session.log(loss=loss)
             break
-    answer = session_loop.answer
+    answer = session._loop.answer
     session.close()
     assert answer is not None
     return {"verdict": answer.verdict, "why": answer.why, **seen, "losses": len(losses)}

@@ -51,8 +51,8 @@ class Rehearsal(Protocol):
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Around a forward pass of a wrapped model."""
 
-    def stepping(self, optimiser: torch.optim.Optimizer) -> None:
-        """An optimiser is about to step."""
+    def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+        """An optimiser is about to step, perhaps with a closure."""
 
 
 class CurrentStep:

@@ -662,9 +662,18 @@ class Rehearsal:
         with _WithoutDropout():
             yield
 
-    def stepping(self, optimiser: torch.optim.Optimizer) -> None:
-        """An optimiser is about to step: without gradients it changes nothing."""
+    def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+        """An optimiser is about to step: without gradients it changes nothing.
+
+        Raises:
+            NotProvableError: it has a closure, which gives it gradients within its step.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         self._on_step()
+        if closure is not None:
+            raise NotProvableError("an optimiser steps with a closure")
         for group in optimiser.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

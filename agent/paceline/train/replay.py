@@ -163,8 +163,10 @@ class _Body:
     def after_backward(self) -> None:
         """A backward pass is over. In a function of the script, what follows is not checked."""
         self._passes += 1
-        if self._inside and self._passes >= self._inside and self.rehearsal.complete:
-            raise _DoneError
+        if self._inside and self._passes >= self._inside:
+            if self.rehearsal.complete:
+                raise _DoneError
+            raise NotProvableError("not all wrapped models get gradients where the first ones do")
 
 
 class _LeavingByError(ast.NodeTransformer):
@@ -296,7 +298,7 @@ def _check(
             if isinstance(node, ast.Yield | ast.YieldFrom | ast.Await):
                 raise _UnsafeError("leaves the loop's function")
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete):
-                _check_assignment(node, names, local)
+                _check_assignment(node, names, local, seen)
             if isinstance(node, ast.Call):
                 inside += _check_call(node, names, local, seen)
     return inside
@@ -306,7 +308,11 @@ def _check_assignment(
     node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete,
     names: Mapping[str, Any],
     local: set[str],
+    seen: frozenset[CodeType],
 ) -> None:
+    value = getattr(node, "value", None)
+    if value is not None and _ends_in(value, names, local, seen):
+        return
     targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
     for target in targets:
         for each in ast.walk(target):
@@ -322,6 +328,14 @@ def _check_assignment(
             raise _UnsafeError(f"changes {node.target.id}")
 
 
+def _ends_in(
+    value: ast.AST, names: Mapping[str, Any], local: set[str], seen: frozenset[CodeType]
+) -> bool:
+    """Whether the replay ends in a function that a value comes from: what takes it never runs."""
+    calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+    return any(_check_call(call, names, local, seen) > 0 for call in calls)
+
+
 def _check_call(
     node: ast.Call, names: Mapping[str, Any], local: set[str], seen: frozenset[CodeType]
 ) -> int:
@@ -330,7 +344,8 @@ def _check_call(
     if name in _REFUSED_BUILTINS and called is vars(builtins)[name]:
         raise _UnsafeError(f"calls {name}()")
     if isinstance(node.func, ast.Attribute):
-        _check_method(node.func, names, local)
+        if not any(_ends_in(argument, names, local, seen) for argument in node.args):
+            _check_method(node.func, names, local)
     function = called.__func__ if isinstance(called, MethodType) else called
     if isinstance(called, nn.Module) or not isinstance(function, FunctionType):
         return 0

@@ -41,8 +41,6 @@ def test_which_setting_fits_a_loss(ranks: Ranks) -> None:
     each_rank = ranks.run(proving.proven, list(WANTED))
     assert each_rank[0] == each_rank[1]
     found = dict(zip(WANTED, each_rank[0], strict=True))
-    for answer in each_rank[0]:
-        print(answer)
     assert {asked: (a.verdict, a.setting) for asked, a in found.items()} == WANTED
     assert "leave" in found["filler counted", "ranks"].do.lower()
     for name in ("classes", "masked", "in batch"):
@@ -54,8 +52,6 @@ def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
     names = list(proving.HEALTHY)
     each_rank = ranks.run(proving.healthy, names)
     for of_rank in each_rank:
-        for name, seen in zip(names, of_rank, strict=True):
-            print(name, seen)
         verdicts = {n: s["verdict"] for n, s in zip(names, of_rank, strict=True)}
         assert verdicts == dict.fromkeys(names, PROVEN)
         for name, seen in zip(names, of_rank, strict=True):
@@ -64,3 +60,7 @@ def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
                 found = {key: seen[key] for key in ("kept", "gradients", "calls", "training")}
                 wanted = {"kept": True, "gradients": False, "calls": 0, "training": True}
                 assert found == wanted, name
+
+
+def test_random_numbers_continue_as_without_a_proof(ranks: Ranks) -> None:
+    assert ranks.run(proving.drawn, True) == ranks.run(proving.drawn, False)

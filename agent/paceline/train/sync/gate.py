@@ -437,7 +437,7 @@ class SyncGate:
         if self._in_gate or running is None:
             return
         if self._current.rehearsal is not None:
-            self._current.rehearsal.stepping(optimiser)
+            self._current.rehearsal.stepping(optimiser, _closure(args, kwargs))
             return
         self._unwrapped.stepping(optimiser, reduces=self._relaxed is None)
         if running.step.more:
@@ -446,7 +446,7 @@ class SyncGate:
         if not self._script.trains(optimiser, self._parameters):
             return
         self._stepped = self._step
-        closure = _has_closure(args, kwargs)
+        closure = _closure(args, kwargs) is not None
         self._script.closures |= closure
         self._current.add_kept()
         if self._relaxed is None:
@@ -464,7 +464,7 @@ class SyncGate:
     def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Lets an optimiser step without gradients, so without effect, as micro-batches follow."""
         trains = self._script.trains(optimiser, self._parameters)
-        if trains and _has_closure(args, kwargs):
+        if trains and _closure(args, kwargs) is not None:
             assert self._step is not None
             raise PacelineError(_CLOSURE_OF_MICRO.format(step=self._step.step))
         parameters = self._parameters()
@@ -477,10 +477,9 @@ class SyncGate:
         self._held_back = True
 
 
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether an optimiser steps with a closure. Accelerate steps with None in its place."""
-    given = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimiser
-    return given is not None
+def _closure(args: Any, kwargs: Any) -> Any:
+    """Return the closure that an optimiser steps with. Accelerate steps with None in its place."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimiser
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
