@@ -140,3 +140,42 @@ def full_disk(directory: str) -> tuple[list[int], list[str]]:
         log = train(directory, 1, {"every_steps": 2, "keep": 9})
     logging.getLogger(saver.__name__).removeHandler(handler)
     return log.steps, words
+
+
+def failing_state(directory: str, rank: int) -> tuple[list[int], list[str]]:
+    """The optimiser's first `state_dict` fails on a rank: the steps that are trained, and logged.
+
+    Rank 0 alone has the optimiser's state in a checkpoint; of the random numbers each rank has its.
+    """
+    from paceline.train.checkpoint import saver
+
+    words: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(saver.__name__).addHandler(handler)
+    state, calls = saver.random_state, []
+
+    def failing(own: int) -> Any:
+        calls.append(own)
+        if len(calls) == 1 and own == rank:
+            raise KeyError("exp_avg")  # as optimisers with states of their own raise
+        return state(own)
+
+    with mock.patch.object(saver, "random_state", failing):
+        log = train(directory, 1, {"every_steps": 2, "keep": 9})
+    logging.getLogger(saver.__name__).removeHandler(handler)
+    return log.steps, words
+
+
+def refused_optimiser(directory: str) -> str:
+    """What the session says to an optimiser of whose state each rank has a part."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with contextlib.closing(paceline.Session(Numbered(8), global_batch=4)) as session:
+        model = session.wrap(network())
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+        try:
+            session.checkpoint(directory, model, optimizer, every_steps=2)
+        except TypeError as error:
+            return str(error)
+    return ""

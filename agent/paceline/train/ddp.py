@@ -21,6 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import PacelineError
+from paceline.train.fillers import uncounted
 from paceline.train.timing import RunningStep
 
 _GRADIENT_AFTER = (
@@ -412,7 +413,12 @@ class WeightedDDP(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._current.forward()
         self._weighing.begin(self.require_backward_grad_sync)
-        outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        # A compiled model takes fillers in: the buffers' copies would break its graph.
+        if self._current.filler and not torch.compiler.is_compiling():
+            with uncounted(self.module, self._current):
+                outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._weighing.watch(outputs)
         return outputs
 

@@ -343,9 +343,9 @@ def _check_call(
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in _REFUSED_BUILTINS and called is vars(builtins)[name]:
         raise _UnsafeError(f"calls {name}()")
-    if isinstance(node.func, ast.Attribute):
-        if not any(_ends_in(argument, names, local, seen) for argument in node.args):
-            _check_method(node.func, names, local)
+    ends = any(_ends_in(argument, names, local, seen) for argument in node.args)
+    if isinstance(node.func, ast.Attribute) and not ends:
+        _check_method(node.func, names, local)
     function = called.__func__ if isinstance(called, MethodType) else called
     if isinstance(called, nn.Module) or not isinstance(function, FunctionType):
         return 0

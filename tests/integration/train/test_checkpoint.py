@@ -212,3 +212,24 @@ def test_checkpoints_are_declared_once_and_before_training(tmp_path: Path) -> No
     with pytest.raises(paceline.PacelineError, match="before the loader's first iteration"):
         session.checkpoint(tmp_path, model, optimizer, every_steps=1)
     session.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_cannot_be_taken_leaves_training_running(
+    ranks: Ranks, tmp_path: Path, rank: int
+) -> None:
+    """No rank waits for the failed one, and the next checkpoint is saved."""
+    answers = ranks.run(checkpoints.failing_state, str(tmp_path), rank)
+    assert [steps for steps, _ in answers] == [list(range(6))] * WORLD
+    assert saved(tmp_path) == [4, 6]
+    (words,) = answers[rank][1]
+    assert "no checkpoint was saved at step 2: state_dict() failed with KeyError" in words
+    assert bool(answers[0][1]), "rank 0 says so, too"
+
+
+def test_an_optimiser_with_a_part_of_its_state_on_each_rank_is_refused(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for words in ranks.run(checkpoints.refused_optimiser, str(tmp_path)):
+        assert "optimizer is a ZeroRedundancyOptimizer" in words
+        assert "fully_shard" in words and "consolidate_state_dict" in words

@@ -64,3 +64,14 @@ def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
 
 def test_random_numbers_continue_as_without_a_proof(ranks: Ranks) -> None:
     assert ranks.run(proving.drawn, True) == ranks.run(proving.drawn, False)
+
+
+@pytest.mark.parametrize(("over", "counts"), [("rank", [0, 96]), ("ranks", [96, 96])])
+def test_a_filler_leaves_the_models_buffers_as_they_were(
+    ranks: Ranks, over: str, counts: list[int]
+) -> None:
+    """Where the model counts over all ranks, the sums are without the filler on each of them."""
+    first, second = ranks.run(proving.counted, over)
+    assert (sum(first[2]), sum(second[2])) == (0, 96)
+    assert [first[0], second[0]] == counts
+    assert first[1] == ([0.0] * 4 if over == "rank" else second[1])

@@ -172,13 +172,33 @@ class Saver:
         """
         self.wait()
         self._steps = position.step
-        work = position.step, copied(self._state(position)), reported
+        state = self._copied(position)
+        if state is None:
+            self._saved = position.step
+            return
+        work = position.step, state, reported
         self._thread = threading.Thread(
             target=self._write, args=work, name="paceline-checkpoint", daemon=True
         )
         self._thread.start()
         self._time = time.monotonic()
         self._hold(position.step)
+
+    def _copied(self, position: Position) -> State | None:
+        """This rank's state; None: a ``state_dict()`` failed, on this rank or another one.
+
+        All ranks agree, as they write together.
+        """
+        state, failure = None, ""
+        try:
+            state = copied(self._state(position))
+        except Exception as error:  # of the script's own classes
+            failure = f"state_dict() failed with {type(error).__name__}: {error}"
+        if self._all(not failure):
+            return state
+        if failure or self._rank == 0:
+            self._failed(position.step, failure or "state_dict() failed on another rank")
+        return None
 
     def wait(self) -> None:
         """Waits for the checkpoint that is being written."""
@@ -201,14 +221,17 @@ class Saver:
             storage.write(self._folder.unfinished(steps), state, self._files)
             if self._rank == 0:
                 self._folder.finish(steps)
-        except (PacelineError, OSError, RuntimeError) as error:  # RuntimeError: a rank is gone
+        except (
+            Exception
+        ) as error:  # of the disk, of a rank that is gone, or of what cannot be pickled
             if self._rank == 0:
                 self._failed(steps, error)
         self._saved = steps
 
-    def _failed(self, steps: int, error: Exception) -> None:
-        with suppress(OSError):
-            self._folder.clear()  # a full disk has room again
+    def _failed(self, steps: int, error: Exception | str) -> None:
+        if self._rank == 0:
+            with suppress(OSError):
+                self._folder.clear()  # a full disk has room again
         text = "no checkpoint was saved at step %d: %s; a restart begins at step %d"
         logger.error(text, steps, error, self._folder.newest() or 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.train import ddp
 from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
+from paceline.train.fillers import uncounted
 from paceline.train.fsdp.kinds import is_unit
 from paceline.train.fsdp.units import refuse, units
 from paceline.train.fsdp.waits import Waits
@@ -48,12 +50,27 @@ class WeightedFSDP(nn.Module):
         self._weighed: dict[int, nn.Parameter] = {}  # whole parameters, by their ids
         self._trained: list[bool] = []  # of the sharded parameters, when they were last looked at
         self._handles: list[RemovableHandle] = Waits(current).watch(self._units)
+        self._uncounted = ExitStack()  # of a filler's forward pass
+        self._handles += [
+            module.register_forward_pre_hook(self._forward_begins),
+            module.register_forward_hook(self._forward_ends, always_call=True),
+        ]
         _wrapped.add(module)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The sharded parameters, which the optimiser has, whatever the model computes with now."""
         for unit in units(self.module):
             yield from unit.parameters
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_begins(self, *_: Any) -> None:
+        if self._current.filler and torch.is_grad_enabled():
+            self._uncounted.close()
+            self._uncounted.enter_context(uncounted(self.module, self._current))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_ends(self, *_: Any) -> None:
+        self._uncounted.close()
 
     def begin(self) -> None:
         """Before a step: sees to it that each gradient will be weighed. All ranks call it.
