@@ -51,7 +51,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     sizes = the(document, "sizes", "ok")
     assert "dataset.sizes: 3 to 40" in sizes["says"]
     assert 1 < sizes["figures"]["padded"] < sizes["figures"]["uneven"] < 2
-    assert "stays when it is padded" in the(document, "padding", "ok")["says"]
+    assert "loss_mean='samples' fits the loss" in the(document, "loss", "ok")["says"]
     assert "faulty_script.py:" in the(document, "session", "ok")["says"]
     assert "a folder that is deleted" in the(document, "checkpoint", "ok")["says"]
     # It was ended after its steps, and its own folder was left as it was.
@@ -71,8 +71,8 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
             ("wrap", "refused", "no model was given to session.wrap()"),
             ("second", "model", "discriminator = session.wrap(discriminator)"),
             ("sizes", "sizes", "No sizes are given, but samples differ"),
-            ("padding", "padding", "when it is padded beside a long one"),
-            ("contrast", "padding", "depends on the other samples of its batch"),
+            ("padding", "loss", "No loss_mean fits the loss"),
+            ("contrast", "loss", "depends on the rest of its rank's batch"),
             (
                 "batchnorm",
                 "refused",
@@ -99,7 +99,7 @@ def test_a_stream_is_examined_as_far_as_it_has_no_index(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "stream")
     assert (code, document["problems"]) == (0, 0), document
     assert "a stream, global batch 16." in the(document, "session", "ok")["says"]
-    assert "the data is a stream" in the(document, "padding", "note")["says"]
+    assert "the data is a stream" in the(document, "loss", "note")["says"]
 
 
 def test_what_is_to_be_known_is_no_problem(tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_a_script_that_saves_by_itself(tmp_path: Path) -> None:
 def test_a_sharded_model_is_called_on_no_rank_alone(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "sharded,checkpoint", options=("--timeout", "120"))
     assert (code, document["problems"]) == (0, 0), document
-    assert "the model is sharded by fully_shard" in the(document, "padding", "note")["says"]
+    assert "the model is sharded by fully_shard" in the(document, "loss", "note")["says"]
 
 
 def test_random_numbers_by_sample_depend_on_no_rank(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "seeded,alike")
     assert code == 0
     assert levels(document)["random numbers"] == {"ok"}
-    assert "Batches are not padded" in the(document, "padding", "ok")["says"]
+    assert levels(document)["loss"] == {"ok"}
     assert "none is larger" in the(document, "sizes", "ok")["says"]
 
 
@@ -167,7 +167,7 @@ def test_the_examples_are_right(example: str, tmp_path: Path) -> None:
     more = ["--checkpoints", str(tmp_path)] if example.endswith("transformers.py") else []
     code, document = examined(str(ROOT / "examples" / example), *more)
     assert (code, document["problems"]) == (0, 0), document
-    assert levels(document)["padding"] == {"ok"}, document
+    assert levels(document)["loss"] == {"ok"}, document
     assert levels(document)["sizes"] == {"ok"}
 
 
@@ -189,7 +189,7 @@ def test_for_people(tmp_path: Path) -> None:
     process = paceline("doctor", FAULTY, "--faults", faults, "--folder", str(tmp_path))
     out, err = process.communicate(timeout=TRAINING_S)
     assert process.returncode == 1
-    assert "\nproblem  padding: What Net says" in out
+    assert "\nproblem  loss: No loss_mean fits the loss" in out
     assert "\nnote     random numbers: The data set draws from the process's random numbers" in out
     assert "\n         → Mask padded positions" in out
     assert out.endswith("1 problem found\n")

@@ -140,8 +140,8 @@ def test_it_is_silent_where_nothing_is_wrong(tmp_path: Path, changes: list[Chang
 
 
 def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
-    padding, checkpoint = examined(tmp_path, STREAM)
-    assert padding[:2] == ("padding", "note")
+    loss, checkpoint = examined(tmp_path, STREAM)
+    assert loss[:2] == ("loss", "note")
     assert checkpoint[:2] == ("checkpoint", "note")
     assert "save session.state_dict()" in checkpoint[2]
 
@@ -151,13 +151,13 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
     [
         (
             [*PACKED, ("torch.tanh(self.read(series))", "self.read(series).cumsum(0)")],
-            [("padding", "problem")],
-            "Keep sequences apart by cu_seqlens",
+            [("loss", "problem")],
+            "keep packed sequences apart",
         ),
         (
             [("self.read(series)", "self.read(series + 0.1 * torch.randn_like(series))")],
-            [("padding", "note"), ("random numbers", "note")],
-            "as if it drew random numbers in evaluation mode, too",
+            [("loss", "note"), ("random numbers", "note")],
+            "draws random numbers",
         ),
         (
             [("sizes=data.lengths", "sizes=data.lengths[::-1]")],

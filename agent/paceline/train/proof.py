@@ -284,9 +284,10 @@ class Judge:
         return Answer(
             WRONG,
             why,
-            "Divide what is summed by a count over all ranks, times the number of ranks, with "
-            "loss_mean='ranks' (class weights, labels that do not count). What compares the "
-            "samples of a batch, or counts its padding, cannot be balanced.",
+            "Mask padded positions and keep packed sequences apart. Divide what is summed by a count "
+            "over all ranks, times the number of ranks, with loss_mean='ranks', where classes have "
+            "weights or labels do not count. What compares the samples of a batch cannot be "
+            "balanced.",
             difference=uneven[self._declared],
             equal=equal,
         )

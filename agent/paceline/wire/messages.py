@@ -154,7 +154,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     global_batch: int
     seed: int
     sizes: bytes  # little-endian float64, one per sample
-    loss_mean: str  # "samples" or "size": which mean the user's loss takes
+    loss_mean: str  # "samples", "size" or "ranks": which mean the user's loss takes
     drop_last: bool
     epochs: int | None  # None: unknown
     lookahead: int  # steps that data loader workers fetch ahead of training

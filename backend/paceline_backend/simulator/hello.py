@@ -27,7 +27,7 @@ def hello_of(
         global_batch: samples of a step.
         seed: of the run.
         epochs: that are trained; None: nobody knows.
-        loss_mean: "samples" or "size".
+        loss_mean: "samples", "size" or "ranks".
         drop_last: an epoch's last step is left out if it has fewer samples.
         fields: of `Hello` that have defaults.
     """

@@ -15,6 +15,7 @@ import yaml
 from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.errors import InputError
+from paceline.core.terms import MEANS
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator.communication import Communication
@@ -173,8 +174,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ScenarioError(f"{name}: {value}; give 1 or more, or leave it out")
         if self.seed < 0:
             raise ScenarioError(f"seed: {self.seed}; give 0 or more")
-        if self.loss_mean not in ("samples", "size"):
-            raise ScenarioError(f'loss_mean: {self.loss_mean!r}; give "samples" or "size"')
+        if self.loss_mean not in MEANS:
+            raise ScenarioError(f'loss_mean: {self.loss_mean!r}; give "samples", "size" or "ranks"')
         if problem := self.sizes.problem() or self.communication.problem():
             raise ScenarioError(problem)
         self._check_policies()

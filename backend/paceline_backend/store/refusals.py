@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from paceline.core.amounts.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
+from paceline.core.terms import MEANS
 from paceline.wire import (
     LONGEST_TYPE,
     MOST_WHY,
@@ -65,8 +66,8 @@ def of_hello(hello: Hello) -> str | None:
         return f"grid is {hello.grid}: it must divide global_batch, {hello.global_batch}"
     if not 0 <= hello.length_grid < math.inf:
         return f"length_grid is {hello.length_grid}: it must be at least 0, and finite"
-    if hello.loss_mean not in ("samples", "size"):
-        return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
+    if hello.loss_mean not in MEANS:
+        return f"loss_mean is {hello.loss_mean!r}: it must be 'samples', 'size' or 'ranks'"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
     if hello.gradient_bytes is not None and hello.gradient_bytes < 0:

@@ -137,7 +137,7 @@ runs = Table(
     Column("samples", BigInteger),
     Column("global_batch", Integer),
     Column("seed", BigInteger),
-    Column("loss_mean", Text),  # "samples" or "size"
+    Column("loss_mean", Text),  # "samples", "size" or "ranks"
     Column("hello", LargeBinary),  # digest of the latest attempt's Hello, see `hello_parts`
     Column("revision", BigInteger, nullable=False, server_default="0"),  # +1 with each change
     # Of the latest launch: what an earlier one still says does not change the run's state.

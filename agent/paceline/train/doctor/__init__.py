@@ -2,8 +2,11 @@
 
 - `inside`: the program that becomes the script;
 - `watching`: what is noted while the script runs, by functions around Paceline's and torch's own;
-- `calls`: the first calls of the model and its parts, with what came in and out;
-- `checks`, `padding`, `drawing`: what follows from it, in sentences.
+- `calls`: the first calls of the model;
+- `checks`, `drawing`: what follows from it, in sentences.
+
+After the steps, the script's loop makes a few further turns, without a step of an optimiser, in
+which `paceline.train.proof` proves its loss.
 
 `paceline.node.starting.examining` starts the ranks and gathers what each of them leaves::
 

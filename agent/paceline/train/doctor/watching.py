@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from paceline.train import session as sessions
 from paceline.train.amounts import sizes
-from paceline.train.doctor.calls import Calls, Place, tensors
+from paceline.train.doctor.calls import Calls
 from paceline.train.loader import Loader, _Batches
 from paceline.train.proof import Answer, Rehearsal
 from paceline.train.session import Session
@@ -36,7 +36,6 @@ class SeenSession:
     sizes_from: str = ""
     calls: list[Calls] = field(default_factory=list)  # of each wrapped model
     loader: Loader | None = None  # once the script has begun to read it
-    batch: list[tuple[Place, Tensor]] = field(default_factory=list)  # tensors of the first one
     steps: int = 0
     checkpoint: str = ""  # where session.checkpoint was called
     rehearsal: Rehearsal | None = None  # once the script has made its steps
@@ -122,7 +121,7 @@ def _note_models(seen: Seen) -> None:
             wrapped: nn.Module = original(session, model, **options)
             known = seen.of(session)
             if known is not None:
-                known.calls.append(Calls(model, lambda: in_step(session), lambda: known.batch))
+                known.calls.append(Calls(model, lambda: in_step(session)))
             return wrapped
 
         return wrap
@@ -191,8 +190,6 @@ def _watched(
     known.loader = loader
     try:
         for batch in inner:
-            if not known.batch:
-                known.batch = list(tensors(batch))  # now: a script may take parts of it out
             yield batch
             running = loader._loop.current.running
             if running is not None and running.step.more:
