@@ -129,7 +129,7 @@ def _proven(loss_of: Loss, setting: str | None) -> Answer:
                 optimizer.step()
                 turns += 1
                 break
-        answer = session._loop.answer
+        answer = loader.answer
         session.close()
         assert answer is not None
         return answer
@@ -219,7 +219,7 @@ def drawn(prove: bool) -> list[float]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert (session._loop.answer is not None) is prove
+    assert (loader.answer is not None) is prove
     session.close()
     return losses
 
@@ -331,7 +331,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
                 average.update_parameters(made)
             session.log(loss=loss)
             break
-    answer = session._loop.answer
+    answer = loader.answer
     session.close()
     assert answer is not None
     return {"verdict": answer.verdict, "why": answer.why, **seen, "losses": len(losses)}

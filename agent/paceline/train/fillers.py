@@ -11,18 +11,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-if TYPE_CHECKING:
-    from paceline.train.ddp import CurrentStep
+
+class Current(Protocol):
+    """What is asked of the current step of a session."""
+
+    world: int
+    reduces: bool  # in the call of a collective that is not the script's
 
 
 @contextmanager
-def uncounted(module: nn.Module, current: CurrentStep) -> Iterator[None]:
+def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
     """Around a forward pass of a model with a filler.
 
     Args:

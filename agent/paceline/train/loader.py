@@ -14,10 +14,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
+from paceline.train import replay
 from paceline.train.loop import Loop
 from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
+from paceline.train.proof import Answer
 from paceline.train.seeding.samples import Epoch, WorkerInit
 from paceline.train.streams.view import buffered
 
@@ -74,6 +76,7 @@ class Loader:
         self._loop = loop
         # Steps and their turns, given to the DataLoader, not yet to the script.
         self._turns: deque[tuple[Step, Step]] = deque()
+        self.answer: Answer | None = None  # of the proof of the loss, once it is made
         self._typical: tuple[int, Any] | None = None  # samples, and their batch
         if loop.reader is not None:
             dataset, options = buffered(loop.reader, options)
@@ -171,7 +174,9 @@ class Loader:
         self._typical = None
         self._turns.clear()
         self._epoch.number = loop.epoch
-        loop.prove(self, sys._getframe(1))
+        if loop.proves:
+            loop.proves = False
+            self.answer = replay.prove_first(loop, self, sys._getframe(1))
         ran_out = False
         longer_s = loop.device.loading_s
         try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from torch.distributed import DistError
@@ -18,7 +16,6 @@ from torch.distributed import DistError
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.train import replay
 from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
@@ -36,7 +33,6 @@ from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits, Profile, shared_moments
-from paceline.train.proof import WRONG, Answer
 from paceline.train.refusals import refuse_devices
 from paceline.train.streams.reader import Reader
 from paceline.train.sync.discovery import exception_ends_loop
@@ -51,11 +47,6 @@ from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Evaluation, Phase, RankDevice
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from paceline.train.loader import Loader
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +121,7 @@ class Loop:
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
-        self._proves = prove  # before the first step
-        self.answer: Answer | None = None  # of the proof, once it is made
+        self.proves = prove  # before the first step
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)
@@ -429,37 +419,24 @@ class Loop:
             self.reader.begin(self.epoch)
         return True
 
-    def prove(self, loader: Loader, frame: FrameType) -> None:
-        """Proves the loss once, if ranks may get uneven parts; if it is wrong, they get equal ones.
+    @property
+    def least_fair(self) -> int:
+        """Samples of the largest of equal parts of a step."""
+        return -(-self.terms.global_batch // self.meeting.world)
 
-        Args:
-            loader: of the session.
-            frame: that asks it for its first batch.
+    @property
+    def short(self) -> bool:
+        """Whether limits leave no room for equal parts."""
+        limits = self.limits.of_parts
+        return bool(limits) and min(limits) < self.least_fair
 
-        Raises:
-            PacelineError: the loss is wrong, and limits leave no room for equal parts.
-        """
-        wiring, limits = self.wiring, self.limits.of_parts
-        assert wiring is not None
-        proves, self._proves = self._proves, False
-        fair = -(-self.terms.global_batch // self.meeting.world)
-        short = bool(limits) and min(limits) < fair
-        if not proves or self.meeting.lanes is not None or self.meeting.world == 1:
-            return
-        if self._environment.run is None and not short:  # no plan but equal parts
-            return
-        self.answer = answer = replay.prove(self, loader, frame)
-        if answer.verdict == WRONG:
-            if short:
-                raise PacelineError(
-                    f"{answer.why} {answer.do} Or give limits of at least {fair} samples, so that "
-                    "ranks train with equal parts."
-                )
-            logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
-            if wiring.leader is not None:
-                wiring.leader.keep_equal()
-        elif self.meeting.leads:
-            sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
+    @property
+    def may_be_uneven(self) -> bool:
+        """Whether ranks may get uneven parts: a control plane may plan them, or limits do."""
+        meeting = self.meeting
+        if meeting.world == 1 or meeting.lanes is not None:
+            return False
+        return self._environment.run is not None or self.short
 
     def steps(self) -> Iterator[Step]:
         """The steps of the epoch that has begun, as they are to be loaded."""

@@ -34,8 +34,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -58,7 +58,6 @@ from paceline.train.timing import CpuClock, RunningStep
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from paceline.train.loader import Loader
     from paceline.train.loop import Loop
 
 _QUARTER = 4  # samples of the smallest part, at most: of more, a difference shows no better
@@ -284,9 +283,9 @@ class Judge:
         return Answer(
             WRONG,
             why,
-            "Mask padded positions and keep packed sequences apart. Divide what is summed by a count "
-            "over all ranks, times the number of ranks, with loss_mean='ranks', where classes have "
-            "weights or labels do not count. What compares the samples of a batch cannot be "
+            "Mask padded positions and keep packed sequences apart. Divide what is summed by a "
+            "count over all ranks, times the number of ranks, with loss_mean='ranks', where classes "
+            "have weights or labels do not count. What compares the samples of a batch cannot be "
             "balanced.",
             difference=uneven[self._declared],
             equal=equal,
@@ -382,6 +381,21 @@ class _WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class Loading(Protocol):
+    """What the proof needs of the session's loader."""
+
+    @property
+    def dataset(self) -> Any:
+        """The data set."""
+
+    @property
+    def epoch(self) -> AbstractContextManager[None]:
+        """A context around what loads samples."""
+
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch of samples."""
+
+
 class Rehearsal:
     """The trials of one session on this rank.
 
@@ -397,7 +411,7 @@ class Rehearsal:
     def __init__(
         self,
         loop: Loop,
-        loader: Loader,
+        loader: Loading,
         on_step: Callable[[], None] = lambda: None,
         on_backward: Callable[[], None] = lambda: None,
     ) -> None:

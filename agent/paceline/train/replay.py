@@ -15,15 +15,23 @@ from __future__ import annotations
 import ast
 import builtins
 import linecache
+import logging
+import sys
 from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from paceline.train.proof import Answer, NotProvableError, Rehearsal, unknown
+from paceline.core.errors import PacelineError
+from paceline.train.proof import WRONG, Answer, Loading, NotProvableError, Rehearsal, unknown
 from paceline.train.stacks import is_users
+
+if TYPE_CHECKING:
+    from paceline.train.loop import Loop
+
+logger = logging.getLogger(__name__)
 
 _DEEPEST = 6  # functions that call each other
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
@@ -50,7 +58,40 @@ class _UnsafeError(Exception):
     """Why a statement is not run, in words that follow "line 3 "."""
 
 
-def prove(loop: Any, loader: Any, frame: FrameType) -> Answer:
+def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> Answer | None:
+    """Proves the loss before the first step; where it is wrong, ranks get equal parts.
+
+    Args:
+        loop: of the session, in its first epoch.
+        loader: of the session.
+        frame: that asks the loader for its first batch.
+
+    Returns:
+        The answer; None: ranks get equal parts in any case.
+
+    Raises:
+        PacelineError: the loss is wrong, and limits leave no room for equal parts.
+    """
+    assert loop.wiring is not None
+    if not loop.may_be_uneven:
+        return None
+    answer = prove(loop, loader, frame)
+    if answer.verdict != WRONG:
+        if loop.meeting.leads:
+            sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
+        return answer
+    if loop.short:
+        raise PacelineError(
+            f"{answer.why} {answer.do} Or give limits of at least {loop.least_fair} samples, so "
+            "that ranks train with equal parts."
+        )
+    logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
+    if loop.wiring.leader is not None:
+        loop.wiring.leader.keep_equal()
+    return answer
+
+
+def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
     """Proves the loss of the loop that reads a loader; all ranks call it.
 
     Args:

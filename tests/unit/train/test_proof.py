@@ -1,0 +1,184 @@
+"""What follows from trials, and which statements of a loop's body are replayed."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.train import replay
+from paceline.train.proof import (
+    PROVEN,
+    UNKNOWN,
+    WRONG,
+    Answer,
+    Arrangements,
+    Judge,
+    Outcome,
+    Sketch,
+    Trial,
+)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["whole", "uneven", "filler", "equal", "again"])
+def test_each_trial_has_each_sample_equally_often(world: int, name: str) -> None:
+    sizes = np.arange(1.0, 9.0)
+    trial = Arrangements(sizes, world, 2, [1, 3, 4, 6]).trial(name)
+    assert sorted(s for part in trial.parts for s in part) == sorted([1, 3, 4, 6] * world)
+    for setting in ("samples", "size"):
+        assert sum(trial.weights[setting]) == pytest.approx(1)
+
+
+def judged(gradient: Any, declared: str = "samples", **more: Any) -> Answer:
+    """The answer where a rank's gradient is a function of its part, the trial and the rank."""
+    judge = Judge(Arrangements(np.ones(8), 2, 2, [0, 1, 2, 3]), declared)
+    following: Trial | Answer = judge.begin()
+    while isinstance(following, Trial):
+        outcomes = [
+            Outcome([gradient(part, following, rank)], tolerance=1e-6, **more)
+            for rank, part in enumerate(following.parts)
+        ]
+        following = judge.then(following, outcomes)
+    return following
+
+
+def mean(part: list[int], trial: Trial, rank: int) -> list[float]:
+    return [float(np.mean(part or [7])), 1.0]
+
+
+def total(part: list[int], trial: Trial, rank: int) -> list[float]:
+    return [2.0 * sum(part), 1e-9]
+
+
+def least(part: list[int], trial: Trial, rank: int) -> list[float]:
+    return [float(min(part or [7])), 1.0]
+
+
+def changing(part: list[int], trial: Trial, rank: int) -> list[float]:
+    return [float(hash(trial.name) % 1000), 1.0]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "declared", "verdict", "setting"),
+    [
+        (mean, "samples", PROVEN, "samples"),
+        (mean, "size", PROVEN, "size"),  # as all sizes are equal
+        (mean, "ranks", WRONG, "samples"),
+        (total, "ranks", PROVEN, "ranks"),
+        (total, "samples", WRONG, "ranks"),
+        (least, "samples", WRONG, ""),
+        (changing, "samples", UNKNOWN, ""),
+        (lambda *_: [float("nan"), 1.0], "samples", UNKNOWN, ""),
+        (lambda *_: [0.0, 0.0], "samples", UNKNOWN, ""),
+        (lambda part, trial, rank: [float(rank), 1.0], "samples", UNKNOWN, ""),
+    ],
+)
+def test_the_answer_follows_from_the_gradients(
+    gradient: Any, declared: str, verdict: str, setting: str
+) -> None:
+    answer = judged(gradient, declared)
+    assert (answer.verdict, answer.setting) == (verdict, setting), answer
+
+
+def test_a_loop_that_draws_random_numbers_is_not_called_wrong() -> None:
+    assert judged(least).verdict == WRONG
+    assert judged(least, random=True).verdict == UNKNOWN
+    assert judged(mean, random=True).verdict == PROVEN
+
+
+def test_a_sketch_is_linear_and_as_long_as_the_gradient() -> None:
+    torch.manual_seed(0)
+    model, sketch, made = nn.Linear(300, 200, dtype=torch.float64), Sketch(), []
+    gradients = [[torch.randn_like(p) for p in model.parameters()] for _ in range(2)]
+    for parts in [*gradients, [a + 2 * b for a, b in zip(*gradients, strict=True)]]:
+        for parameter, part in zip(model.parameters(), parts, strict=True):
+            parameter.grad = part
+        made.append(sketch.of(model))
+    assert torch.allclose(made[2], made[0] + 2 * made[1])
+    length = torch.cat([part.flatten() for part in gradients[0]]).norm()
+    assert made[0].norm() == pytest.approx(float(length), rel=0.3)
+
+
+class Script:
+    """What a loop's body sees."""
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+
+
+def helper(batch: Any) -> Any:
+    made = batch.clone()
+    made[0] = 1
+    return made
+
+
+def keeping(batch: Any) -> Any:
+    KEPT.append(batch)
+    return batch
+
+
+KEPT: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = batch.clone(); x[0] = 1; x.mul_(2)",
+        "x = helper(batch)",
+        "count += 1",
+        "s.optimizer.zero_grad()",
+        "s.optimizer.step()",
+        "parts = []; parts.append(batch)",
+        "with torch.autocast('cpu'):\n    loss = s.model(batch).sum()",
+        "if count:\n    continue",
+        "y = [s.model(b) for b in batch]",
+    ],
+)
+def test_what_leaves_nothing_behind_is_replayed(code: str) -> None:
+    assert checked(code) == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = next(other)",
+        "s.items.append(1)",
+        "items = s.items; items.append(1)",
+        "for item in s.items:\n    item.clear()",
+        "s.count = 1",
+        "s.items[0] = 1",
+        "shared += batch",
+        "shared.mul_(2)",
+        "s.schedule.step()",
+        "x = keeping(batch)",
+        "print(batch)",
+        "yield batch",
+        "global count",
+    ],
+)
+def test_what_may_leave_something_behind_is_not(code: str) -> None:
+    assert checked(code)
+
+
+def checked(code: str) -> str:
+    """Why statements are not replayed; empty: they are."""
+    names = {
+        **globals(),
+        "s": Script(),
+        "count": 0,
+        "shared": torch.ones(2),
+        "other": iter([1]),
+    }
+    try:
+        replay._check(ast.parse(code).body, names, {"batch"})
+    except replay._UnsafeError as error:
+        return str(error)
+    return ""
