@@ -69,6 +69,11 @@ _WAIT_S = 60.0  # for a rank that calls another collective, or none
 _SEED = 20_011
 
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2  # relative differences that are rounding
+_FIX = (
+    "Mask padded positions and keep packed sequences apart. Divide what is summed by a count over "
+    "all ranks, times the number of ranks, with loss_mean='ranks', where classes have weights or "
+    "labels do not count. What compares the samples of a batch cannot be balanced."
+)
 _PLAIN = int | float | str | None  # attributes of modules, such as counts of calls
 _HALVES = {torch.bfloat16, torch.float16}
 
@@ -283,10 +288,7 @@ class Judge:
         return Answer(
             WRONG,
             why,
-            "Mask padded positions and keep packed sequences apart. Divide what is summed by a "
-            "count over all ranks, times the number of ranks, with loss_mean='ranks', where classes "
-            "have weights or labels do not count. What compares the samples of a batch cannot be "
-            "balanced.",
+            _FIX,
             difference=uneven[self._declared],
             equal=equal,
         )

@@ -113,6 +113,14 @@ def test_a_proposal_is_adopted_and_reaches_each_rank(run: Run) -> None:
     assert run.adopted == [FIRST]
 
 
+def test_ranks_keep_equal_parts_where_the_loss_allows_no_others(run: Run) -> None:
+    run.leader.keep_equal()
+    run.propose(FIRST)
+    steps = list(run.epoch())
+    assert {step.samples for both in steps for step in both} == {2}
+    assert {segment.source for segment in run.adopted} == {"coast"}
+
+
 def test_a_later_proposal_supersedes_an_earlier_one(run: Run) -> None:
     run.propose(segment([[[8, 9], [10, 11]]]))
     run.propose(FIRST)

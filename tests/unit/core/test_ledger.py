@@ -20,7 +20,7 @@ from paceline.core.dealing import dealt, equal_counts
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
 from paceline.train.plan.epochs import epoch_order
-from paceline.train.plan.leader import Leader
+from paceline.train.plan.leader import Leader, weights_of
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 
@@ -70,6 +70,13 @@ def test_dealing_goes_on_past_ranks_at_their_limit() -> None:
     assert counts.tolist() == [4, 0, 1, 3]
     assert dealt(counts).tolist() == [0, 3, 5, 7, 1, 2, 4, 6]
     assert equal_counts(6, np.array([2, 4])).tolist() == [2, 4]
+
+
+def test_a_loss_that_is_scaled_for_the_mean_over_ranks_is_left_as_it_is() -> None:
+    counts, loads = np.array([[2, 6], [0, 8]]), np.array([[1.0, 3.0], [0.0, 9.0]])
+    assert weights_of("samples", counts, loads).tolist() == [[0.25, 0.75], [0.0, 1.0]]
+    assert weights_of("size", counts, loads).tolist() == [[0.25, 0.75], [0.0, 1.0]]
+    assert weights_of("ranks", counts, loads).tolist() == [[0.5, 0.5], [0.0, 0.5]]
 
 
 def test_the_leader_keeps_limits_from_the_first_step_on() -> None:

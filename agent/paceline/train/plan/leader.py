@@ -406,7 +406,7 @@ class Leader:
         if self._stream is not None:  # ranks know a sample by how many they had read before it
             flat = self._stream.ledger.places[flat].astype("<u4")
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
-        weights = _weights(self._terms.loss_mean, counts, of.load)
+        weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
         # Whole arrays become lists at once: there may be thousands of ranks.
         columns = zip(
@@ -442,7 +442,7 @@ class Leader:
         ]
 
 
-def _weights(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
+def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
     """Each rank's weight in the update, [steps, W].
 
     Args:
