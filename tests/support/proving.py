@@ -207,11 +207,12 @@ def healthy(names: list[str]) -> list[dict[str, Any]]:
     return [_healthy(set(HEALTHY[name])) for name in names]
 
 
-def drawn(prove: bool) -> list[float]:
+def drawn(prove: bool, workers: int) -> list[float]:
     """Losses with dropout: random numbers are the same with a proof and without one."""
     torch.manual_seed(5)
     session = paceline.Session(Points(), global_batch=16, limits=[7, 16], prove=prove)
-    loader, model, losses = session.loader(), session.wrap(Deep("dropout")), list[float]()
+    loader, losses = session.loader(num_workers=workers), list[float]()
+    model = session.wrap(Deep("dropout"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for batch in loader:
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.core.errors import PacelineError
@@ -20,7 +20,7 @@ from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
 from paceline.train.proof import Answer
-from paceline.train.seeding.samples import Epoch, WorkerInit
+from paceline.train.seeding.samples import Epoch, WorkerInit, seeded
 from paceline.train.streams.view import buffered
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
@@ -44,6 +44,19 @@ class _Batches(Sampler[list[int]]):
                 self._turns.append((step, turn))
                 lost = not self._ahead and self._loop.is_lost(step)
                 yield self._loop.fillers if lost or not turn.indices else turn.indices
+
+
+class _Seeded(Dataset[Any]):
+    """A data set whose samples draw from random numbers of their own, whatever they draw from."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        with seeded(index):
+            if hasattr(self._dataset, "__getitems__"):
+                return self._dataset.__getitems__([index])[0]
+            return self._dataset[index]
 
 
 class Loader:
@@ -128,15 +141,27 @@ class Loader:
         """
         self._loop.set_epoch(whole("set_epoch", epoch, 0))
 
-    @property
-    def dataset(self) -> Any:
-        """The data set, as the DataLoader reads it."""
-        return self._loader.dataset
+    def samples(self, indices: list[int]) -> list[Any]:
+        """Samples as the loader reads them, with random numbers that are the same on each rank.
 
-    @property
-    def epoch(self) -> Epoch:
-        """A context around what loads samples of this loader."""
-        return self._epoch
+        Where the loader has processes, such a process reads them: what a data set opens when it is
+        first read must not be open in the process that forks the others.
+        """
+        loader, seeded = self._loader, _Seeded(self._loader.dataset)
+        if not loader.num_workers:
+            with self._epoch:
+                return [seeded[index] for index in indices]
+        reading = DataLoader(
+            seeded,
+            batch_sampler=[indices],
+            num_workers=1,
+            collate_fn=list,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            timeout=loader.timeout,
+        )
+        (read,) = reading
+        return read
 
     def collated(self, samples: list[Any]) -> Any:
         """A batch of samples, as the loader makes it."""

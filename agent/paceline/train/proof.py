@@ -34,7 +34,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -52,7 +52,6 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import MEANS
 from paceline.train.ddp import WeightedDDP
 from paceline.train.parts import Step
-from paceline.train.seeding.samples import seeded
 from paceline.train.timing import CpuClock, RunningStep
 
 if TYPE_CHECKING:
@@ -386,13 +385,8 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """What the proof needs of the session's loader."""
 
-    @property
-    def dataset(self) -> Any:
-        """The data set."""
-
-    @property
-    def epoch(self) -> AbstractContextManager[None]:
-        """A context around what loads samples."""
+    def samples(self, indices: list[int]) -> list[Any]:
+        """Samples whose random numbers are the same on each rank."""
 
     def collated(self, samples: list[Any]) -> Any:
         """A batch of samples."""
@@ -570,21 +564,24 @@ class Rehearsal:
 
     def _batch(self, indices: list[int]) -> Any:
         """A batch of samples that are the same on each rank, and in each trial."""
-        with self._loader.epoch, seeded(0):
-            dataset = self._loader.dataset
-            for index in indices:
-                if index not in self._samples:
-                    with seeded(index):
-                        self._samples[index] = dataset[index]
+        missing = sorted({*indices, *self._loop.fillers} - self._samples.keys())
+        with self._random():
+            if missing:
+                read = self._loader.samples(missing)
+                self._samples |= dict(zip(missing, read, strict=True))
+        with self._random():
             return self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
 
     @contextmanager
     def _random(self) -> Iterator[None]:
         """The same random numbers in each trial; afterwards they continue as before."""
         kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         try:
-            torch.manual_seed(_SEED)
+            # Not torch.manual_seed, which would seed devices that are not there yet.
+            torch.default_generator.manual_seed(_SEED)
+            if cuda is not None:
+                torch.cuda.manual_seed_all(_SEED)
             np.random.seed(_SEED)
             random.seed(_SEED)
             yield
@@ -593,7 +590,7 @@ class Rehearsal:
             np.random.set_state(kept[1])
             random.setstate(kept[2])
             if cuda is not None:
-                torch.cuda.set_rng_state(cuda)
+                torch.cuda.set_rng_state_all(cuda)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:

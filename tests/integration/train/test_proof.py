@@ -40,11 +40,11 @@ WANTED = {
 def test_which_setting_fits_a_loss(ranks: Ranks) -> None:
     each_rank = ranks.run(proving.proven, list(WANTED))
     assert each_rank[0] == each_rank[1]
-    found = dict(zip(WANTED, each_rank[0], strict=True))
-    assert {asked: (a.verdict, a.setting) for asked, a in found.items()} == WANTED
-    assert "leave" in found["filler counted", "ranks"].do.lower()
+    answers = dict(zip(WANTED, each_rank[0], strict=True))
+    assert {asked: (a.verdict, a.setting) for asked, a in answers.items()} == WANTED
+    assert "leave" in answers["filler counted", "ranks"].do.lower()
     for name in ("classes", "masked", "in batch"):
-        assert (found[name, None].equal or 0) > 0.01, name
+        assert (answers[name, None].equal or 0) > 0.01, name
 
 
 def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
@@ -57,13 +57,15 @@ def test_healthy_loops_are_proven_and_left_as_they_were(ranks: Ranks) -> None:
         for name, seen in zip(names, of_rank, strict=True):
             assert seen["losses"] <= 1
             if "kept" in seen:
-                found = {key: seen[key] for key in ("kept", "gradients", "calls", "training")}
+                kept = {key: seen[key] for key in ("kept", "gradients", "calls", "training")}
                 wanted = {"kept": True, "gradients": False, "calls": 0, "training": True}
-                assert found == wanted, name
+                assert kept == wanted, name
 
 
 def test_random_numbers_continue_as_without_a_proof(ranks: Ranks) -> None:
-    assert ranks.run(proving.drawn, True) == ranks.run(proving.drawn, False)
+    for workers in (0, 1):
+        with_proof = ranks.run(proving.drawn, True, workers)
+        assert with_proof == ranks.run(proving.drawn, False, workers)
 
 
 @pytest.mark.parametrize(("over", "counts"), [("rank", [0, 96]), ("ranks", [96, 96])])
