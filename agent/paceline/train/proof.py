@@ -385,6 +385,8 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """What the proof needs of the session's loader."""
 
+    answer: Answer | None  # of the proof, once it is made
+
     def samples(self, indices: list[int]) -> list[Any]:
         """Samples whose random numbers are the same on each rank."""
 

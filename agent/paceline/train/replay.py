@@ -58,28 +58,27 @@ class _UnsafeError(Exception):
     """Why a statement is not run, in words that follow "line 3 "."""
 
 
-def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> Answer | None:
+def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
     """Proves the loss before the first step; where it is wrong, ranks get equal parts.
+
+    Where no plan gives ranks other parts, there is nothing to prove.
 
     Args:
         loop: of the session, in its first epoch.
         loader: of the session.
         frame: that asks the loader for its first batch.
 
-    Returns:
-        The answer; None: ranks get equal parts in any case.
-
     Raises:
         PacelineError: the loss is wrong, and limits leave no room for equal parts.
     """
     assert loop.wiring is not None
     if not loop.may_be_uneven:
-        return None
-    answer = prove(loop, loader, frame)
+        return
+    loader.answer = answer = prove(loop, loader, frame)
     if answer.verdict != WRONG:
         if loop.meeting.leads:
             sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
-        return answer
+        return
     if loop.short:
         raise PacelineError(
             f"{answer.why} {answer.do} Or give limits of at least {loop.least_fair} samples, so "
@@ -88,7 +87,6 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> Answer | None:
     logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
     if loop.wiring.leader is not None:
         loop.wiring.leader.keep_equal()
-    return answer
 
 
 def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
