@@ -55,8 +55,8 @@ def total(part: list[int], trial: Trial, rank: int) -> list[float]:
     return [2.0 * sum(part), 1e-9]
 
 
-def least(part: list[int], trial: Trial, rank: int) -> list[float]:
-    return [float(min(part or [7])), 1.0]
+def variance(part: list[int], trial: Trial, rank: int) -> list[float]:
+    return [float(np.var(part or [7])), 1.0]
 
 
 def changing(part: list[int], trial: Trial, rank: int) -> list[float]:
@@ -71,7 +71,7 @@ def changing(part: list[int], trial: Trial, rank: int) -> list[float]:
         (mean, "ranks", WRONG, "samples"),
         (total, "ranks", PROVEN, "ranks"),
         (total, "samples", WRONG, "ranks"),
-        (least, "samples", WRONG, ""),
+        (variance, "samples", WRONG, ""),
         (changing, "samples", UNKNOWN, ""),
         (lambda *_: [float("nan"), 1.0], "samples", UNKNOWN, ""),
         (lambda *_: [0.0, 0.0], "samples", UNKNOWN, ""),
@@ -86,8 +86,8 @@ def test_the_answer_follows_from_the_gradients(
 
 
 def test_a_loop_that_draws_random_numbers_is_not_called_wrong() -> None:
-    assert judged(least).verdict == WRONG
-    assert judged(least, random=True).verdict == UNKNOWN
+    assert judged(variance).verdict == WRONG
+    assert judged(variance, random=True).verdict == UNKNOWN
     assert judged(mean, random=True).verdict == PROVEN
 
 
