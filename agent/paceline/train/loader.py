@@ -160,6 +160,7 @@ class Loader:
             multiprocessing_context=loader.multiprocessing_context,
             timeout=loader.timeout,
         )
+        read: list[Any]
         (read,) = reading
         return read
 

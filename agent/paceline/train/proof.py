@@ -344,7 +344,7 @@ class Sketch:
                 continue
             values = gradient.detach()
             values = torch.view_as_real(values) if values.is_complex() else values
-            for place, piece in enumerate(values.reshape(-1).split(_SIGNS)):
+            for place, piece in enumerate(torch.split(values.reshape(-1), _SIGNS)):  # type: ignore[no-untyped-call]
                 shift = (97 * number + 61 * place) % _SHIFTS
                 signed = piece.to(torch.promote_types(piece.dtype, torch.float32))
                 signed = signed * self._on(piece.device)[shift : shift + len(piece)]
@@ -628,7 +628,8 @@ class Rehearsal:
 
         def noting(*args: Any, **kwargs: Any) -> None:
             if self._depth:  # of a part that is computed again
-                return backward(*args, **kwargs)
+                backward(*args, **kwargs)
+                return
             before = [self._sketch.of(model) for model in self._models]
             self._depth += 1
             try:
@@ -640,7 +641,6 @@ class Rehearsal:
                 if any(parameter.grad is not None for parameter in model.parameters()):
                     self._trained.add(id(model))
             self._on_backward()
-            return None
 
         return noting
 
@@ -652,8 +652,16 @@ class Rehearsal:
         weight = trial.weights[loop.terms.loss_mean][rank]
         load = float(len(indices))
         step = Step(
-            *(loop.epoch, loop.step + 1, -1, indices),
-            *(load, load, float(bool(indices)), weight if indices else 0.0, None, 0),
+            epoch=loop.epoch,
+            step=loop.step + 1,
+            segment=-1,
+            indices=indices,
+            load=load,
+            squares=load,
+            longest=float(bool(indices)),
+            weight=weight if indices else 0.0,
+            ett_s=None,
+            threads=0,
         )
         outer, current.running = current.running, RunningStep(step, CpuClock(), 0.0, None)
         current.rehearsal = self
@@ -787,7 +795,7 @@ def _eager() -> Iterator[None]:
 
 
 def _random_state() -> tuple[bytes, ...]:
-    state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()  # type: ignore[index, union-attr]
+    state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()  # type: ignore[index]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return *state, torch.cuda.get_rng_state().numpy().tobytes()
     return *state, repr(random.getstate()).encode()

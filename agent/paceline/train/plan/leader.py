@@ -451,7 +451,8 @@ def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
         loads: the sums of their sizes, [steps, W].
     """
     if loss_mean == "ranks":
-        return (counts > 0) / counts.shape[1]
+        of_ranks: Floats = (counts > 0) / counts.shape[1]
+        return of_ranks
     share = counts if loss_mean == "samples" else loads
     weights: Floats = share / share.sum(axis=1, keepdims=True)
     return weights
