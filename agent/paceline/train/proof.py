@@ -344,7 +344,7 @@ class Sketch:
                 continue
             values = gradient.detach()
             values = torch.view_as_real(values) if values.is_complex() else values
-            for place, piece in enumerate(torch.split(values.reshape(-1), _SIGNS)):  # type: ignore[no-untyped-call]
+            for place, piece in enumerate(torch.split(values.reshape(-1), _SIGNS)):
                 shift = (97 * number + 61 * place) % _SHIFTS
                 signed = piece.to(torch.promote_types(piece.dtype, torch.float32))
                 signed = signed * self._on(piece.device)[shift : shift + len(piece)]

@@ -196,14 +196,14 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
     ),
     "padding": (
         [(FORWARD, "return self.answer(self.read(series)[1][-1]).squeeze(1)")],
-        "padding",
-        "when it is padded beside a long one",
-        "pack sequences",
+        "loss",
+        "No loss_mean fits the loss",
+        "keep packed sequences apart",
     ),
     "samples of a batch look at each other": (
         [(FORWARD, "out = self.read(packed)[1][-1]; return self.answer(out - out.mean(0))[:, 0]")],
-        "padding",
-        "depends on the other samples",
+        "loss",
+        "depends on the rest of its rank's batch",
         "",
     ),
     "augmentation without a seed": (
