@@ -33,7 +33,10 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
         module: the model.
         current: the current step of the session.
     """
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    # BatchNorm layers that Paceline adapted leave fillers out by themselves.
+    layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
+    buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
+    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
     original, thread = vars(dist.ProcessGroup)["allreduce"], threading.get_ident()
     summed = False
 

@@ -32,6 +32,8 @@ _REFUSED_GROUP = (
 class Adapted(_BatchNorm):
     """A BatchNorm layer of a wrapped model."""
 
+    leaves_fillers_out: ClassVar[bool] = True  # see `paceline.train.fillers`
+
     _original: ClassVar[type[_BatchNorm]]
     _current: CurrentStep
 
