@@ -25,7 +25,9 @@ from paceline.commands.options import (
     Token,
     TokenFile,
     Why,
+    YesJson,
     client_of,
+    confirm,
     connected,
     data_directory,
     given,
@@ -163,6 +165,7 @@ def stop(
     run_id: RunId,
     force: Annotated[bool, typer.Option("--force", help="Kill its processes now.")] = False,
     why: Why = "",
+    yes: YesJson = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -171,8 +174,10 @@ def stop(
     """Ends a run at its next segment: the script goes on to its last lines."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
+        seen = client.revision(run_id)
+        confirm(f"{'Kill' if force else 'Stop'} run {run_id}?", yes, as_json)
         body = {"force": force, **reason(why)}
-        answer = client.change("POST", run_id, "stop", body, {"by": "cli"})
+        answer = client.change("POST", run_id, "stop", body, {"by": "cli"}, seen)
     if as_json:
         print_json(answer)
     else:
@@ -211,6 +216,7 @@ def resume(
     server: Server = None,
     data: Data = None,
     why: Why = "",
+    yes: YesJson = False,
     token: Token = None,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -227,6 +233,8 @@ def resume(
     elsewhere = _elsewhere(backend, backend_option, nodes, nproc)
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
+        where = f" on {backend}" if backend is not None else ""
+        confirm(f"Resume run {run_id}{where}?", yes, as_json)
         if not elsewhere and resuming.started_here(directory, run_id):
             raise typer.Exit(resuming.in_foreground(client, run_id, directory, variables, asked))
         answer = resuming.on_node(client, run_id, variables, asked | elsewhere)

@@ -98,11 +98,11 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
     assert process.returncode == 137, err
     [run] = stack.api("GET", "/runs")["items"]
     other = ("--server", stack.url, "--data", str(tmp_path / "other"))
-    early = paceline("resume", run["id"], *other)
+    early = paceline("resume", run["id"], "--yes", *other)
     _, err = early.communicate(timeout=DEADLINE_S)
     assert early.returncode == 2
     assert f"`paceline resume {run['id']}` on its machine" in err, "another directory of data"
-    process = paceline("resume", run["id"][:6], *data)
+    process = paceline("resume", run["id"][:6], "--yes", *data)
     _, err = process.communicate(timeout=TRAINING_S)
     assert process.returncode == 0, err
     assert f"run {run['id']} goes on with attempt 1" in err
@@ -110,7 +110,7 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
     until(lambda: ended(stack, run["id"])["state"] == "finished", "its end", DEADLINE_S, PAUSE_S)
     now = stack.api("GET", f"/runs/{run['id']}")
     assert (now["attempt"], now["first_attempt"]) == (1, 1)
-    again = paceline("resume", run["id"], *data)
+    again = paceline("resume", run["id"], "--yes", *data)
     _, err = again.communicate(timeout=DEADLINE_S)
     assert again.returncode == 2
     assert "has finished: nothing is left of it" in err
@@ -127,7 +127,7 @@ def test_a_driver_of_the_terminal_goes_on_as_one(stack: Stack, tmp_path: Path) -
     assert "it follows, with what the script prints of its ranks" in err
     [run] = stack.api("GET", "/runs?limit=1")["items"]
     ended(stack, run["id"])
-    process = paceline("resume", run["id"], *data)
+    process = paceline("resume", run["id"], "--yes", *data)
     out, err = process.communicate(timeout=TRAINING_S)
     assert (process.returncode, out) == (3, "DRIVER 1\n"), err
 

@@ -72,7 +72,7 @@ def test_a_run_cancelled_on_slurm_goes_on_on_ray(
 
     until(said, f"why it ended, after {ended['message']}", WAIT_S, 0.1)
     assert "CANCELLED" in cluster.run(run)["message"]
-    words = ["resume", run, "--server", cluster.url, "--backend", "ray"]
+    words = ["resume", run, "--yes", "--server", cluster.url, "--backend", "ray"]
     for name, value in ray.options().items():
         words += ["--backend-option", f"{name}={value}"]
     done = subprocess.run(

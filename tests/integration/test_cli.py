@@ -431,22 +431,22 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     body = {"script": path, "nproc": 1, "launch": False, "name": "a name"}
     run = server.post("/api/v1/runs", json=body).json()["id"]
     assert run in main("runs", *where)[1]
-    code, out, _ = main("switch", run, "rna", *where)
+    code, out, _ = main("switch", run, "rna", "--yes", *where)
     assert code == 0 and "THIS CHANGES THE TRAINING" in out
-    code, out, _ = main("switch", run, "paceline", "--param", "mode=free", *where)
+    code, out, _ = main("switch", run, "paceline", "--param", "mode=free", "--yes", *where)
     assert code == 0 and "Other samples" in out
-    code, out, _ = main("switch", run, "chronica", *where)
+    code, out, _ = main("switch", run, "chronica", "--yes", *where)
     assert code == 0 and "THIS CHANGES THE TRAINING" not in out
     assert the_run(server)["policy"] == "chronica"
-    assert main("switch", run[:7], "sata", *where)[0] == 0
+    assert main("switch", run[:7], "sata", "--yes", *where)[0] == 0
     assert the_run(server)["policy"] == "sata"
-    code, _, err = main("switch", run, "bsp", "--param", "nonsense=1", *where)
+    code, _, err = main("switch", run, "bsp", "--param", "nonsense=1", "--yes", *where)
     assert code == 2
     assert "nonsense" in err
-    code, _, err = main("switch", "nobody", "bsp", *where)
+    code, _, err = main("switch", "nobody", "bsp", "--yes", *where)
     assert code == 2
     assert "nobody" in err
-    assert main("stop", run, "--force", *where)[0] == 0
+    assert main("stop", run, "--force", "--yes", *where)[0] == 0
 
 
 def test_backends(server: httpx.Client, main: Main, tmp_path: Path) -> None:
@@ -485,11 +485,11 @@ def test_changes_are_listed_with_their_reasons(server: httpx.Client, main: Main)
     where = ("--server", url(server))
     body = {"script": "train.py", "nproc": 1, "launch": False}
     run, other = (server.post("/api/v1/runs", json=body).json()["id"] for _ in range(2))
-    assert main("switch", run, "chronica", "--why", "rank 3 is slow", *where)[0] == 0
+    assert main("switch", run, "chronica", "--why", "rank 3 is slow", "--yes", *where)[0] == 0
     assert main("auto", run, *where)[1] == f"run {run}: auto is off\n"
-    asked = main("auto", run[:7], "recommend", "--relaxed", *where)
+    asked = main("auto", run[:7], "recommend", "--relaxed", "--yes", *where)
     assert asked[1] == f"run {run}: auto is recommend, relaxed presets too\n"
-    assert main("stop", run, "--why", "done", *where)[0] == 0
+    assert main("stop", run, "--why", "done", "--yes", *where)[0] == 0
     page = json.loads(main("audit", run[:7], "--json", *where)[1])
     assert [(row["action"], row["why"], row["revision"]) for row in page["items"]] == [
         ("run.stop", "done", 3),
@@ -512,16 +512,16 @@ def test_a_target_is_set_and_told(server: httpx.Client, main: Main) -> None:
     body = {"script": "train.py", "nproc": 1, "launch": False}
     run = server.post("/api/v1/runs", json=body).json()["id"]
     assert main("target", run[:7], *where)[1] == f"run {run}: no target is set\n"
-    said = main("target", run, "accuracy >= 0.9", "--why", "to ship", *where)[1]
+    said = main("target", run, "accuracy >= 0.9", "--why", "to ship", "--yes", *where)[1]
     assert said == f"run {run}: accuracy >= 0.9 is not met yet\n"
-    shown = json.loads(main("target", run, "val/loss<=1e-3", "--json", *where)[1])
+    shown = json.loads(main("target", run, "val/loss<=1e-3", "--json", "--yes", *where)[1])
     assert (shown["metric"], shown["direction"], shown["value"]) == ("val/loss", "<=", 0.001)
     for wrong in ("accuracy=0.9", "accuracy>0.9", ">=0.9", "accuracy>=high"):
         code, _, err = main("target", run, wrong, *where)
         assert (code, "give a metric, >= or <=, and a number" in err) == (2, True), wrong
     assert main("target", run, "a>=1", "--remove", *where)[0] == 2
-    assert main("target", run, "a>=nan", *where)[0] == 2
-    assert main("target", run, "--remove", *where)[1] == f"run {run}: no target is set\n"
+    assert main("target", run, "a>=nan", "--yes", *where)[0] == 2
+    assert main("target", run, "--remove", "--yes", *where)[1] == f"run {run}: no target is set\n"
     page = json.loads(main("audit", run, "--action", "run.target", "--json", *where)[1])
     assert [(row["why"], row["via"]) for row in page["items"]] == [
         *(("", "cli"), ("", "cli"), ("to ship", "cli"))
@@ -535,7 +535,7 @@ def test_the_list_of_changes_is_for_people_too(
     where = ("--server", url(server))
     body = {"script": "train.py", "nproc": 1, "launch": False}
     run = server.post("/api/v1/runs", json=body).json()["id"]
-    assert main("switch", run, "chronica", "--why", "rank 3 is slow", *where)[0] == 0
+    assert main("switch", run, "chronica", "--why", "rank 3 is slow", "--yes", *where)[0] == 0
     lines = main("audit", run, *where)[1].splitlines()
     (line,) = (line for line in lines if "run.policy" in line)
     assert all(words in line for words in (run, "chronica", "rank 3 is slow", "cli"))
@@ -555,7 +555,7 @@ def test_a_change_at_the_same_moment_is_told(
         return call(client, method, path, *rest, **options)
 
     monkeypatch.setattr(Client, "call", overtaken)
-    code, _, err = main("switch", run, "chronica", "--server", url(server))
+    code, _, err = main("switch", run, "chronica", "--yes", "--server", url(server))
     assert code == 2
     assert f"run {run} was changed by" in err
     assert "(run.auto)" in err

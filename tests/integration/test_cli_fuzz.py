@@ -11,8 +11,8 @@ from support.fuzz import COUNTS, arguments
 GOOD = [
     ["runs", "--state", "running", "--limit", "5"],
     ["policies", "--json"],
-    ["switch", "r1", "chronica", "--param", "window=32"],
-    ["stop", "r1", "--force"],
+    ["switch", "r1", "chronica", "--param", "window=32", "--yes"],
+    ["stop", "r1", "--force", "--yes"],
     ["logs", "r1", "--rank", "3", "-n", "5", "--output", "stderr"],
     ["dead", "list", "--run", "r1"],
     ["dead", "show", "1-1"],

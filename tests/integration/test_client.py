@@ -149,10 +149,10 @@ def test_runs_on_the_command_line(
     said("export", "3f9", "-o", str(file), "--table", "worker-steps")
     with file.open() as opened:
         assert len(list(csv.DictReader(opened))) == 120
-    assert "nightly" in said("tag", "3f9", "nightly", "asr")
+    assert "nightly" in said("tag", "3f9", "nightly", "asr", "--yes")
     assert RUN in said("--tag", "asr") and OTHER not in said("--tag", "asr")
-    assert "asr" in said("untag", "3f9", "nightly")
-    said("note", "3f9", "new data")
+    assert "asr" in said("untag", "3f9", "nightly", "--yes")
+    said("note", "3f9", "new data", "--yes")
     assert "new data" in said("show", "3f9")
     code, _, err = main("runs", "show", "3f", *at)
     assert (code, "2 runs begin with it" in err) == (2, True)

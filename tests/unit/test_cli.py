@@ -96,7 +96,9 @@ def test_bad_input(
         assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [["stop"], ["switch", "bsp"], ["auto", "off"], ["whatif"]])
+@pytest.mark.parametrize(
+    "command", [["stop", "--yes"], ["switch", "bsp", "--yes"], ["auto", "off", "--yes"], ["whatif"]]
+)
 def test_a_run_is_known_by_a_beginning_that_no_other_has(
     command: list[str], main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from paceline.commands.options import (
     Token,
     TokenFile,
     Why,
+    YesJson,
+    confirm,
     connected,
     reason,
 )
@@ -77,6 +79,7 @@ def auto(
         ),
     ] = None,
     why: Why = "",
+    yes: YesJson = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -88,8 +91,11 @@ def auto(
         if mode is None:
             answer = client.call("GET", f"/runs/{run}/auto")
         else:
+            seen = client.revision(run)
+            further = " with relaxed presets" if relaxed else ""
+            confirm(f"Set auto of run {run} to {mode}{further}?", yes, as_json)
             body = {"mode": mode, "relaxed": relaxed, "by": "cli", **reason(why)}
-            answer = client.change("PUT", run, "auto", body)
+            answer = client.change("PUT", run, "auto", body, revision=seen)
     if as_json:
         print_json(answer)
     else:
@@ -111,6 +117,7 @@ def target(
         bool, typer.Option("--remove", help="The run has no target any more.")
     ] = False,
     why: Why = "",
+    yes: YesJson = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -122,12 +129,14 @@ def target(
     body = None if wanted is None else {**_target(wanted), "by": "cli", **reason(why)}
     with connected(server, token, token_file) as client:
         run = client.run(run_id)
+        seen = client.revision(run)
         if body is not None:
-            answer = client.change("PUT", run, "target", body)
+            confirm(f"Set the target of run {run} to {wanted}?", yes, as_json)
+            answer = client.change("PUT", run, "target", body, revision=seen)
         elif remove:
-            answer = client.change(
-                "DELETE", run, f"target?{urlencode({'by': 'cli', 'why': why})}", {}
-            )
+            confirm(f"Remove the target of run {run}?", yes, as_json)
+            path = f"target?{urlencode({'by': 'cli', 'why': why})}"
+            answer = client.change("DELETE", run, path, {}, revision=seen)
         else:
             answer = client.call("GET", f"/runs/{run}")
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,6 +98,33 @@ RunId = Annotated[
 ]
 Why = Annotated[str, typer.Option(help="The reason, for `paceline audit`.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Change the run without asking. Required without a terminal."),
+]
+YesJson = Annotated[
+    bool,
+    typer.Option(
+        "--yes",
+        "-y",
+        help="Change the run without asking. Required without a terminal and with --json.",
+    ),
+]
+
+
+def confirm(question: str, yes: bool, as_json: bool = False) -> None:
+    """Ask before a run is changed, unless `yes` has answered already.
+
+    Raises:
+        InputError: nobody can be asked: there is no terminal, or the output must be JSON only.
+        typer.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        reason = "--json asks no questions" if as_json else "no terminal can be asked"
+        raise InputError(f"{question} Confirm with --yes: {reason}")
+    typer.confirm(question, abort=True, err=True)
 
 
 def given(token: str | None, file: Path | None) -> str | None:

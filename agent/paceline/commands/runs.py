@@ -16,6 +16,8 @@ from paceline.commands.options import (
     Token,
     TokenFile,
     Why,
+    Yes,
+    confirm,
     connected,
     reason,
 )
@@ -229,6 +231,7 @@ def export(
 def tag(
     run_id: RunId,
     words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Short words.")],
+    yes: Yes = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -236,6 +239,7 @@ def tag(
     """Gives a run tags."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
+        confirm(f"Add {', '.join(words)} to the tags of run {run.id}?", yes)
         for word in words:
             run.tag(word)
         typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags'])}")
@@ -244,6 +248,7 @@ def tag(
 def untag(
     run_id: RunId,
     words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags that it has.")],
+    yes: Yes = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -251,6 +256,7 @@ def untag(
     """Takes tags from a run."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
+        confirm(f"Remove {', '.join(words)} from the tags of run {run.id}?", yes)
         for word in words:
             run.untag(word)
         typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags']) or '(none)'}")
@@ -260,6 +266,7 @@ def note(
     run_id: RunId,
     text: Annotated[str, typer.Argument(help="The whole note; empty: none.")],
     why: Why = "",
+    yes: Yes = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -267,7 +274,10 @@ def note(
     """Writes a run's note in place of the one before."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
-        client.change("PUT", run_id, "note", {"note": text, "by": "cli", **reason(why)})
+        seen = client.revision(run_id)
+        confirm(f"Replace the note of run {run_id}?", yes)
+        body = {"note": text, "by": "cli", **reason(why)}
+        client.change("PUT", run_id, "note", body, revision=seen)
     typer.echo(f"run {run_id} has {'a' if text else 'no'} note")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,8 @@ from paceline.commands.options import (
     Token,
     TokenFile,
     Why,
+    YesJson,
+    confirm,
     connected,
     parameters_of,
     reason,
@@ -39,9 +40,7 @@ def switch(
     policy: Annotated[str, typer.Argument(metavar="POLICY")],
     param: Parameters = None,
     why: Why = "",
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before the training is changed.")
-    ] = False,
+    yes: YesJson = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -60,8 +59,7 @@ def switch(
         known = [] if as_json else client.call("GET", "/policies")
         warnings = [] if as_json else _warnings(client, run_id, policy, given_parameters)
         words = _changes_of(known, policy, given_parameters)
-        if words == _CHANGES["training"] and not yes and sys.stdin.isatty():
-            typer.confirm(f"{words} Switch to {policy}?", abort=True, err=True)
+        confirm(f"{words} Switch run {run_id} to {policy}?".lstrip(), yes, as_json)
         answer = client.change("POST", run_id, "policy", body, revision=seen)
     if as_json:
         print_json(answer)
