@@ -50,6 +50,7 @@ def shell() -> dmc.MantineProvider:
                 size="lg",
                 **{"aria-label": "Switch between light and dark"},
             ),
+            html.Form(html.Button("Log out", type="submit"), action=here("/logout"), method="POST"),
         ],
     )
     return dmc.MantineProvider(

@@ -90,7 +90,7 @@ def test_a_websocket_wants_it_too(store: Store) -> None:
     credentials = Credentials(store, TOKEN)
     holder = credentials.of_token(TOKEN.encode())
     assert holder is not None
-    cookie = f"other=1; {COOKIE}={credentials.cookie(holder)}"
+    cookie = f"other=1; {COOKIE}={credentials.enter(holder, '127.0.0.1')}"
     assert websocket_answer(store, cookie=cookie) == "websocket.accept"
     for evil in ("http://127.0.0.1:9000", "http://[", "null"):
         assert websocket_answer(store, cookie=cookie, origin=evil) == "websocket.close"

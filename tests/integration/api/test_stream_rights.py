@@ -76,7 +76,7 @@ def test_a_stream_outlives_tokens_of_others_and_a_database_that_is_away(
     add_run(store, "r")
     other = made(client)
     asked: list[str] = []
-    check = tokens.of_cookie
+    check = tokens.is_valid
 
     def watched(connection: sa.Connection, identity: str, configured: str) -> object:
         asked.append(identity)
@@ -86,7 +86,7 @@ def test_a_stream_outlives_tokens_of_others_and_a_database_that_is_away(
 
     mine = made(client)
     headers = {"Authorization": f"Bearer {mine['token']}"}
-    monkeypatch.setattr(tokens, "of_cookie", watched)
+    monkeypatch.setattr(tokens, "is_valid", watched)
     with client.stream("GET", EVENTS, headers=headers, timeout=DEADLINE_S) as response:
         lines = response.iter_lines()
         assert next(lines) == ": welcome"

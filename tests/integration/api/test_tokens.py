@@ -96,7 +96,8 @@ def test_links_and_logins_are_in_the_audit_log(
     assert stranger.get(path).is_redirect
     assert stranger.get(path).status_code == 401, "that is no login"
     page = client.get(f"{V1}/audit").json()
-    login, link = page["items"][:2]
+    failed, login, link = page["items"][:3]
+    assert (failed["action"], failed["details"]["way"]) == ("login.failed", "link")
     for entry, action in ((link, "link.create"), (login, "login")):
         assert (entry["who"], entry["scope"]) == (made["name"], "operator")
         assert (entry["action"], entry["address"]) == (action, "127.0.0.1")

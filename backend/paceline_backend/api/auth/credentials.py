@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
+from paceline_backend.api.auth.failures import FailedLogins
 from paceline_backend.store import Connection, Store, StoreError, audit, meta
 from paceline_backend.store.access import tokens
 from paceline_backend.store.access.tokens import Holder
@@ -41,6 +42,7 @@ class Credentials:
         further: Mapping[tokens.Scope, str | None] = MappingProxyType({}),
     ) -> None:
         self._store = store
+        self.failures = FailedLogins(store)
         given = {"admin": configured, **further}
         self._configured = {text: _configured(text, role) for role, text in given.items() if text}
         self._by_id = {holder.id: holder for holder in self._configured.values()}
@@ -82,8 +84,6 @@ class Credentials:
             identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
         except BadData:
             return None
-        if identity in self._by_id:
-            return self._by_id[identity]
         with self._store.read() as connection:
             return tokens.of_cookie(connection, str(identity), self._by_id)
 
@@ -96,10 +96,10 @@ class Credentials:
         if not identity or identity in self._by_id:
             return True
         with self._store.read() as connection:
-            return tokens.of_cookie(connection, identity, self._by_id) is not None
+            return tokens.is_valid(connection, identity, self._by_id)
 
-    def of_link(self, code: str, address: str) -> Holder | None:
-        """Uses up a link, and writes the login down in the list of changes.
+    def enter_by_link(self, code: str, address: str) -> str | None:
+        """Use up a link; return the cookie of the browser that it lets in, None: it lets none in.
 
         Raises:
             StoreError: or one of its kinds.
@@ -107,23 +107,35 @@ class Credentials:
         if tokens.parsed(code) is None:
             return None
         with self._store.write() as connection:
-            holder = tokens.use_link(connection, code)
-            if holder is not None:
-                _record_login(connection, holder, address, {"link": holder.id})
-            return holder
+            browser = tokens.use_link(connection, code)
+            if browser is None:
+                return None
+            _record(connection, "login", browser, address, {"link": browser.id})
+        return self._cookie(browser)
 
-    def entered(self, holder: Holder, address: str) -> None:
-        """Writes a login by a token down in the list of changes.
+    def enter(self, holder: Holder, address: str) -> str:
+        """Log a browser in with a token; return its cookie, which has no secret of the token.
 
         Raises:
             StoreError: or one of its kinds.
         """
         with self._store.write() as connection:
-            _record_login(connection, holder, address, {})
+            browser = tokens.enter(connection, holder)
+            _record(connection, "login", browser, address, {"browser": browser.id})
+        return self._cookie(browser)
 
-    def cookie(self, holder: Holder) -> str:
-        """What the cookie of a browser that logs in now holds: no secret of the token."""
-        return str(self._serializer.dumps(holder.id))
+    def leave(self, browser: Holder, address: str) -> None:
+        """Log a browser out, and the browsers that came by its links.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        with self._store.write() as connection:
+            tokens.revoke(connection, browser.id)
+            _record(connection, "logout", browser, address, {"browser": browser.id})
+
+    def _cookie(self, browser: Holder) -> str:
+        return str(self._serializer.dumps(browser.id))
 
     def touch(self, holder: Holder) -> None:
         """Notes that a token or a browser is being used; best effort, one at a time."""
@@ -140,11 +152,15 @@ class Credentials:
             self._touching = False
 
 
-def _record_login(
-    connection: Connection, holder: Holder, address: str, details: Mapping[str, str]
+def _record(
+    connection: Connection,
+    action: str,
+    browser: Holder,
+    address: str,
+    details: Mapping[str, str],
 ) -> None:
-    by = Requester(holder.name, holder.scope, address)
-    audit.record(connection, by, "login", details=details)
+    by = Requester(browser.name, browser.scope, address)
+    audit.record(connection, by, action, details=details)
 
 
 def _configured(text: str, role: tokens.Scope) -> Holder:

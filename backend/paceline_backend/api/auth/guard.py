@@ -76,8 +76,12 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Holder | None:
         """A refusal or the page to log in; or whose request is passed on, None: anybody's."""
-        if scope["path"] == login.PATH and scope["type"] == "http":
-            return await self.login(Request(scope, receive))
+        if scope["type"] == "http":
+            if scope["path"] == login.PATH:
+                return await self.login(Request(scope, receive))
+            if scope["path"] == login.LOGOUT:
+                refusal = _from_elsewhere(scope, Headers(scope=scope))
+                return refusal or await self.login.leave(Request(scope, receive))
         rule = self.rules(scope)
         if rule == ANYBODY:
             return None
@@ -118,8 +122,11 @@ class Guard:
         holder = await run_in_threadpool(check, token, throttled=wait_s > 0)
         if holder is not None and not holder.refused:
             return holder
+        record = self.credentials.failures.record_request
         if holder is not None:
+            await run_in_threadpool(record, address, holder, f"the token is {holder.refused}")
             return _unauthorised(f"the token {holder.name} is {holder.refused}")
+        await run_in_threadpool(record, address, None, "unknown token")
         if wait_s:
             message = f"too many wrong tokens came from this address: try again in {wait_s} s"
             busy = problem_response(HTTPStatus.TOO_MANY_REQUESTS, message)

@@ -1,4 +1,4 @@
-"""The page on which a browser logs in: by a token, or by a link that is good once."""
+"""Login of a browser, by a token or by a link that is good once; and its logout."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paceline_backend.api.limits import LoginThrottle
 from paceline_backend.store.access.tokens import BROWSER_S, Holder
 
 PATH = "/login"
+LOGOUT = "/logout"
 _MOST_BYTES = 8192
 
 _templates = Jinja2Templates(Path(__file__).parents[1] / "templates")
@@ -55,56 +56,103 @@ class Login:
         token = form.get("token", [""])[0].strip()
         return await self._by_token(request, token, _local(form.get("next", ["/"])[0]))
 
+    async def leave(self, request: Request) -> Response:
+        """Log the browser out that sends this request, and lead it to the login page.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        if request.method != "POST":
+            message = "send a POST to log out"
+            refused = problem_response(HTTPStatus.METHOD_NOT_ALLOWED, message)
+            refused.headers["Allow"] = "POST"
+            return refused
+        cookie = request.cookies.get(COOKIE)
+        if cookie is not None:
+            browser = await run_in_threadpool(self.credentials.of_cookie, cookie)
+            if browser is not None:
+                await run_in_threadpool(self.credentials.leave, browser, _address(request))
+        response = RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
+        response.delete_cookie(COOKIE, path=_cookie_path(request), httponly=True)
+        return response
+
     async def _by_token(self, request: Request, token: str, target: str) -> Response:
-        if busy := self._busy(request, target):
-            return busy
-        holder = await run_in_threadpool(self.credentials.of_token, token.encode())
+        address = _address(request)
+        wait_s = self._counted(address)
+        check = self.credentials.of_token
+        holder = await run_in_threadpool(check, token.encode(), throttled=wait_s > 0)
         if holder is None:
+            if wait_s:
+                return _busy(request, target, wait_s)
+            await self._failed(address, None, "login page", "unknown token")
             message = "That is not a token of this server."
             return _page(request, target, message, HTTPStatus.UNAUTHORIZED)
-        if holder.refused:
-            message = f"The token {holder.name} is {holder.refused}."
-            return _page(request, target, message, HTTPStatus.UNAUTHORIZED)
-        if holder.scope == "agent":
-            message = f"The token {holder.name} is for agents only."
-            return _page(request, target, message, HTTPStatus.FORBIDDEN)
-        self.throttle.right(_address(request))  # whatever the database says to what follows
-        await run_in_threadpool(self.credentials.entered, holder, _address(request))
-        return self._enter(request, holder, target)
+        problem, status = holder.refused, HTTPStatus.UNAUTHORIZED
+        if not problem and holder.scope == "agent":
+            problem, status = "for agents only", HTTPStatus.FORBIDDEN
+        if problem:
+            if not wait_s:
+                await self._failed(address, holder, "login page", f"the token is {problem}")
+            return _page(request, target, f"The token {holder.name} is {problem}.", status)
+        if not wait_s:
+            self.throttle.right(address)  # whatever the database says to what follows
+        cookie = await run_in_threadpool(self.credentials.enter, holder, address)
+        return _entered(request, cookie, target)
 
     async def _by_link(self, request: Request, code: str, target: str) -> Response:
-        if busy := self._busy(request, target):
-            return busy
-        holder = await run_in_threadpool(self.credentials.of_link, code, _address(request))
-        if holder is None:
+        address = _address(request)
+        wait_s = self._counted(address)
+        cookie = await run_in_threadpool(self.credentials.enter_by_link, code, address)
+        if cookie is None:
+            if wait_s:
+                return _busy(request, target, wait_s)
+            await self._failed(address, None, "link", "unknown, used or expired link")
             message = "This link was used, or is too old. `paceline open` prints another."
             return _page(request, target, message, HTTPStatus.UNAUTHORIZED)
-        self.throttle.right(_address(request))
-        return self._enter(request, holder, target)
-
-    def _busy(self, request: Request, target: str) -> Response | None:
-        """Counts the login as wrong until it turns out right, so that none overtakes the count."""
-        wait_s = self.throttle.wait_s(_address(request))
         if not wait_s:
-            self.throttle.wrong(_address(request))
-            return None
-        message = f"There were too many wrong tokens. Try again in {wait_s} s."
-        busy = _page(request, target, message, HTTPStatus.TOO_MANY_REQUESTS)
-        busy.headers["Retry-After"] = str(wait_s)
-        return busy
+            self.throttle.right(address)
+        return _entered(request, cookie, target)
 
-    def _enter(self, request: Request, holder: Holder, target: str) -> Response:
-        response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
-        response.set_cookie(
-            COOKIE,
-            self.credentials.cookie(holder),
-            httponly=True,
-            samesite="lax",
-            secure=request.url.scheme == "https",
-            max_age=int(BROWSER_S),
-            path=request.scope.get("path_prefix") or "/",
-        )
-        return response
+    def _counted(self, address: str) -> int:
+        """Count the attempt as failed up front, so that concurrent ones cannot pass the limit.
+
+        Returns:
+            Seconds that the address must wait, except with a token that cannot be guessed: it may
+            share the address with an attacker. 0: the attempt is counted.
+        """
+        wait_s = self.throttle.wait_s(address)
+        if not wait_s:
+            self.throttle.wrong(address)
+        return wait_s
+
+    async def _failed(self, address: str, holder: Holder | None, way: str, reason: str) -> None:
+        record = self.credentials.failures.record
+        await run_in_threadpool(record, address, holder, way, reason)
+
+
+def _busy(request: Request, target: str, wait_s: int) -> Response:
+    message = f"There were too many wrong tokens. Try again in {wait_s} s."
+    busy = _page(request, target, message, HTTPStatus.TOO_MANY_REQUESTS)
+    busy.headers["Retry-After"] = str(wait_s)
+    return busy
+
+
+def _entered(request: Request, cookie: str, target: str) -> Response:
+    response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        httponly=True,
+        samesite="lax",
+        secure=request.url.scheme == "https",
+        max_age=int(BROWSER_S),
+        path=_cookie_path(request),
+    )
+    return response
+
+
+def _cookie_path(request: Request) -> str:
+    return str(request.scope.get("path_prefix") or "/")
 
 
 def _address(request: Request) -> str:

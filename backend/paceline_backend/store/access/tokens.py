@@ -162,8 +162,45 @@ def checked(connection: Connection, text: str) -> Holder | None:
     return Holder(row.id, row.name, row.scope, row.used_at, refused, row.node, row.run)
 
 
+def enter(connection: Connection, holder: Holder) -> Holder:
+    """Store a browser that logs in with a token; return the browser's own holder.
+
+    Args:
+        connection: of a transaction that writes.
+        holder: of the token.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    now = time.time()
+    over = (tokens.c.kind == "browser", tokens.c.expires_at <= now)
+    connection.execute(sa.delete(tokens).where(*over))
+    made = _new()  # its secret is never told: the signed cookie names the row
+    rights = {"name": holder.name, "scope": holder.scope, "parent": holder.id}
+    until = now + BROWSER_S
+    more = {"created_by": holder.name, "used_at": now}
+    _add(connection, made, kind="browser", expires_at=until, **rights, **more)
+    return Holder(made.id, holder.name, holder.scope, now)
+
+
 def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) -> Holder | None:
-    """Who has logged in with the row that a cookie names; None: it is worth nothing any more.
+    """Return the holder of the browser that a cookie names; None: its login has ended.
+
+    Args:
+        connection: a transaction.
+        identity: of the browser's row.
+        configured: ids of the tokens that the server's configuration gives.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    query = _still_valid(identity, configured).where(tokens.c.kind == "browser")
+    row = connection.execute(query).one_or_none()
+    return None if row is None else Holder(*row)
+
+
+def is_valid(connection: Connection, identity: str, configured: Iterable[str]) -> bool:
+    """Return whether a token or a browser, by its id, is neither revoked nor expired.
 
     Args:
         connection: a transaction.
@@ -173,6 +210,10 @@ def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) 
     Raises:
         StoreError: or one of its kinds.
     """
+    return connection.execute(_still_valid(identity, configured)).first() is not None
+
+
+def _still_valid(identity: str, configured: Iterable[str]) -> sa.Select[Any]:
     now = time.time()
     parent = tokens.alias()
     parents = sa.select(parent.c.id).where(
@@ -187,8 +228,7 @@ def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) 
     )
     holder = (tokens.c.id, tokens.c.name, tokens.c.scope, tokens.c.used_at)
     query = sa.select(*holder).where(tokens.c.id == identity, *_valid(now))
-    row = connection.execute(query.where(sa.or_(tokens.c.kind == "token", browser))).one_or_none()
-    return None if row is None else Holder(*row)
+    return query.where(sa.or_(tokens.c.kind == "token", browser))
 
 
 def touch(store: Store, identity: str) -> None:

@@ -16,6 +16,7 @@ and is told who was faster.
 from paceline_backend.store.audit.log import (
     CONTROL_PLANE,
     RESERVED,
+    UNKNOWN,
     Requester,
     newest,
     page,
@@ -28,6 +29,7 @@ from paceline_backend.store.audit.revisions import RevisionError, record_change,
 __all__ = [
     "CONTROL_PLANE",
     "RESERVED",
+    "UNKNOWN",
     "Requester",
     "RevisionError",
     "newest",

@@ -31,6 +31,7 @@ class Requester:
 
 
 CONTROL_PLANE = Requester("the control plane")
+UNKNOWN = "unknown"  # name of a client whose login failed
 # Who stands in the lists of changes beside tokens and proxies' users.
 RESERVED = (
     "auto",
@@ -40,6 +41,7 @@ RESERVED = (
     "configured viewer",
     "owner",
     "server",
+    UNKNOWN,
     CONTROL_PLANE.name,
 )
 
