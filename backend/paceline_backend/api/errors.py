@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from paceline_backend.api.headers import security_headers
 from paceline_backend.requests import ConflictError, InvalidRequestError
-from paceline_backend.store import StoreUnavailableError
+from paceline_backend.store import StoreRefusedError, StoreUnavailableError
 from paceline_backend.store.audit import RevisionError
 from paceline_backend.store.nodes.cordons import UnknownNodeError
 from paceline_backend.store.runs import RunEndedError, UnknownRunError
@@ -169,6 +169,12 @@ def install(app: FastAPI) -> None:
     async def database(request: Request, error: StoreUnavailableError) -> JSONResponse:
         log.error("%s %s: %s", request.method, request.url.path, error)
         return problem_response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again")
+
+    @app.exception_handler(StoreRefusedError)
+    async def refused(request: Request, error: StoreRefusedError) -> JSONResponse:
+        log.warning("%s %s: %s", request.method, request.url.path, error)
+        detail = "the database refuses a value of this request; the server's log tells more"
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 
 from paceline_backend.api.alerts import models
 from paceline_backend.api.audit import etag, requester_of
@@ -78,7 +78,9 @@ def list_alerts(
     dependencies=[Depends(OPERATOR)],
 )
 def acknowledge_alert(
-    request: Request, alert: int, body: models.Acknowledgement | None = None
+    request: Request,
+    alert: Annotated[int, Path(ge=1, le=2**63 - 1)],
+    body: models.Acknowledgement | None = None,
 ) -> Any:
     """Says that somebody looks after an alert. It goes on, but is no longer counted as new."""
     body = body or models.Acknowledgement()
