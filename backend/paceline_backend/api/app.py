@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import entry_points
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -54,6 +54,7 @@ from paceline_backend.api.logs import routes as logs
 from paceline_backend.api.logs.reading import Logs
 from paceline_backend.api.nodes import routes as nodes
 from paceline_backend.api.prefix import PathPrefix
+from paceline_backend.api.queries import known_parameters
 from paceline_backend.api.rules import VIEWER, Allow, Rules
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching
@@ -69,6 +70,7 @@ from paceline_backend.store.fleet import prices as node_prices
 _REFUSALS = documented(
     *(HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
+    HTTPStatus.UNPROCESSABLE_ENTITY,  # an unknown query parameter
 )
 _DOCS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/docs-assets")
 _UNKNOWN = ("/api", "/api/{path:path}")
@@ -129,10 +131,11 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     reads = (*reads, *(module.router for module in history))
     of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)
     of_alerts = (alerts.router, webhooks.router, fleet.router, prices.router)
+    before = [*CREDENTIALS, Depends(known_parameters)]
     for router in (*of_runs, *reads, *of_alerts, *others):
-        app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)
+        app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=before)
     app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
-    app.include_router(metrics.router, responses=_REFUSALS, dependencies=CREDENTIALS)
+    app.include_router(metrics.router, responses=_REFUSALS, dependencies=before)
     app.include_router(_rest)
     # Last, and so in front: pages bring middleware that reads bodies.
     further: dict[Scope, str | None] = {

@@ -193,9 +193,10 @@ def _field_error(item: Any) -> dict[str, str]:
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")
     if isinstance(given, str | int | float) and item["type"] != "value_error":
-        message += f" (got {_short(repr(given))})"
-    return {"field": _short(field), "message": message}
+        message += f" (got {short(repr(given))})"
+    return {"field": short(field), "message": message}
 
 
-def _short(words: str) -> str:
+def short(words: str) -> str:
+    """Cut what an answer quotes of a request."""
     return words if len(words) <= _LONGEST else words[:_LONGEST] + "…"

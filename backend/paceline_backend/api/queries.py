@@ -1,0 +1,53 @@
+"""Query parameters: a route refuses those that it does not have.
+
+A misspelt parameter that is ignored makes the server answer another question than was asked:
+`?stat=running` would list all runs. `create_app` puts `known_parameters` before every route.
+"""
+
+from __future__ import annotations
+
+import difflib
+from http import HTTPStatus
+
+from fastapi import Request, params
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.routing import APIRoute
+
+from paceline_backend.api.errors import FieldError, ProblemError, short
+
+_MOST_ERRORS = 20  # listed in an answer
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not have.
+
+    Raises:
+        ProblemError: there are such parameters.
+    """
+    if not request.query_params:
+        return
+    known = _names(request.scope["route"])
+    unknown = [name for name in request.query_params if name not in known]
+    if not unknown:
+        return
+    place = f"{request.method} {request.scope['path']}"
+    errors = [
+        FieldError(field=short(name), message=_message(name, place, known)).model_dump()
+        for name in unknown[:_MOST_ERRORS]
+    ]
+    detail = "; ".join(f"{each['field']}: {each['message']}" for each in errors)
+    raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
+
+
+def _message(name: str, place: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(short(name), known, n=1)
+    if close:
+        end = f"did you mean {close[0]}?"
+    else:
+        end = f"it takes {', '.join(known) or 'none'}"
+    return f"no such query parameter of {short(place)}: {end}"
+
+
+def _names(route: APIRoute) -> tuple[str, ...]:
+    fields = get_flat_params(route.dependant)
+    return tuple(field.alias for field in fields if isinstance(field.field_info, params.Query))
