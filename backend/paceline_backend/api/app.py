@@ -8,9 +8,11 @@ from http import HTTPStatus
 from importlib.metadata import entry_points
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
 
 from paceline.core.version import __version__
 from paceline.wire.bus import connect
@@ -18,6 +20,7 @@ from paceline_backend.api import (
     errors,
     health,
     metrics,
+    openapi,
     quality,
     run_nodes,
     runs,
@@ -44,6 +47,7 @@ from paceline_backend.api.fleet import prices
 from paceline_backend.api.fleet import routes as fleet
 from paceline_backend.api.headers import SecurityHeaders
 from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
+from paceline_backend.api.idempotency import Repeats
 from paceline_backend.api.identity import Scope
 from paceline_backend.api.limits import BodyLimit
 from paceline_backend.api.live import events, view
@@ -56,6 +60,7 @@ from paceline_backend.api.nodes import routes as nodes
 from paceline_backend.api.prefix import PathPrefix
 from paceline_backend.api.queries import known_parameters
 from paceline_backend.api.rules import VIEWER, Allow, Rules
+from paceline_backend.api.runs import settings_of
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching
 from paceline_backend.insight.figures import Figures
@@ -72,7 +77,8 @@ _REFUSALS = documented(
     *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
     HTTPStatus.UNPROCESSABLE_ENTITY,  # an unknown query parameter
 )
-_DOCS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/docs-assets")
+_ASSETS = "/docs-assets"
+_DOCS = ("/openapi.json", "/docs", _ASSETS)
 _UNKNOWN = ("/api", "/api/{path:path}")
 _UNOBSERVED = ("/login", "/healthz", "/readyz", "/metrics")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -92,14 +98,15 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     Raises:
         PriceError: the default price is in another currency than the prices of types of nodes.
     """
+    prefix = settings.path_prefix
     app = FastAPIOffline(
         title="Paceline",
         version=__version__,
         summary="Removes stragglers from data-parallel PyTorch training, live",
-        docs_url="/docs",
+        servers=[{"url": prefix}] if prefix else None,
+        docs_url=None,
         redoc_url=None,
-        static_url="/docs-assets",
-        swagger_ui_parameters={"validatorUrl": None},
+        static_url=_ASSETS,
         lifespan=_lifespan,
         telemetry=_telemetry(),
     )
@@ -120,6 +127,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
     app.state.rules = rules
     errors.install(app)
+    app.add_middleware(Repeats, store=store)  # first, and so the nearest to the routes
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
@@ -137,6 +145,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
     app.include_router(metrics.router, responses=_REFUSALS, dependencies=before)
     app.include_router(_rest)
+    openapi.complete(app)
     # Last, and so in front: pages bring middleware that reads bodies.
     further: dict[Scope, str | None] = {
         "agent": settings.agent_token,
@@ -167,6 +176,21 @@ def _telemetry() -> TelemetryConfig:
 
 
 _rest = APIRouter()
+
+
+@_rest.get("/docs", include_in_schema=False)
+def docs(request: Request) -> HTMLResponse:
+    """Swagger's page; its addresses lead below the prefix of a proxy."""
+    app, prefix = request.app, settings_of(request).path_prefix
+    return get_swagger_ui_html(
+        openapi_url=f"{prefix}{app.openapi_url}",
+        title=f"{app.title}: API",
+        oauth2_redirect_url=None,
+        swagger_js_url=f"{prefix}{_ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{prefix}{_ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{prefix}{_ASSETS}/favicon.png",
+        swagger_ui_parameters={"validatorUrl": None},
+    )
 
 
 @_rest.api_route("/api", methods=_METHODS, include_in_schema=False)

@@ -68,6 +68,9 @@ class ProblemDocument(BaseModel):
     action: str | None = None
 
 
+PROBLEM = ProblemDocument.__name__  # `api.openapi` puts its schema into the document
+
+
 def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONResponse:
     """The answer itself, for those who must answer without raising."""
     body = {
@@ -91,11 +94,7 @@ def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route in OpenAPI."""
-    # Within a response, references to `$defs` lead nowhere: the definition is put in place.
-    document = ProblemDocument.model_json_schema()
-    field_error = document.pop("$defs")["FieldError"]
-    document["properties"]["errors"]["anyOf"][0]["items"] = field_error
-    schema = {"schema": document}
+    schema = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
     return {
         status.value: {"description": status.phrase, "content": {MEDIA_TYPE: schema}}
         for status in statuses

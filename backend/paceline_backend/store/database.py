@@ -7,6 +7,8 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,6 +130,8 @@ class Store:
             writer = writer.execution_options(**{_WAIT_S: wait_s})
         with self._translated(), writer.begin() as connection:
             yield connection
+        if (commits := _commits.get()) is not None:
+            commits.count += 1
 
     def free_share(self) -> float | None:
         """Free share of the file system with the database; None: it is another machine's."""
@@ -200,6 +204,27 @@ class Store:
         ):
             return StoreUnavailableError(text)
         return StoreError(text)
+
+
+@dataclass
+class Commits:
+    """How many transactions were committed in a context and the threads that it called."""
+
+    count: int = 0
+
+
+_commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
+
+
+@contextmanager
+def counting_commits() -> Iterator[Commits]:
+    """Count the transactions that the block commits, such as the execution of one request."""
+    commits = Commits()
+    before = _commits.set(commits)
+    try:
+        yield commits
+    finally:
+        _commits.reset(before)
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

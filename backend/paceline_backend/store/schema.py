@@ -74,6 +74,16 @@ tokens = Table(
     Column("run", Text),  # of an agent's token: the only run whose nodes it is for
 )
 
+repeats = Table(  # requests with an Idempotency-Key
+    "repeats",
+    metadata,
+    Column("id", Text, primary_key=True),  # digest of the key and its requester
+    Column("request", Text, nullable=False),  # digest of what was asked
+    Column("at", Double, nullable=False),
+    Column("answer", LargeBinary),  # sealed; NULL: being executed, or unknown
+    Index("ix_repeats_at", "at"),
+)
+
 nodes = Table(
     "nodes",
     metadata,

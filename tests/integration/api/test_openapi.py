@@ -11,6 +11,7 @@ import pytest
 from paceline_backend.api.auth import COOKIE
 from paceline_backend.store import Store, StoreUnavailableError
 from paceline_backend.store.access import tokens
+from support.records import add_run
 from support.web import serving
 
 TOKEN = "secret"
@@ -177,3 +178,26 @@ def test_another_method_is_told_which_there_are(
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
     assert refused.headers["content-type"] == "application/problem+json"
     assert client.patch(f"{path}/x/y/z").status_code == 404
+
+
+def test_if_match_is_documented_as_it_is_enforced(
+    client: httpx.Client, document: dict[str, Any], store: Store
+) -> None:
+    add_run(store, "r", state="running")
+    seen = set()
+    for method, path, operation in operations(document):
+        for parameter in operation.get("parameters", []):
+            if parameter["name"].lower() == "if-match":
+                answer = client.request(method, path.replace("{run}", "r"))
+                assert parameter["required"] == (answer.status_code == 428), (method, path)
+                seen.add(parameter["required"])
+    assert seen == {False, True}
+
+
+def test_refusals_are_written_once(document: dict[str, Any]) -> None:
+    """And so the document stays small enough to be read."""
+    for _, path, operation in operations(document):
+        for status, answer in operation["responses"].items():
+            if status >= "400" and (path, status) != ("/readyz", "503"):
+                (content,) = answer["content"].values()
+                assert content["schema"] == {"$ref": "#/components/schemas/ProblemDocument"}

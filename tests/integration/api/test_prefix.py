@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -25,6 +27,23 @@ def test_redirects_lead_below_the_prefix(store: Store, bus_url: str) -> None:
         entered = web.post("/p/login", data=form)
         assert (entered.status_code, entered.headers["Location"]) == (303, "/p/runs/r")
         assert "; Path=/p;" in entered.headers["Set-Cookie"], "others on the host do not get it"
+
+
+@pytest.mark.parametrize("prefix", ["", "/p", "/api", "/docs"])
+def test_the_page_of_the_api_works_below_the_prefix(
+    store: Store, bus_url: str, prefix: str
+) -> None:
+    with serving(store, bus_url, path_prefix=prefix) as web:
+        page = web.get(f"{prefix}/docs")
+        assert page.status_code == 200
+        addresses = re.findall(r"""(?:href|src)="(/[^"]*)"|url: '(/[^']*)'""", page.text)
+        found = [link or url for link, url in addresses]
+        assert len(found) == 4, "script, style, icon and document"
+        for address in found:
+            assert address.startswith(f"{prefix}/")
+            assert web.get(address).status_code == 200, address
+        document = web.get(f"{prefix}/openapi.json").json()
+        assert document.get("servers", [{"url": ""}]) == [{"url": prefix}], "where calls are tried"
 
 
 def test_ranks_are_given_the_prefix() -> None:
