@@ -87,7 +87,7 @@ class Login:
             await self._failed(address, None, "login page", "unknown token")
             message = "That is not a token of this server."
             return _page(request, target, message, HTTPStatus.UNAUTHORIZED)
-        problem, status = holder.refused, HTTPStatus.UNAUTHORIZED
+        problem, status = str(holder.refused), HTTPStatus.UNAUTHORIZED
         if not problem and holder.scope == "agent":
             problem, status = "for agents only", HTTPStatus.FORBIDDEN
         if problem:
