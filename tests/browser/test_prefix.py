@@ -28,6 +28,11 @@ def test_pages_and_live_updates_below_a_path(page: Page, store: Store, bus_url: 
         wait_for_chart(page, "se", 9)
         training.train(5)
         wait_for_chart(page, "se", 14)
+        page.goto(str(web.base_url.join("/ml/paceline/docs")))
+        expect(page.locator(".opblock").first).to_be_visible()
+        page.go_back()
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Token")).to_be_visible()
         page.goto("about:blank")
         assert [path for path in asked if not path.startswith("/ml/paceline/")] == []
         assert web.get("/ml/paceline/api/v1/runs/r").json() == web.get("/api/v1/runs/r").json()
