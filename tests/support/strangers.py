@@ -39,7 +39,7 @@ model = session.wrap(torch.nn.Linear(3, 1))
 loader = session.loader()
 for _ in session.epochs(100_000):
     for x in loader:
-        model(x).sum().backward()
+        model(x).mean().backward()
         time.sleep(0.1)
 """
 SESAME = "sesame-of-the-run-4711"  # the value of a variable that an operator gives to a run

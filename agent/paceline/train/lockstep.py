@@ -82,7 +82,7 @@ class Lockstep:
         end: Callable[[], None],
     ) -> None:
         self._rank, self._world = rank, world
-        self._store, self._activity, self._fail, self._end = store, activity, fail, end
+        self._activity, self._fail, self._end = activity, fail, end
         self._asked = False  # this rank asks for the end of the plan
         self._progress = Progress(place=f"{place} {_namespace()}", process=os.getpid())
         self._since: tuple[object, float] = (None, 0.0)  # an activity, and when it began
@@ -105,7 +105,9 @@ class Lockstep:
         self._noted: set[object] = set()  # on rank 0: what there is a note of
         self._stored = 0  # on rank 0: notes that were stored
         self._failed_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="paceline-lockstep", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(store,), name="paceline-lockstep", daemon=True
+        )
         self._thread.start()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -256,9 +258,9 @@ class Lockstep:
 
     # The thread.
 
-    def _run(self) -> None:
+    def _run(self, own: Store) -> None:
         try:
-            store = self._store.clone()  # type: ignore[attr-defined]
+            store = own.clone()  # type: ignore[attr-defined]
             due, searching = 0.0, False
             while not self._closing:
                 self._wake.clear()

@@ -137,7 +137,7 @@ def test_gradients_are_those_of_one_process(ranks: Ranks, name: str) -> None:
     samples = list(zip(*(each["samples"] for each in results), strict=True))
     assert any(first != second and 0 not in (first, second) for first, second in samples)
     assert any(0 in step for step in samples), "a rank has no samples in a step"
-    assert max(each["off"] for each in results) < 1e-5
+    assert max(each["off"] for each in results) < 2e-5
     assert not any("differ between ranks" in said for said in results[0]["warnings"])
 
 
