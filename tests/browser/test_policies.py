@@ -12,7 +12,8 @@ from playwright.sync_api import Page, Route, expect
 
 from paceline.wire import Evaluation
 from paceline_backend import policies
-from paceline_backend.store import Store, runs, schema, switches
+from paceline_backend.store import Store, runs, switches
+from paceline_backend.store import schema as tables
 from support.pages import (
     confirm_switch,
     keep_forecast,
@@ -260,7 +261,7 @@ def test_an_effect_stands_beside_its_forecast(
     with store.write() as connection:  # the forecast compares with this policy
         row = {"run": runs.key_of(connection, "r"), "version": 0, "policy": "bsp", "parameters": {}}
         row |= {"requested_at": 1.0, "requested_by": "me"}
-        connection.execute(sa.insert(schema.switches).values(row))
+        connection.execute(sa.insert(tables.switches).values(row))
     training.switch("boa")
     training.train(24)
     forecast = page.locator("#switch-effect .forecast .effect-figure")
