@@ -104,7 +104,7 @@ def main() -> None:
             optimizer.zero_grad()
             if step == AT:
                 stand_still(rank, aside)
-            model(x).sum().backward()
+            model(x).mean().backward()
             optimizer.step()
             if WAY == "user code" and rank == 1 and step == AT:
                 sleep_in_user_code()
