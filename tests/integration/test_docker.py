@@ -119,7 +119,7 @@ class Containers:
         described = COMPOSE[service]
         image = Path(described["build"]["dockerfile"]).name.removesuffix(".Dockerfile")
         values = {
-            name: re.sub(r"\$\{(\w+)[^}]*\}", lambda found: TOKENS.get(found[1], ""), text)
+            name: re.sub(r"\$\{(\w+)[^}]*\}", lambda matches: TOKENS.get(matches[1], ""), text)
             for name, text in described["environment"].items()
         }
         volumes = {

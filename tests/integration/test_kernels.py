@@ -18,7 +18,7 @@ from paceline_backend.policies.jit import compiled
 def twice(number):
     return 2 * number
 """
-# Calls the kernel of each module given, and prints how often each was found in a cache.
+# Calls the kernel of each module given, and prints how often each was matches in a cache.
 CALL = """
 import importlib, json, sys
 hits = {}
@@ -76,8 +76,8 @@ def test_kernels_in_a_folder_that_can_only_be_read(package: Path) -> None:
         index.write_bytes(b"")  # as a machine leaves it that lost its power
     for data in (package / "__pycache__").glob("kept.*.nbc"):
         data.chmod(0)
-    found = call(package, "cached", "broken", "kept", "fresh", writable=False)
-    assert found == {"cached": 1, "broken": 0, "kept": 0, "fresh": 0}
+    matches = call(package, "cached", "broken", "kept", "fresh", writable=False)
+    assert matches == {"cached": 1, "broken": 0, "kept": 0, "fresh": 0}
     # The cache holds kernels of this machine's processor, not of the other.
     other = {"NUMBA_CPU_NAME": "generic"}
     assert call(package, "cached", writable=False, **other) == {"cached": 0}

@@ -37,9 +37,9 @@ def test_the_page_of_the_api_works_below_the_prefix(
         page = web.get(f"{prefix}/docs")
         assert page.status_code == 200
         addresses = re.findall(r"""(?:href|src)="(/[^"]*)"|url: '(/[^']*)'""", page.text)
-        found = [link or url for link, url in addresses]
-        assert len(found) == 4, "script, style, icon and document"
-        for address in found:
+        matches = [link or url for link, url in addresses]
+        assert len(matches) == 4, "script, style, icon and document"
+        for address in matches:
             assert address.startswith(f"{prefix}/")
             assert web.get(address).status_code == 200, address
         document = web.get(f"{prefix}/openapi.json").json()

@@ -117,9 +117,9 @@ def test_a_log_that_is_too_long_keeps_its_beginning_and_its_end(
     assert path.stat().st_size == size
     assert path.stat().st_blocks * 512 <= 4096 + 2 * 8192 + 4096
     read, offset = [], 0
-    while (found := part(run, offset=offset, limit=3000)).data:
-        read.append(found)
-        offset = found.offset + len(found.data.decode(errors="ignore").encode())
+    while (matches := part(run, offset=offset, limit=3000)).data:
+        read.append(matches)
+        offset = matches.offset + len(matches.data.decode(errors="ignore").encode())
     first = b"".join(each.data for each in read if each.offset < 4096)
     last = b"".join(each.data for each in read if each.offset >= 4096)
     assert first.decode(errors="ignore").encode() == content[:4095]
