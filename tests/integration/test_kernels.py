@@ -18,7 +18,7 @@ from paceline_backend.policies.jit import compiled
 def twice(number):
     return 2 * number
 """
-# Calls the kernel of each module given, and prints how often each was matches in a cache.
+# Calls the kernel of each module given, and prints how often each was found in a cache.
 CALL = """
 import importlib, json, sys
 hits = {}
