@@ -215,7 +215,7 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     with following(client, since="0-0") as events:
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).values(state="running"))
-        sweep = Sweep(store, bus_url, silent_s=0.0)
+        sweep = Sweep(store, bus_url, silent_s=1e-9)
         assert sweep.look() == []
         assert sweep.look() == [RUN]
         assert events.ended.wait(DEADLINE_S), "the stream goes on"

@@ -62,7 +62,7 @@ def test_4_what_is_no_run_gets_neither_rows_nor_streams(
     store: Store, bus: redis.Redis, bus_url: str, run: str
 ) -> None:
     """That no agent makes a directory of it, tests/integration/node/test_agent.py shows."""
-    before = {TELEMETRY, dead.DEAD}
+    before = {TELEMETRY, dead.DEAD, f"{dead.DEAD}:{TELEMETRY}"}
     with working(ingest(store, bus_url)):
         publish(bus, TELEMETRY, RunState(State.RUNNING, 5.0, "n"), run)
         until(lambda: bus.xlen(dead.DEAD) == 1, "it is put aside")

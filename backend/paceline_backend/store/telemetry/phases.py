@@ -81,7 +81,8 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
     newest = attempts.newest_complete(connection, run, parts)
     step = None if newest is None else newest.step
     c = steps.c
-    times = sa.select(c.step_s).where(c.run == run, c.step <= (-1 if step is None else step))
+    ended = sa.select(c.step_s).where(c.run == run, c.step <= (-1 if step is None else step))
+    times = ended.order_by(c.step.desc()).limit(_STEPS)
     state = connection.execute(sa.select(runs.c.state).where(runs.c.key == run)).scalar_one()
     c = schema.attempts.c
     latest = sa.select(c.placement).where(c.run == run).order_by(c.attempt.desc()).limit(1)
@@ -90,7 +91,7 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
         world or 0,
         connection.execute(latest).scalar() or [],
         step,
-        list(connection.execute(times.order_by(c.step.desc()).limit(_STEPS)).scalars()),
+        list(connection.execute(times).scalars()),
         _phases(connection, run, attempt or 0, -1 if step is None else step, fresh_s),
         range(world or 0) if step is not None else _begun(connection, run, attempt or 0),
     )
