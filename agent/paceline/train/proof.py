@@ -127,14 +127,19 @@ class Arrangements:
     Args:
         sizes: λ of the samples of the data set, [N].
         world: W.
-        quarter: samples of an uneven pair's smaller part.
-        samples: two quarters of them.
+        samples: two quarters of a pair's samples.
+        limits: samples of each rank at most, [W].
     """
 
     def __init__(
-        self, sizes: npt.NDArray[np.float64], world: int, quarter: int, samples: list[int]
+        self,
+        sizes: npt.NDArray[np.float64],
+        world: int,
+        samples: list[int],
+        limits: Sequence[int],
     ) -> None:
-        self._sizes, self._world = sizes, world
+        self._sizes, self._world, self._limits = sizes, world, limits
+        quarter = len(samples) // 2
         self._first, self._second = samples[:quarter], samples[quarter:]
 
     def trial(self, name: str) -> Trial:
@@ -147,8 +152,10 @@ class Arrangements:
             "equal": (first + first, second + second),
         }.get(name, (whole, whole))
         # A rank without a partner has the whole, whose weight is its share in any arrangement.
-        paired = self._world - self._world % 2
-        parts = [pair[rank % 2] if rank < paired else whole for rank in range(self._world)]
+        parts = [whole] * self._world
+        for rank, other in pairs(self._world):
+            smaller, larger = sorted((rank, other), key=lambda rank: self._limits[rank])
+            parts[smaller], parts[larger] = pair
         counts = np.array([len(part) for part in parts], dtype=float)
         loads = np.array([self._sizes[part].sum() for part in parts])
         weights = {
@@ -157,6 +164,11 @@ class Arrangements:
             "ranks": (counts > 0) / self._world,
         }
         return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
+
+
+def pairs(world: int) -> Iterator[tuple[int, int]]:
+    """Ranks two by two; where their number is odd, the last one is in no pair."""
+    return zip(range(0, world, 2), range(1, world, 2), strict=False)
 
 
 class Judge:
@@ -509,13 +521,21 @@ class Rehearsal:
             if holds:
                 raise NotProvableError(why)
         grid, fair = terms.shapes.samples, terms.global_batch // meeting.world
-        most = max(fair, 4 * grid)
-        if limits.samples:
-            most = min([most, *(limit for limit in limits.samples if limit)])
-        quarter = min(max(grid, _QUARTER // grid * grid), most // (4 * grid) * grid)
+        usual_most = max(fair, 4 * grid)
+        most = [min(usual_most, n or usual_most) for n in limits.samples or [0] * meeting.world]
+        # In a pair, one rank has all four quarters in some trial, the other one two of them.
+        fits = [
+            min(max(most[a], most[b]) // 4, min(most[a], most[b]) // 2)
+            for a, b in pairs(meeting.world)
+        ]
+        if meeting.world % 2:
+            fits.append(most[-1] // 2)
+        quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
         if quarter < 1 or 2 * quarter > terms.samples:
             raise NotProvableError(
-                f"a rank may have {most} samples at most, and {4 * grid} are needed"
+                "a part of four samples does not fit on one rank of each pair and two on the other"
+                if grid == 1
+                else f"parts of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
             )
         if meeting.sizes is None:
             return None
@@ -523,7 +543,7 @@ class Rehearsal:
         usual = order[: max(2 * quarter, int(_USUAL * len(order)))]
         places = np.linspace(0, len(usual) - 1, 2 * quarter).round().astype(int)
         samples = usual[places].tolist()
-        arrangements = Arrangements(meeting.sizes, meeting.world, quarter, samples)
+        arrangements = Arrangements(meeting.sizes, meeting.world, samples, most)
         return Judge(arrangements, terms.loss_mean)
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:

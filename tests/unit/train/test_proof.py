@@ -28,7 +28,9 @@ from paceline.train.proof import (
 @pytest.mark.parametrize("name", ["whole", "uneven", "filler", "equal", "again"])
 def test_each_trial_has_each_sample_equally_often(world: int, name: str) -> None:
     sizes = np.arange(1.0, 9.0)
-    trial = Arrangements(sizes, world, 2, [1, 3, 4, 6]).trial(name)
+    limits = [4, 8, 8, 4, 5][:world]
+    trial = Arrangements(sizes, world, [1, 3, 4, 6], limits).trial(name)
+    assert all(len(part) <= limit for part, limit in zip(trial.parts, limits, strict=True))
     assert sorted(s for part in trial.parts for s in part) == sorted([1, 3, 4, 6] * world)
     for setting in ("samples", "size"):
         assert sum(trial.weights[setting]) == pytest.approx(1)
@@ -36,7 +38,7 @@ def test_each_trial_has_each_sample_equally_often(world: int, name: str) -> None
 
 def judged(gradient: Any, declared: str = "samples", **more: Any) -> Answer:
     """The answer where a rank's gradient is a function of its part, the trial and the rank."""
-    judge = Judge(Arrangements(np.ones(8), 2, 2, [0, 1, 2, 3]), declared)
+    judge = Judge(Arrangements(np.ones(8), 2, [0, 1, 2, 3], [8, 8]), declared)
     following: Trial | Answer = judge.begin()
     while isinstance(following, Trial):
         outcomes = [
