@@ -86,7 +86,7 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
         )
     logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
     if loop.wiring.leader is not None:
-        loop.wiring.leader.keep_equal()
+        loop.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
 
 
 def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:

@@ -29,6 +29,7 @@ _BOUNDS = {
 _LONGEST_RANGE = 2**20  # steps of feedback
 _MOST_THREADS = 65_536  # CPU threads of a rank
 _SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
+_SOURCES = ("controller", "coast", "equal")
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -46,7 +47,9 @@ class Segment(msgspec.Struct, frozen=True):
     indices: bytes  # little-endian uint32, all steps and ranks in order; see `assignments`
     policy: str  # preset's name
     version: int  # policy version of the run: 0 at the start, +1 at each switch
-    source: str  # "controller", or "coast": planned by the leader because nothing came in time
+    # "controller"; "coast": planned by the leader because nothing came in time; or "equal": planned
+    # by the leader, with equal parts, because the script's loss allows no others.
+    source: str
     epoch_end: bool  # the epoch is over after this segment
     ett_s: list[list[float]] = []  # [step][rank] expected compute time; empty: unknown
     shares: list[float] = []  # of the load, per rank, for coasting; empty: equal counts
@@ -57,7 +60,9 @@ class Segment(msgspec.Struct, frozen=True):
     memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
     threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
     synchroniser: Synchronisation = ALLREDUCE
-    why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
+    # For the operator: why this synchroniser was chosen, or why parts are equal. Empty: the policy
+    # has no other synchroniser.
+    why: str = ""
     across: int = 0  # of `moved`: whose new holder is on another node
     pooled: bool = False  # ranks take batches over from each other; the leader says whether
     # Where data lives on nodes: who holds other samples in the next epoch; None: not decided here.
@@ -113,8 +118,8 @@ def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[l
 
 
 def _of_texts(segment: Segment) -> str | None:
-    if segment.source not in ("controller", "coast"):
-        return f"source is {segment.source!a}: it must be 'controller' or 'coast'"
+    if segment.source not in _SOURCES:
+        return f"source is {segment.source!a}: it must be 'controller', 'coast' or 'equal'"
     return problems.of_text(segment.policy, "policy") or problems.of_text(segment.why, "why")
 
 

@@ -186,8 +186,10 @@ class SegmentInfo(BaseModel):
     steps: int = Field(examples=[2])
     policy: str = Field(examples=["chronica"])
     version: int = Field(examples=[1])
-    source: Literal["controller", "coast"] = Field(
-        description="coast: the leader planned by itself", examples=["controller"]
+    source: Literal["controller", "coast", "equal"] = Field(
+        description="coast: the leader planned by itself, as no plan came in time; equal: it gave "
+        "ranks equal parts, as the script's loss allows no others",
+        examples=["controller"],
     )
     moved: int = Field(description="samples that changed their holder", examples=[0])
     across: int = Field(

@@ -142,7 +142,7 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         planned.threads = planned.threads or bool(segment.threads)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
-        if segment.source == "coast":  # the first steps of any run are coasted, too: no preset's
+        if segment.source != "controller":  # no preset's: the first steps of any run are coasted
             planned.coasted += part.end - segment.first_step
         else:
             steady = planned.steady.setdefault(segment.policy, set())

@@ -98,7 +98,8 @@ def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool
     """The condition for segments whose synchroniser was chosen, as far as they count."""
     # Written out, so that the index of these alone may be used.
     chosen = segments.c.why != sa.literal_column("''")
-    return [segments.c.run == run, chosen, _of_counting_attempts(connection, run)]
+    by_policy = segments.c.source != "equal"
+    return [segments.c.run == run, chosen, by_policy, _of_counting_attempts(connection, run)]
 
 
 def _of_counting_attempts(connection: sa.Connection, run: int) -> sa.ColumnElement[bool]:

@@ -17,7 +17,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
 from paceline_backend.server.prices import Price
-from paceline_backend.store import attempts, blobs, hellos, refusals
+from paceline_backend.store import attempts, blobs, hellos, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.fleet import costs
 from paceline_backend.store.history import Order, RunFilter, days, labels, notices
@@ -397,7 +397,7 @@ def _select(
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
-        run["notice"] = notices.of_run(run)
+        run["notice"] = notices.of_run(run, segments.equal_because(connection, key, attempt))
         if not keep_key:
             del run["key"]
     return rows

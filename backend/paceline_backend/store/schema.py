@@ -436,13 +436,13 @@ segments = Table(
     Column("steps", Integer, nullable=False),
     Column("policy", Text, nullable=False),
     Column("version", Integer, nullable=False),
-    Column("source", Text, nullable=False),  # controller, coast
+    Column("source", Text, nullable=False),  # controller, coast, equal
     Column("moved", Integer, nullable=False),
     Column("plan_s", Double, nullable=False),
     Column("adopted_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
-    Column("why", Text, nullable=False, server_default=""),  # why it was chosen
+    Column("why", Text, nullable=False, server_default=""),  # as `Segment.why`
     Column("synchroniser_digest", Text, nullable=False, server_default=""),  # with its parameters
     # Why ranks all-reduced gradients in spite of the synchroniser; empty: they did not, or it is
     # not known.

@@ -189,6 +189,20 @@ def versions(
     return [(seq, version) for seq, version in rows]
 
 
+def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> str:
+    """Why ranks get equal parts, whatever the policy plans; empty: they need not.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: its newest; None: it has none.
+    """
+    c = segments.c
+    query = sa.select(c.source, c.why).where(c.run == run, c.attempt == attempt)
+    newest = connection.execute(query.order_by(c.seq.desc()).limit(1)).one_or_none()
+    return newest.why if newest is not None and newest.source == "equal" else ""
+
+
 def first_version(connection: sa.Connection, run: int, attempt: int | None) -> int:
     """The version of the policy that planned an attempt's first segment; 0: it has none.
 

@@ -104,6 +104,24 @@ def test_it_names_runs_that_hang_and_that_coast(client: httpx.Client, store: Sto
     assert answer["words"] == f"1 of 2 runs on 6 workers hangs: {runs['stands']['name']}."
 
 
+def test_a_run_whose_loss_allows_equal_parts_alone_says_so(
+    client: httpx.Client, store: Store
+) -> None:
+    """It does not coast, and nobody chose its synchroniser."""
+    trained(store, "equal", 1.0)
+    why = "No loss_mean fits the loss. Mask padded positions."
+    part = adopted(1, 0, source="equal", why=why, counts=[[1, 1, 1]])
+    telemetry.write(store, [("equal", part)])
+    url = "/api/v1/runs/equal"
+    notice = f"Ranks train with equal parts, whatever the policy: {why}"
+    assert client.get(url).json()["notice"] == notice
+    assert client.get(f"{url}/coasts").json() == []
+    assert client.get(f"{url}/synchronisation").json()["chosen"] == []
+    [run] = client.get("/api/v1/verdict").json()["runs"]
+    assert run["coasting"] is False
+    assert "paceline_run_coasting{" + 'run="equal"} 0.0' in client.get("/metrics").text
+
+
 def test_a_verdict_is_a_row_until_it_names_something_else(store: Store) -> None:
     trained(store, "r", 3.0)
     FleetWatch(store, "a").look(NEVER)

@@ -114,11 +114,11 @@ def test_a_proposal_is_adopted_and_reaches_each_rank(run: Run) -> None:
 
 
 def test_ranks_keep_equal_parts_where_the_loss_allows_no_others(run: Run) -> None:
-    run.leader.keep_equal()
+    run.leader.keep_equal("the loss is wrong")
     run.propose(FIRST)
     steps = list(run.epoch())
     assert {step.samples for both in steps for step in both} == {2}
-    assert {segment.source for segment in run.adopted} == {"coast"}
+    assert {(each.source, each.why) for each in run.adopted} == {("equal", "the loss is wrong")}
 
 
 def test_a_later_proposal_supersedes_an_earlier_one(run: Run) -> None:

@@ -67,6 +67,12 @@ def test_links_are_looked_at_where_there_are_some() -> None:
     assert "links" not in advice(seen, nodes=ONE)["network"]
 
 
+def test_a_policy_needs_a_loss_that_allows_uneven_parts() -> None:
+    for seen, kind in ((observed(speed=slow(3, 2.0)), "node"), (uneven(), "data")):
+        text = advice(seen, nodes=ONE, policy="paceline", equal=True)[kind]
+        assert "once the script's loss allows uneven parts, a policy" in text
+
+
 def test_an_observed_run_has_no_policy_to_switch() -> None:
     for seen, kind in ((observed(speed=slow(3, 2.0)), "node"), (uneven(), "data")):
         text = advice(seen, nodes=ONE, policy=OBSERVED)[kind]

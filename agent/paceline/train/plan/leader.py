@@ -26,7 +26,7 @@ from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool, stealing
-from paceline.wire import ALLREDUCE, Adopted, Segment, Shards, pack_indices
+from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, Shards, pack_indices
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Leader:
         self._last: Segment | None = None
         self._newest = -1  # number of the newest segment in the store
         self._heard = 0  # number of proposals when the last segment was chosen
-        self._equal = False  # whatever the controller proposes, ranks get equal parts
+        self._equal_because = ""  # why ranks get equal parts, whatever the controller proposes
         self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
         self._waits = Waits()
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
@@ -182,9 +182,13 @@ class Leader:
             return self._end(epoch, reform=False)
         return self._adopt(segment or self._coasted())
 
-    def keep_equal(self) -> None:
-        """Plans by itself from now on, with equal parts: the script's loss allows no others."""
-        self._equal = True
+    def keep_equal(self, why: str) -> None:
+        """Plan without the controller from now on, with equal parts.
+
+        Args:
+            why: the script's loss allows no others, in sentences for the operator.
+        """
+        self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
         """Whether an operator has ended the run."""
@@ -264,7 +268,7 @@ class Leader:
         proposals = self._proposals
         if proposals is None:
             return None
-        if self._equal:
+        if self._equal_because:
             proposals.take(self.seq, 0.0)  # forgets it
             return None
         patience_s = self._patience_s(proposals)
@@ -352,12 +356,13 @@ class Leader:
             indices=indices,
             policy=last.policy if last is not None else "bsp",
             version=last.version if last is not None else 0,
-            source="coast",
+            source="equal" if self._equal_because else "coast",
             epoch_end=self._ledger.over_with(self._ledger.left - len(indices) // 4),
             shares=shares,
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
             synchroniser=synchroniser,
+            why=self._equal_because,
             homes=homes is not None,
             paces=paces,
         )

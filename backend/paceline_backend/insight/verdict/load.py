@@ -55,6 +55,8 @@ def read_observed(
     version = _versions(connection, run, attempt, segment)
     last = int(version[version >= 0][-1]) if (version >= 0).any() else 0
     in_force = switches.of_version(connection, run, last)
+    newest = attempt[~np.isnan(attempt)][-1:].astype(int).tolist()
+    equal = any(segments.equal_because(connection, run, number) for number in newest)
     return Observed(
         step=step,
         samples=given["samples"],
@@ -70,7 +72,8 @@ def read_observed(
         nodes=nodes if len(nodes) == world else (),
         switched=_switched(step, version),
         policy="" if in_force is None else in_force.policy,
-        balances=in_force is not None and _balances(in_force),
+        balances=in_force is not None and not equal and _balances(in_force),
+        equal=equal,
     )
 
 

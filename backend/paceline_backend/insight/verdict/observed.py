@@ -50,6 +50,8 @@ class Observed:
     policy: str = ""
     # The policy divides each global batch by sizes and by speeds, as `paceline` does.
     balances: bool = False
+    # Ranks get equal parts, whatever the policy plans: the script's loss allows no others.
+    equal: bool = False
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape

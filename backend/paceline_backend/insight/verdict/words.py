@@ -26,6 +26,7 @@ _TO_DO = {
     "planning": "look at the load of the machine that plans, and of rank 0",
 }
 _SESSION = "with a `paceline.Session` in its script, "
+_LOSS = "once the script's loss allows uneven parts, "
 
 
 def words(verdict: Verdict) -> str:
@@ -139,7 +140,14 @@ def _against_slow_ranks(seen: Observed, cause: Finding) -> str:
         machine = "look at what else runs on {its} cores and its GPU, as all ranks share a machine"
     if cause.hidden or seen.balances:
         return machine
-    return f"{machine}; until then {'' if seen.planned else _SESSION}{_LEARNS}"
+    return f"{machine}; until then {_first(seen)}{_LEARNS}"
+
+
+def _first(seen: Observed) -> str:
+    """What a policy needs before it can help."""
+    if seen.equal:
+        return _LOSS
+    return "" if seen.planned else _SESSION
 
 
 def _against_uneven_batches(seen: Observed) -> str:
@@ -148,8 +156,7 @@ def _against_uneven_batches(seen: Observed) -> str:
             f"`{seen.policy}` balances by size already: a larger global batch lets it divide "
             "more evenly, and the longest samples set what is left"
         )
-    session = "" if seen.planned else _SESSION
-    return f"{session}a policy that balances by size, such as `paceline`, removes it"
+    return f"{_first(seen)}a policy that balances by size, such as `paceline`, removes it"
 
 
 def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:

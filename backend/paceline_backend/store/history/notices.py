@@ -16,12 +16,15 @@ _HELPS = (
 )
 
 
-def of_run(run: Mapping[str, Any]) -> str | None:
+def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     """A sentence for people; None: there is nothing to say.
 
     Args:
         run: its row.
+        equal_because: why its ranks get equal parts, whatever the policy plans; empty: they do not.
     """
+    if equal_because:
+        return f"Ranks train with equal parts, whatever the policy: {equal_because}"
     observed = run["policy"] == OBSERVED
     if run["attempt"] is None:
         if not _trained_unseen(run):

@@ -147,7 +147,7 @@ export class RunData {
   addSegment(segment) {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
     this.#remember(segment);
-    if (segment.why) this.#choose(segment);
+    if (segment.why && segment.source === "controller") this.#choose(segment);
     if (segment.source !== "coast") return;
     /** @type {Span} */
     const span = [segment.first_step, segment.first_step + segment.steps];
