@@ -1,6 +1,9 @@
 .PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-all test-long test-engines run-against coverage docs bench bench-real gpu-check screenshots format clean
 .DEFAULT_GOAL := help
 
+# Where it is set, as in some containers, each process of the tests compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
