@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 FEWEST = 16  # of fewer steps under a policy, nothing is said by themselves
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
+_OF_STEPS = ("step", *_OF_RANKS, "between_s", "first", "apart")
 
 
 def mean_of(values: Floats, known: Bools, axis: int) -> Floats:
@@ -101,11 +102,7 @@ class Observed:
 
     def of(self, steps: Bools) -> Observed:
         """The rows of the steps that are True in `steps`, [K]."""
-        chosen: dict[str, Any] = {
-            field.name: getattr(self, field.name)[steps]
-            for field in fields(self)
-            if field.name not in ("nodes", "switched", "policy", "balances")
-        }
+        chosen: dict[str, Any] = {name: getattr(self, name)[steps] for name in _OF_STEPS}
         return replace(self, **chosen)
 
 
