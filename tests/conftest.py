@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -41,6 +40,16 @@ LONG = (
     "engines/",
     "browser/test_accessibility.py",
     "browser/test_long_runs.py",
+    "browser/test_policies.py::test_a_run_of_which_nothing_can_be_said",
+    "browser/test_policies.py::test_auto_may_be_allowed_relaxed_presets",
+    "browser/test_policies.py::test_choices_for_auto_hold_in_their_order",
+    "browser/test_policies.py::test_options_are_in_groups_with_their_forecasts",
+    "browser/test_policies.py::test_parameters_in_force_are_shown_and_kept",
+    "browser/test_policies.py::test_the_buttons_are_always_in_sight",
+    "browser/test_policies.py::test_the_dialog_says_what_a_switch_changes_in_the_training",
+    "browser/test_policies.py::test_the_keyboard_alone_switches",
+    "browser/test_policies.py::test_what_auto_is_refused_is_said_and_taken_back",
+    "browser/test_policies.py::test_what_others_would_save_and_switching_to_one",
     "browser/test_policies.py::test_why_a_synchroniser_was_chosen_is_told",
     "browser/test_ranks.py::test_a_heat_map_of_two_ranks_over_the_whole_run",
     "browser/test_real_quality.py",
@@ -50,6 +59,8 @@ LONG = (
     "e2e/test_batchnorm.py",
     "e2e/test_chain.py",
     "e2e/test_check.py",
+    "e2e/test_demo.py::test_port_of_another_server",
+    "e2e/test_demo.py::test_signal_leaves_no_process",
     "e2e/test_relaxed.py",
     "e2e/test_restart_hung.py",
     "e2e/test_shapes.py",
@@ -85,10 +96,16 @@ LONG = (
     "integration/test_speech_example.py",
     "integration/test_vision_example.py",
     "integration/test_wheel.py",
+    "integration/train/test_ddp.py::test_a_compiled_wrapped_model_has_the_gradient",
+    "integration/train/test_ddp.py::test_accumulated_gradient_is_that_of_one_process[3]",
+    "integration/train/test_ddp.py::test_weighted_gradient_is_that_of_one_process[3]",
     "integration/train/test_device_rounds.py",
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_memory.py",
     "integration/train/test_survival.py",
+    "integration/train/test_synchronisers.py::test_all_leave_by_an_exception",
+    "integration/train/test_synchronisers.py::test_gradients_are_reduced_again_where_the_next",
+    "integration/train/test_synchronisers.py::test_ranks_that_share_batches_leave_no_loop_early",
     "security/test_nobody.py::test_nobody_runs_programs_as_the_agents_user",
     "security/test_nobody.py::test_stores_of_runs_are_closed",
     "security/test_poison.py",
@@ -109,7 +126,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder != "unit" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
-        if item.nodeid.removeprefix("tests/").startswith(LONG) or _on_the_other_database(item):
+        if item.nodeid.removeprefix("tests/").startswith(LONG) or _on_postgres_for_once(item):
             item.add_marker(pytest.mark.long)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -126,24 +143,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turns[item.path])
 
 
-def _on_the_other_database(item: pytest.Item) -> bool:
-    """Whether a test runs on its other database by default.
-
-    Tests of the store run on both each time. Those of what stands on it run on SQLite or Postgres
-    by turns, and on the other one with `make test-all`.
-    """
+def _on_postgres_for_once(item: pytest.Item) -> bool:
+    """Whether a test runs on Postgres, though it is not about the database."""
     of = getattr(item, "callspec", None)
-    if of is None or _STORE in item.path.parents:
+    if of is None or item.path.is_relative_to(_STORE) or item.path == _INGEST:
         return False
-    database = of.params.get("database_url", of.params.get("empty_database_url"))
-    if database not in _DATABASES:
-        return False
-    test = item.nodeid.replace(database, "")
-    return bool(database != _DATABASES[crc32(test.encode()) % 2])
+    return "postgres" in (of.params.get("database_url"), of.params.get("empty_database_url"))
 
 
 _DATABASES = ("sqlite", "postgres")
 _STORE = Path(__file__).parent / "integration" / "store"
+_INGEST = Path(__file__).parent / "integration" / "control" / "test_ingest.py"
 _LONGEST_S = 600  # of a test that waits for processes: above the deadlines in support/waiting.py
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.insight.verdict import Observed
+from paceline_backend.insight.verdict.load import BALANCE
 from paceline_backend.simulator import Scenario, Simulation
 
 FIRST = 100  # number of the first step
@@ -97,4 +98,34 @@ def simulated(scenario: Scenario) -> Observed:
         first=np.isin(np.arange(count), firsts),
         apart=np.zeros(count, bool),
         switched=[firsts[at] for at in np.flatnonzero(np.diff(versions)) + 1],
+        policy=ran[-1].segment.policy,
+        balances=ran[-1].segment.policy in BALANCE,
+    )
+
+
+def written(rows: dict[str, Any]) -> Observed:
+    """What ranks report by a recipe of `benchmarks/strangers/advice.yaml`."""
+    random = np.random.default_rng(rows["seed"])
+    shape = rows["steps"], len(rows["load"])
+    load = np.array(rows["load"]) * random.uniform(1 - rows["spread"], 1 + rows["spread"], shape)
+    samples = np.broadcast_to(np.array(rows["samples"], float), shape).copy()
+    factor = np.ones(shape)
+    if slow := rows.get("slow"):
+        factor[slow["first_step"] :, slow["ranks"]] = slow["factor"]
+    compute_s = load * np.array(rows["seconds_per_element"]) * factor + rows["step_s"]
+    compute_s *= 1 + rows["noise"] * random.standard_normal(shape)
+    return Observed(
+        step=np.arange(shape[0]),
+        samples=samples,
+        load=load,
+        squares=load**2 / samples,
+        longest=load / samples,
+        data_s=np.zeros(shape),
+        compute_s=compute_s,
+        sync_s=compute_s.max(axis=1, keepdims=True) - compute_s + rows["reduction_s"],
+        between_s=np.zeros(shape[0]),
+        first=np.zeros(shape[0], bool),
+        apart=np.zeros(shape[0], bool),
+        nodes=tuple(rows["nodes"]),
+        policy=rows["policy"],
     )

@@ -15,7 +15,7 @@ _MOST_PAIRS = 5e7  # pairs of steps, times ranks: so much takes a second or two
 MOST_ROWS = 100_000  # At most so many rows are read: of a longer range, the newest steps.
 
 # Presets that divide each global batch by sizes and by speeds, unless other batches are given.
-_BALANCE = ("paceline", "paceline-relaxed")
+BALANCE = ("paceline", "paceline-relaxed")
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _MORE = ("step_s", "ended_at", "segment", "attempt")
 
@@ -78,7 +78,7 @@ def read_observed(
 
 
 def _balances(policy: switches.Switch) -> bool:
-    return policy.parameters.get("batches", policy.policy) in _BALANCE
+    return policy.parameters.get("batches", policy.policy) in BALANCE
 
 
 def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats) -> Ints:
