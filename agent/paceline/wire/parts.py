@@ -61,7 +61,9 @@ class _Adopted(msgspec.Struct, tag="adopted"):
 
 
 _hello = msgspec.msgpack.Decoder(_Hello)
-_with_arrays = msgspec.msgpack.Decoder(_Hello | _Adopted)
+_with_arrays: msgspec.msgpack.Decoder[_Hello | _Adopted] = msgspec.msgpack.Decoder(
+    _Hello | _Adopted
+)
 
 
 def without_arrays(data: bytes) -> int:
