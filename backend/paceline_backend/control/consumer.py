@@ -35,8 +35,8 @@ class Consumer:
     Streams are read fairly. Each gives its part to a batch, and a stream with more to give than its
     part gets what the others leave. So a stream that is flooded does not hold up the others.
     How large entries are is not known before they are read, so the first reads, and those after
-    `reset`, are of one entry of each stream; each further one may have twice as many. Streams whose
-    entries are large give fewer of them.
+    `reset`, are of one entry of each stream; each further one may have twice as many, as long as
+    that is half of a batch's bytes at most. Streams whose entries are large give fewer of them.
 
     Args:
         client: bytes in, bytes out; its timeout must be longer than `read` blocks.
@@ -107,7 +107,8 @@ class Consumer:
             left = self._own(first) or self._claimed(first)
             self.repeated = bool(left)
             entries = left or self._new(count, block_s, most_bytes)
-            self._first = min(_FIRST, 2 * self._first)
+            largest = max(map(_size, entries), default=1)
+            self._first = max(1, min(_FIRST, 2 * self._first, most_bytes // (2 * largest)))
             return entries
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):

@@ -61,8 +61,7 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: Packed) -> 
             raise StoreRefusedError("parts of a Hello were deleted before it could be used")
     else:
         connection.execute(sa.delete(hello_parts).where(*_is(named)))  # nobody has checked them
-        for number, data in enumerate(packed.parts):
-            _add(connection, named, number, data)
+        _add(connection, [(named, number, data) for number, data in enumerate(packed.parts)])
     c = hello_parts.c
     older = sa.or_(c.attempt < attempt, sa.and_(c.attempt == attempt, c.hello != packed.digest))
     connection.execute(sa.delete(hello_parts).where(c.run == run, older))
@@ -75,11 +74,9 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
         connection: of the transaction.
         parts: each with its run's key.
     """
-    sizes: dict[Named, int] = {}
-    for run, part in parts:
-        named = Named(run, part.attempt, part.hello)
-        _add(connection, named, part.number, part.data)
-        sizes[named] = part.of
+    named_parts = [(Named(run, part.attempt, part.hello), part) for run, part in parts]
+    _add(connection, [(named, part.number, part.data) for named, part in named_parts])
+    sizes = {named: part.of for named, part in named_parts}
     complete = [named for named, of in sizes.items() if _count(connection, named) == of]
     for run in {named.run for named in sizes}:
         bound(connection, run, complete)
@@ -140,15 +137,13 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
     return blobs.hello(data)
 
 
-def _add(connection: sa.Connection, named: Named, number: int, data: bytes) -> None:
-    row = {
-        "run": named.run,
-        "attempt": named.attempt,
-        "hello": named.digest,
-        "number": number,
-        "data": data,
-    }
-    connection.execute(insert(connection, hello_parts).values(row).on_conflict_do_nothing())
+def _add(connection: sa.Connection, parts: Iterable[tuple[Named, int, bytes]]) -> None:
+    rows = [
+        {"run": run, "attempt": attempt, "hello": name, "number": number, "data": data}
+        for (run, attempt, name), number, data in parts
+    ]
+    if rows:
+        connection.execute(insert(connection, hello_parts).on_conflict_do_nothing(), rows)
 
 
 def _count(connection: sa.Connection, named: Named) -> int:

@@ -73,6 +73,16 @@ def test_a_stream_of_large_entries_does_not_hold_up_others(bus: redis.Redis) -> 
     assert consumer.unread
 
 
+def test_a_batch_of_large_entries_does_not_grow_beyond_its_bytes(bus: redis.Redis) -> None:
+    pipeline = bus.pipeline(transaction=False)
+    for _ in range(600):
+        pipeline.xadd("large", {"data": b"x" * 10_000})
+    pipeline.execute()
+    consumer = Consumer(bus, ["large"], INGEST_GROUP, "one")
+    assert consumer.read(4_000, 0.01) == [], "the group is made"
+    assert max(len(consumer.read(4_000, 0.01, 500_000)) for _ in range(12)) <= 50
+
+
 def test_entries_are_dealt_with_in_order_and_in_parts_of_so_many_bytes() -> None:
     def entry(number: str, size: int, stream: str = "paceline:run:r:telemetry") -> Entry:
         return Entry(stream, number.encode(), {b"data": bytes(size)})
