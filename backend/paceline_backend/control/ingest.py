@@ -233,7 +233,8 @@ class Ingest:
             names = self._writers.streams()
             consumer.follow(names)
             self.stats.lag = streams.entries(client, names)
-        kept = consumer.keep(each.entry for each in (*self._held, *self._wholes.values()))
+        held = [each.entry for each in self._held]
+        kept = consumer.keep([*held, *(each.entry for each in self._wholes.values())])
         self._held = [each for each in self._held if each.entry[:2] in kept]
         self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
         self._take_wholes(client, stop)
