@@ -156,7 +156,7 @@ def _make(
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            return str(answer)
+            return str(answer).rpartition("caused error: ")[2]  # without the command, its digests
         if isinstance(answer, Exception):
             raise answer
     return None
