@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -186,19 +187,20 @@ def test_a_session_is_of_the_admission_that_was_asked_for(
     store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever happens to the node between that transaction and the answer."""
-    secret = meta.secret(store)
-    seeds: list[str] = []
+    write, seeds = Store.write, list[str]()
 
-    def later(store: Store) -> bytes:
-        with store.write() as connection:
-            c = schema.nodes.c
-            seeds.extend(connection.execute(sa.select(c.seed)).scalars())
-            connection.execute(sa.update(schema.nodes).values(seed="of another"))
-        return secret
+    @contextmanager
+    def and_another(self: Store) -> Iterator[sa.Connection]:
+        with write(self) as connection:
+            yield connection
+        if not seeds:
+            with write(self) as connection:
+                seeds.extend(connection.execute(sa.select(schema.nodes.c.seed)).scalars())
+                connection.execute(sa.update(schema.nodes).values(seed="of another"))
 
-    monkeypatch.setattr(sessions.meta, "secret", later)
+    monkeypatch.setattr(Store, "write", and_another)
     given = sessions.of_node(store, bus_url, "n1")
-    assert given.key == Keys(secret, {"n1": seeds[0]}).of_node("n1")
+    assert given.key == Keys(meta.secret(store), {"n1": seeds[0]}).of_node("n1")
 
 
 def test_a_token_that_has_ended_meanwhile_admits_nobody(store: Store, bus_url: str) -> None:
