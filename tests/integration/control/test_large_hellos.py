@@ -395,4 +395,4 @@ def test_the_largest_hello_is_borne(tmp_path: Path) -> None:
             loaded = load(connection, key)
     assert loaded is not None
     assert len(loaded[0].sizes) == MOST_SAMPLES
-    assert peak_mib < 1_536
+    assert peak_mib < 768
