@@ -1,4 +1,4 @@
-"""Which token admitted a node, from what its keys are derived, and whether its run has it."""
+"""Which token admitted a node, and from what its keys are derived."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,12 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    joined = sa.Column("joined", sa.Boolean(), nullable=False, server_default=sa.false())
-    op.add_column("nodes", joined)
     for name in ("token", "seed"):
         op.add_column("nodes", sa.Column(name, sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
-    for name in ("seed", "token", "joined"):
+    for name in ("seed", "token"):
         op.drop_column("nodes", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -16,9 +17,10 @@ from paceline.wire.bus import connect
 from paceline.wire.sealing import SealError, unseal
 from paceline_backend.control.keeper import Keeper
 from paceline_backend.control.writers import Writers
-from paceline_backend.requests import sessions
+from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
-from paceline_backend.store import Store, nodes, schema
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, meta, nodes, schema
 from paceline_backend.store.access import tokens
 from support.command_line import in_process
 from support.groups import answer, orders, report
@@ -140,50 +142,72 @@ def test_a_runs_token_takes_no_node_of_the_fleet(
     assert start(client, "n1").status_code == 201, "the fleet has it still"
 
 
-def test_a_node_that_is_not_needed_is_not_reserved(client: httpx.Client, store: Store) -> None:
+def test_a_runs_token_takes_names_of_its_run_only(client: httpx.Client, store: Store) -> None:
+    """So it reserves none that others want, whether they come before or after."""
     run, own = adopt(client)
-    for node in ("a", "b"):
+    other, theirs = adopt(client, key="other")
+    _, named = token(client, node="named")
+    for name in ("named", "later", f"gpu7-1001.0.{other}", run, f"gpu7{run}"):
+        refused = session(client, name, own)
+        assert (refused.status_code, f"NAME.{run}" in refused.json()["detail"]) == (409, True)
+    fleet(client, store, "later")
+    assert session(client, "named", named).status_code == 200
+    assert session(client, f"gpu7-1001.0.{other}", theirs).status_code == 200
+
+
+def test_a_name_of_a_run_stays_whose_it_is(client: httpx.Client, store: Store) -> None:
+    run, own = adopt(client)
+    _, agent = token(client)
+    for node in (f"a.{run}", f"b.{run}"):
         assert session(client, node, own).status_code == 200
         answer(store, node, signed=False)
-    assert join(client, run, "a", own).json()["needed"]
-    assert not join(client, run, "b", own).json()["needed"]
-    _, agent = token(client)
-    assert session(client, "a", agent).status_code == 409, "it trains"
-    assert session(client, "b", agent).status_code == 200
-    assert [only_run(store, node) for node in ("a", "b")] == [run, None]
-
-
-def test_a_runs_token_reserves_no_name(client: httpx.Client, store: Store) -> None:
-    """Of a node that comes later, and of one that only a token names."""
-    run, own = adopt(client)
-    _, named = token(client, node="named")
-    assert session(client, "named", own).status_code == 409
-    taken = session(client, "later", own)
-    assert taken.status_code == 200
-    later = fleet(client, store, "later")
-    assert only_run(store, "later") is None
-    assert later["key"] != taken.json()["key"], "whoever was there before reads nothing"
-    assert not works(taken.json())
-    assert session(client, "later", own).status_code == 409
-    assert join(client, run, "later", own).status_code == 409
-    assert session(client, "named", named).status_code == 200
+    assert join(client, run, f"a.{run}", own).json()["needed"]
+    assert not join(client, run, f"b.{run}", own).json()["needed"]
+    for node in (f"a.{run}", f"b.{run}"):
+        assert session(client, node, agent).status_code == 409
+        assert only_run(store, node) == run
+    fleet(client, store, f"c.{run}")
+    assert session(client, f"c.{run}", own).status_code == 409
 
 
 def test_a_runs_nodes_end_with_the_run(client: httpx.Client, store: Store) -> None:
     run, own = adopt(client)
-    first = session(client, "n1", own).json()
-    answer(store, "n1", signed=False)
-    assert join(client, run, "n1", own).json()["needed"]
-    other, theirs = adopt(client, key="other")
-    assert session(client, "n1", theirs).status_code == 409
-    report(store, run, "n1", State.FINISHED, exit_code=0)
-    assert session(client, "n1", theirs).status_code == 200
-    assert join(client, other, "n1", theirs).json()["needed"]
-    assert not works(first)
-    report(store, other, "n1", State.FINISHED, exit_code=0)
-    fleet(client, store, "n1")
-    assert only_run(store, "n1") is None
-    assert start(client, "n1").status_code == 201
+    first = session(client, f"n1.{run}", own).json()
+    answer(store, f"n1.{run}", signed=False)
+    assert join(client, run, f"n1.{run}", own).json()["needed"]
+    assert works(first)
+    report(store, run, f"n1.{run}", State.FINISHED, exit_code=0)
+    assert not join(client, run, f"n1.{run}", own).json()["needed"]
+    with store.write() as connection:
+        tokens.revoke_of_run(connection, run)
+    assert session(client, f"n1.{run}", own).status_code == 401
+
+
+def test_a_session_is_of_the_admission_that_was_asked_for(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens to the node between that transaction and the answer."""
+    write, seeds = Store.write, list[str]()
+
+    @contextmanager
+    def and_another(self: Store) -> Iterator[sa.Connection]:
+        with write(self) as connection:
+            yield connection
+        if not seeds:
+            with write(self) as connection:
+                seeds.extend(connection.execute(sa.select(schema.nodes.c.seed)).scalars())
+                connection.execute(sa.update(schema.nodes).values(seed="of another"))
+
+    monkeypatch.setattr(Store, "write", and_another)
+    given = sessions.of_node(store, bus_url, "n1")
+    assert given.key == Keys(meta.secret(store), {"n1": seeds[0]}).of_node("n1")
+
+
+def test_a_token_that_has_ended_meanwhile_admits_nobody(store: Store, bus_url: str) -> None:
+    with pytest.raises(ConflictError, match="its token has ended"):
+        sessions.of_node(store, bus_url, "n1", "revoked")
+    with store.read() as connection:
+        assert nodes.registered(connection, ["n1"]) == set()
 
 
 def test_a_nodes_token_takes_no_run_of_others(
@@ -198,10 +222,11 @@ def test_a_nodes_token_takes_no_run_of_others(
     _, admin = token(client, "admin")
     assert join(client, run, "m1", admin).status_code == 409
     assert orders(bus, "m1") == []
-    assert session(client, "mine", own).status_code == 200
-    answer(store, "mine", signed=False)
-    assert join(client, run, "mine", own).json()["needed"]
-    assert session(client, "mine", given["headers"]).status_code == 409
+    mine = f"mine.{run}"
+    assert session(client, mine, own).status_code == 200
+    answer(store, mine, signed=False)
+    assert join(client, run, mine, own).json()["needed"]
+    assert session(client, mine, given["headers"]).status_code == 409
 
 
 def test_a_revoked_node_is_out(

@@ -184,7 +184,7 @@ def _look_after(
     from paceline.node.agent import Agent
     from paceline.node.duty import PATIENCE_S, Duty
 
-    name = node_name(f"{machine.default_name()}-{_plain(slot)}")
+    name = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
     directory = data_directory(_own_directory(data, name))
     linking.log_to_stderr()
     with ExitStack() as stack:

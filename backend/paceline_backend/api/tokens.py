@@ -69,7 +69,7 @@ class TokenCreate(BaseModel):
 
 
 class Token(BaseModel):
-    """A token, or a browser that was let in by a link; never its secret."""
+    """A token, or a browser that is logged in; never its secret."""
 
     id: str = Field(examples=["9f31c0de"])
     kind: str = Field(examples=["token"])
@@ -106,7 +106,7 @@ class LoginLink(BaseModel):
     dependencies=[Depends(ADMIN)],
 )
 def list_tokens(request: Request) -> Any:
-    """All tokens and the browsers that links let in, newest first."""
+    """List all tokens, and the browsers that are logged in, newest first."""
     with store_of(request).read() as connection:
         return tokens.listed(connection)
 

@@ -80,7 +80,7 @@ def list_tokens(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists tokens, and the browsers that links let in."""
+    """Lists tokens, and the browsers that are logged in."""
     with connected(server, token, token_file) as client:
         rows = client.call("GET", "/tokens")
     if as_json:

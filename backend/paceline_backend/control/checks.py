@@ -74,13 +74,25 @@ class Checks:
         self._store = store
         self._runs: dict[str, _Run] = {}
 
-    def reasons(self, messages: Sequence[tuple[str, Message]]) -> list[str | None]:
+    def most_ranks(self, run: str) -> int:
+        """Return how many ranks a run may have; 0: the store does not have it.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        self._read({run} - self._runs.keys())
+        return self._runs[run].terms.most_ranks if run in self._runs else 0
+
+    def reasons(
+        self, messages: Sequence[tuple[str, Message]], *, sound: bool = False
+    ) -> list[str | None]:
         """Why each message is not taken; None: it is.
 
         The Hellos among them count before the others, as `telemetry.write` has it.
 
         Args:
             messages: public run id and message.
+            sound: `problem` was asked, and says nothing against them.
 
         Raises:
             StoreError: or one of its kinds.
@@ -91,13 +103,13 @@ class Checks:
         reasons: list[str | None] = [None] * len(messages)
         order = sorted(range(len(messages)), key=lambda i: not isinstance(messages[i][1], Hello))
         for place in order:
-            reasons[place] = self._reason(*messages[place])
+            reasons[place] = self._reason(*messages[place], sound)
         refused = [place for place in order if reasons[place] is not None]
         # What the run may do has perhaps changed since it was read: somebody resumed it.
         if again := {messages[place][0] for place in refused} & self._runs.keys():
             self._read(again)
             for place in refused:
-                reasons[place] = self._reason(*messages[place])
+                reasons[place] = self._reason(*messages[place], sound)
         return reasons
 
     def _read(self, ids: set[str]) -> None:
@@ -117,13 +129,13 @@ class Checks:
         ids = {run for run, message in messages if not isinstance(message, NodeState)}
         return ids - self._runs.keys()
 
-    def _reason(self, run: str, message: Message) -> str | None:
+    def _reason(self, run: str, message: Message, sound: bool) -> str | None:
         if isinstance(message, NodeState):
             return problem(message)
         known = self._runs.get(run)
         if known is None:
             return f"unknown run {run!a}"
-        reason = _of_run(known, message)
+        reason = _of_run(known, message, sound)
         if reason is None and isinstance(message, Hello):
             most = MOST_OF_STREAM if message.samples is None else message.samples
             known.attempts[message.attempt] = _Attempt(message.world, most)
@@ -142,14 +154,14 @@ _OF_ATTEMPT = (Hello, HelloPart, Adopted, Evaluation, Fallback, LongPhase, DataE
 _OF_RANK = (Evaluation, LongPhase, DataEpoch)
 
 
-def _of_run(run: _Run, message: Message) -> str | None:
+def _of_run(run: _Run, message: Message, sound: bool) -> str | None:
     if isinstance(message, StepBatch | RoundBatch):
         return _of_records(run, message)
     if isinstance(message, MetricBatch):
         return problem(message) or _of_records(run, message)
     known = run.attempts.get(message.attempt) if isinstance(message, Adopted) else None
     terms = (None, None) if known is None else (known.world, known.samples)
-    if reason := problem(message, *terms):
+    if not sound and (reason := problem(message, *terms)):
         return reason
     number = message.attempt if isinstance(message, _OF_ATTEMPT) else 0
     if number > run.last_attempt:

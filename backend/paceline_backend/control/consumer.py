@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ class Consumer:
     Streams are read fairly. Each gives its part to a batch, and a stream with more to give than its
     part gets what the others leave. So a stream that is flooded does not hold up the others.
     How large entries are is not known before they are read, so the first reads, and those after
-    `reset`, are of one entry of each stream; each further one may have twice as many.
+    `reset`, are of one entry of each stream; each further one may have twice as many, as long as
+    that is half of a batch's bytes at most. Streams whose entries are large give fewer of them.
 
     Args:
         client: bytes in, bytes out; its timeout must be longer than `read` blocks.
@@ -105,7 +107,8 @@ class Consumer:
             left = self._own(first) or self._claimed(first)
             self.repeated = bool(left)
             entries = left or self._new(count, block_s, most_bytes)
-            self._first = min(_FIRST, 2 * self._first)
+            largest = max(map(_size, entries), default=1)
+            self._first = max(1, min(_FIRST, 2 * self._first, most_bytes // (2 * largest)))
             return entries
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
@@ -198,16 +201,27 @@ class Consumer:
         part = self._part(min(count, self._first))
         new = dict.fromkeys(self._streams, b">")
         entries = self._read_group(new, part, max(1, int(block_s * 1000)))
-        full, size = _full(entries, part), sum(map(_size, entries))
-        # What these streams gave shows how large their next entries may be.
-        while full and size < most_bytes:
-            fitting = min(count - len(entries), len(entries) * (most_bytes - size) // size)
-            part = min(2 * part, fitting // len(full))
+        full = _full(entries, part)
+        counts, sizes = Counter[str](), Counter[str]()
+        streams = len(full)
+        while True:
+            for entry in entries[counts.total() :]:
+                counts[entry.stream] += 1
+                sizes[entry.stream] += _size(entry)
+            # A stream of large entries waits once it has given its part of the bytes.
+            turn = {each for each in full if sizes[each] * streams < most_bytes} or full
+            left = most_bytes - sizes.total()
+            if not turn or left <= 0:
+                break
+            # What these streams gave shows how large their next entries may be.
+            given, size = sum(counts[each] for each in turn), sum(sizes[each] for each in turn)
+            fitting = min(count - len(entries), given * left // size)
+            part = min(2 * part, fitting // len(turn))
             if part < 1:
                 break
-            more = self._read_group(dict.fromkeys(full, b">"), part, None)
+            more = self._read_group(dict.fromkeys(turn, b">"), part, None)
             entries += more
-            full, size = _full(more, part), size + sum(map(_size, more))
+            full = (full - turn) | _full(more, part)
         self.unread = full
         return entries
 

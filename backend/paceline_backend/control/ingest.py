@@ -8,6 +8,10 @@ them asks the store.) Records that several messages of a run hold in a row are p
 message, since thousands of ranks send one record each. A bus or database that is away stops ingest,
 not its producers: entries wait on the bus.
 
+A large Hello comes in parts, and takes seconds to put together. A thread of its own does that
+(`assembly`), while the entry of the part that completed it is not acknowledged: after a crash, it
+comes again, and completes the Hello again.
+
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
 fails and the database answers, its halves are tried by themselves, until the message is alone that
@@ -22,10 +26,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import redis
 
 from paceline.core.outage import Outage
@@ -52,15 +57,23 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
-from paceline.wire.parts import joined
 from paceline_backend import backends
 from paceline_backend.control import outline
+from paceline_backend.control.assembly import Assembly
 from paceline_backend.control.checks import Checks, problem
 from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
 from paceline_backend.control.writers import Received, Writers, ends
 from paceline_backend.requests import dead, streams
 from paceline_backend.server import tracing
-from paceline_backend.store import Store, StoreError, StoreRefusedError, hellos, nodes, telemetry
+from paceline_backend.store import (
+    Store,
+    StoreError,
+    StoreRefusedError,
+    hellos,
+    nodes,
+    runs,
+    telemetry,
+)
 
 _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
@@ -81,6 +94,7 @@ _TAKEN = (
 )
 _NOT_SHOWN = (NodeState, RoundBatch, MetricBatch, HelloPart)  # who shows them asks the store
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
+_part = msgspec.msgpack.Decoder(HelloPart)
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
 logger = logging.getLogger(__name__)
@@ -116,15 +130,16 @@ class _Item:
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
-    packed: hellos.Packed | None = None  # of a Hello that its last part completed
+    packed: hellos.Packed | None = None  # of a Hello whose parts are stored
+    completes: bool = False  # a part: the run has the whole Hello now
 
     def shown(self) -> Shown | None:
         """What the live stream gets, if anything; marks the item if that cannot be made."""
-        if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
-            return None
-        if self.packed is not None:  # too large for the live stream: the database has it
+        if self.reason is None and self.completes:  # a Hello too large for the live stream
             changed = RunChanged()
             return Shown(self.run, changed, encode(changed, self.run))
+        if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
+            return None
         try:
             # Only the outline of a run that no controller plans.
             if self.plans_itself and self.message is not None:
@@ -168,9 +183,11 @@ class Ingest:
         self._writers = Writers(store)
         # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
         self.behind = False
-        self._complete: dict[
-            hellos.Named, str
-        ] = {}  # Hellos whose parts are stored, and their runs
+        self._complete: dict[hellos.Named, str] = {}  # by the batch; their runs
+        self._assembly = Assembly(store)
+        self._wholes: dict[hellos.Named, _Item] = {}  # Hellos to put together: their last parts
+        self._repeated = False  # the batch was delivered before
+        self._blameless: Counter[str] = Counter()  # tries that the bus ended, by entry
         self._held: list[Received] = []  # ends of runs whose own streams hold more
 
     def run(self, stop: threading.Event) -> None:
@@ -216,12 +233,16 @@ class Ingest:
             names = self._writers.streams()
             consumer.follow(names)
             self.stats.lag = streams.entries(client, names)
-        kept = consumer.keep(each.entry for each in self._held)
+        held = [each.entry for each in self._held]
+        kept = consumer.keep([*held, *(each.entry for each in self._wholes.values())])
         self._held = [each for each in self._held if each.entry[:2] in kept]
+        self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
+        self._take_wholes(client, stop)
         entries = consumer.read(_BATCH, _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
+        self._repeated = consumer.repeated
         often = consumer.often(entries, _OFTEN) if consumer.repeated else {}
         rest = [entry for entry in entries if entry[:2] not in often]
         count = len(often)
@@ -241,11 +262,16 @@ class Ingest:
         stop: threading.Event,
     ) -> None:
         """Handle entries, one of which may be what ingest fails at; the least tried come first."""
+        self._take_wholes(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
+        for name, times in self._blameless.items():
+            client.hincrby(_TRIED, name, -times)
+        self._blameless.clear()
         tried: Any = client.hmget(_TRIED, names)
         triples = zip((int(tries or 0) for tries in tried), names, suspects, strict=True)
         for tries, name, entry in sorted(triples, key=lambda triple: triple[0]):
             if tries >= _TRIES_ALONE:
+                self._forget_hello(entry)
                 run = entry.fields.get(b"run", b"").decode(errors="replace")
                 times = deliveries[entry[:2]]
                 reason = f"it was delivered {times} times, and each time ingest failed or ended"
@@ -255,10 +281,28 @@ class Ingest:
                 client.expire(_TRIED, _TRIED_S)
                 try:
                     self._handle(client, [entry], stop)
+                    self._take_wholes(client, stop, wait=True)
                 except (StoreError, _StoppedError):  # the database's fault, or an operator's wish
                     client.hincrby(_TRIED, name, -1)
                     raise
+                except (redis.ConnectionError, redis.TimeoutError):
+                    if not _answers(client):  # else the bus may have refused this entry
+                        self._blameless[name] += 1
+                    raise
             client.hdel(_TRIED, name)
+
+    def _forget_hello(self, entry: Entry) -> None:
+        """Delete the Hello whose part an entry is, so that no other part has it put together."""
+        try:
+            part = _part.decode(entry.fields.get(b"data", b""))
+        except (ValueError, RecursionError):
+            return
+        [received] = self._writers.receive([entry])
+        if received.reason is not None:
+            return
+        with self._store.write() as connection, suppress(runs.UnknownRunError):
+            key = runs.key_of(connection, received.run)
+            hellos.forget(connection, hellos.Named(key, part.attempt, part.hello))
 
     def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
@@ -267,10 +311,9 @@ class Ingest:
         good = self._check(items)
         self._complete = {}
         ended = self._write(good, stop) if good else set()
-        for named, run in self._complete.items():
-            ended |= self._take_whole(run, named, items, stop)
-        if items:
-            self._settle(client, items, ended)
+        rest = self._without_wholes(items)
+        if rest:
+            self._settle(client, rest, ended)
         return len(items)
 
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
@@ -285,7 +328,10 @@ class Ingest:
         if not over:
             return received
         own = [run_telemetry(each.run) for each in over]
-        counts = Counter(each.entry.stream for each in received)
+        # The last part of a Hello stays on the stream until the Hello is taken in.
+        counts = Counter(
+            each.entry.stream for each in received if not isinstance(each.message, HelloPart)
+        )
         sizes = dict(zip(own, streams.lengths(client, own), strict=True))
         now = time.monotonic()
         self._held = [
@@ -299,21 +345,27 @@ class Ingest:
     def _forget(self, consumer: Consumer) -> None:
         """Everything that is not acknowledged is read again."""
         self._held = []
+        self._wholes = {}
         consumer.reset()
 
     def _database_outage(self) -> Outage:
         name = self._store.name
         return Outage(logger, f"ingest waits for {name}", f"ingest goes on: {name} is back")
 
-    def _check(self, items: list[_Item]) -> list[_Item]:
+    def _check(self, items: list[_Item], *, sound: bool = False) -> list[_Item]:
         """Marks what may not be what it says; the others.
+
+        Args:
+            items: to check.
+            sound: see `Checks.reasons`.
 
         Raises:
             StoreError: or one of its kinds.
         """
         readable = [item for item in items if item.reason is None and item.message is not None]
         messages = [(item.run, item.message) for item in readable if item.message is not None]
-        for item, reason in zip(readable, self._checks.reasons(messages), strict=True):
+        reasons = self._checks.reasons(messages, sound=sound)
+        for item, reason in zip(readable, reasons, strict=True):
             item.reason = reason
         self._report(self._checks.unknown(messages))
         return [item for item in readable if item.reason is None]
@@ -384,53 +436,65 @@ class Ingest:
             item.plans_itself = item.run in plan_themselves
             if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
+        if self._repeated:  # perhaps ingest ended before it said that the run has its Hello
+            for item in items:
+                item.completes = isinstance(item.message, HelloPart) and item.run in written.again
         self._report(written.unknown)
         return set(written.ended)
 
-    def _take_whole(
-        self, run: str, named: hellos.Named, items: list[_Item], stop: threading.Event
-    ) -> set[str]:
-        """Take in a Hello whose parts are all stored, like one that came whole.
+    def _without_wholes(self, items: list[_Item]) -> list[_Item]:
+        """Hold back the last part of each Hello that is complete; return the other items."""
+        for named, run in self._complete.items():
+            if named not in self._wholes:
+                self._wholes[named] = next(
+                    item
+                    for item in reversed(items)
+                    if item.run == run
+                    and isinstance(item.message, HelloPart)
+                    and (item.message.attempt, item.message.hello) == named[1:]
+                )
+        held = {id(item) for item in self._wholes.values()}
+        return [item for item in items if id(item) not in held]
+
+    def _take_wholes(
+        self, client: redis.Redis, stop: threading.Event, *, wait: bool = False
+    ) -> None:
+        """Take in Hellos whose parts are all stored, like Hellos that came whole.
 
         Args:
-            run: its public id.
-            named: the Hello.
-            items: of the batch, whose parts are marked if the Hello cannot be used; else it is
-                added, so that whoever follows the run is told.
+            client: of the bus.
             stop: see `run`.
-
-        Returns:
-            Runs that are over, as `_write`.
+            wait: until all are taken in.
 
         Raises:
             StoreError: or one of its kinds.
         """
-        parts = [
-            item
-            for item in items
-            if item.run == run
-            and isinstance(item.message, HelloPart)
-            and (item.message.attempt, item.message.hello) == (named.attempt, named.digest)
-        ]
-        whole = _Item(parts[-1].entry, run, None)
-        ended: set[str] = set()
-        try:
-            with self._store.read() as connection:
-                data = hellos.read(connection, named)
-            whole.message = joined(data, named.digest)
-            whole.packed = hellos.Packed(named.digest, data)
-        except WireError as error:
-            whole.reason = str(error)
-        else:
-            if self._check([whole]):
-                ended = self._write([whole], stop)
-        if whole.reason is None:
-            items.append(whole)
-            return ended
-        with self._store.write() as connection:
-            hellos.forget(connection, named)
-        for item in parts:
-            item.reason = whole.reason
+        for named, item in list(self._wholes.items()):
+            ended: set[str] = set()
+            try:
+                ranks = self._checks.most_ranks(item.run)
+                hello = self._assembly.hello(named, ranks, wait=wait)
+                if hello is None:
+                    return
+                ended = self._take_whole(named, item, hello, stop)
+            except WireError as error:
+                item.reason = str(error)
+            if item.reason is not None:
+                with self._store.write() as connection:
+                    hellos.forget(connection, named)
+            del self._wholes[named]
+            self._settle(client, [item], ended)
+
+    def _take_whole(
+        self, named: hellos.Named, item: _Item, hello: Hello, stop: threading.Event
+    ) -> set[str]:
+        """Commit a Hello that was put together; mark its last part, and return as `_write`."""
+        assert isinstance(item.message, HelloPart)
+        packed = hellos.Packed(named.digest, item.message.of)
+        whole = _Item(item.entry, item.run, hello, packed=packed)
+        ended = self._write([whole], stop) if self._check([whole], sound=True) else set()
+        item.reason, item.tries = whole.reason, whole.tries
+        item.completes = whole.reason is None
         return ended
 
     def _report(self, unknown: Iterable[str]) -> None:
@@ -449,7 +513,9 @@ class Ingest:
         ]
         for run, fields in _together(shown):
             pipeline.xadd(live(run), fields, maxlen=LIVE_LENGTH)
-        for run in {item.run for item in items if isinstance(item.message, Hello)} - ended:
+        for run in {
+            each.run for each in items if each.completes or isinstance(each.message, Hello)
+        } - ended:
             streams.keep(pipeline, run)  # a run that goes on: they were to expire
         for run in ended:
             streams.expire(pipeline, run)
@@ -523,6 +589,13 @@ def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
     now_ms = 1_000 * seconds + microseconds // 1_000
     for item in heartbeats:
         item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.ALIVE_S
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
 
 
 class _StoppedError(Exception):

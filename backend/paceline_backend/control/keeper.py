@@ -164,9 +164,10 @@ class Keeper:
             )
             log.warning(
                 "the bus lets the control plane make no users (%s): nodes and runs %s. Allow its "
-                "user ACL SETUSER, ACL USERS and ACL DELUSER, on Valkey or on Redis 7.0 or later",
+                "user %s, on Valkey or on Redis 7.0 or later",
                 reason,
                 outcome,
+                users.RIGHTS,
             )
 
 

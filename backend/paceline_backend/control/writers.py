@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from paceline.wire import (
     TELEMETRY,
     Message,
@@ -16,6 +18,7 @@ from paceline.wire import (
     node_telemetry,
     writer_of,
 )
+from paceline.wire.parts import without_arrays
 from paceline_backend.control.consumer import Entry
 from paceline_backend.requests.streams import telemetry_streams
 from paceline_backend.server.bus_limits import LARGEST_ARGUMENT
@@ -24,6 +27,22 @@ from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
 REFRESH_S = 0.5  # until a node or run with new credentials is read
+_MOST_PLAIN = 2**20  # bytes of a message that is no batch of records, besides arrays of samples
+
+
+class _Steps(msgspec.Struct, tag="steps"):
+    pass
+
+
+class _Rounds(msgspec.Struct, tag="rounds"):
+    pass
+
+
+class _Metrics(msgspec.Struct, tag="metrics"):
+    pass
+
+
+_records = msgspec.msgpack.Decoder(_Steps | _Rounds | _Metrics)
 
 
 @dataclass(slots=True)
@@ -131,8 +150,23 @@ def _decoded(entry: Entry) -> Received:
     # Objects of records take many times their bytes; one record of each of 2¹⁷ ranks has fewer.
     if len(data) > LARGEST_ARGUMENT:
         return Received(entry, reason=f"it has {len(data):,} bytes: at most {LARGEST_ARGUMENT:,}")
+    # Lists of lists, such as counts of steps and ranks, may take 64 times their bytes.
+    if len(data) > _MOST_PLAIN and entry.stream != TELEMETRY and not _of_records(data):
+        plain = without_arrays(data)
+        if plain > _MOST_PLAIN:
+            reason = f"{plain:,} bytes of it are in no array of samples: at most {_MOST_PLAIN:,}"
+            return Received(entry, reason=reason)
     try:
         run, message = telemetry.decode(entry.fields)
     except WireError as error:
         return Received(entry, reason=str(error))
     return Received(entry, run, message)
+
+
+def _of_records(data: bytes) -> bool:
+    """Return whether a message is a batch of records, without making objects of them."""
+    try:
+        _records.decode(data)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -122,13 +122,13 @@ def effects_of(connection: Connection, run: int) -> list[Effect]:
     for change, old_policy, before, first, end in zip(
         changes, replaced, [0, *firsts], firsts, [*firsts[1:], None], strict=False
     ):
+        if old_policy is not None and _same(old_policy, change):
+            effects.append(_unscored(change, replaced=end is not None))
+            continue
         row = rows.get(change.version)
         earlier = None if row is None or row["first_step"] != first else _from_row(row)
         if earlier is not None and earlier.complete:
             effects.append(earlier)
-            continue
-        if old_policy is not None and _same(old_policy, change):
-            effects.append(_unscored(change, replaced=end is not None))
             continue
         settled = first + WARMUP_STEPS
         last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)

@@ -55,15 +55,13 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
             if not nodes.bind(connection, node, run, *in_engine):
                 raise ConflictError(
                     f"node {node} has no session that was made with the token of run {run}: start "
-                    "`paceline node` with that token, under a name that no other node has (--slot)"
+                    "`paceline node` with that token"
                 )
             if state.final:
-                nodes.reserve(connection, node, joined=False)
                 return Enlisted(state, False, f"the run is {state}")
             new = replace(new, first_attempt=runs.terms(connection, [run])[run].first_attempt)
             admit = _admit_one if new.nodes_max == 1 else _admit
             answer, launches = admit(connection, run, new, node, state)
-            nodes.reserve(connection, node, joined=answer.needed)
             if launches:
                 jobs.admit(connection, run)
         if launches:

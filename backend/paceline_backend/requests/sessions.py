@@ -15,7 +15,7 @@ from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.server import users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, meta, nodes, runs
+from paceline_backend.store import Connection, Store, meta, nodes, runs
 from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.nodes import cordons
 from paceline_backend.store.telemetry import writers
@@ -69,11 +69,17 @@ def of_node(
             "node",
             "a name has 1 to 200 letters, digits, dots, - and _, and begins with a letter or digit",
         )
+    if run is not None and not nodes.is_name(node, run):
+        raise ConflictError(f"node {node}: the token of run {run} is for nodes named NAME.{run}")
     with store.write() as connection:
-        refusal = nodes.expect(connection, node, token, run)
-    if refusal is not None:
-        raise ConflictError(refusal)
-    own = keys(store, [node])
+        seed = nodes.expect(connection, node, token, run)
+        if seed is None:
+            raise ConflictError(
+                f"node {node}: its name is taken (choose another with --node), or its token has "
+                "ended"
+            )
+    # Not read again: the node may be another's by then.
+    own = Keys(meta.secret(store), {node: seed})
     return Session(_url(bus_url, users.of_node(own, node)), own.of_node(node))
 
 
@@ -107,22 +113,30 @@ def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, An
         StoreError: or one of its kinds.
     """
     with streams.answering(bus_url) as bus:
+        with store.read() as connection:
+            _out_of_use(connection, node)
+        # First: a bus that goes away later would keep the user of a node that nobody knows. If the
+        # node turns out to be in use below, a worker makes its user again.
+        users.forget(bus, [users.name_of_node(node)])
         with store.write() as connection:
-            cordons.check(connection, node)
-            known = nodes.known(connection, node)
-            if known["alive"]:
-                raise ConflictError(
-                    f"the agent of node {node} answers: stop it, or revoke its token first "
-                    "(`paceline token revoke`)"
-                )
-            if running := nodes.launched(connection).get(node):
-                names = ", ".join(running)
-                raise ConflictError(f"node {node} still has a part in run {names}: stop it first")
+            known = _out_of_use(connection, node)
             nodes.forget(connection, node)
             record(connection, by, "node.forget", target=node)
-            # Before the transaction ends: otherwise a bus that goes away now would keep the user.
-            users.forget(bus, [users.name_of_node(node)])
         bus.delete(commands(node), node_telemetry(node))
+    return known
+
+
+def _out_of_use(connection: Connection, node: str) -> dict[str, Any]:
+    cordons.check(connection, node)
+    known = nodes.known(connection, node)
+    if known["alive"]:
+        raise ConflictError(
+            f"the agent of node {node} answers: stop it, or revoke its token first "
+            "(`paceline token revoke`)"
+        )
+    if running := nodes.launched(connection).get(node):
+        names = ", ".join(running)
+        raise ConflictError(f"node {node} still has a part in run {names}: stop it first")
     return known
 
 
@@ -173,6 +187,6 @@ def _url(bus_url: str, user: User) -> str:
         return bus_url
     raise ConflictError(
         f"the bus lets the control plane make no users ({missing}), so {user.name} would get the "
-        "bus's own password. Allow the user of --bus ACL SETUSER, ACL USERS and ACL DELUSER, on "
-        "Valkey or on Redis 7.0 or later; or start the server with --share-bus-password"
+        f"bus's own password. Allow the user of --bus {users.RIGHTS}, on Valkey or on Redis 7.0 "
+        "or later; or start the server with --share-bus-password"
     )

@@ -30,6 +30,7 @@ _COMMANDS = ("xadd", "xread", "xrevrange", "xlen", "ping", "hello", "auth")
 _CONNECTING = ("client|setname",)
 _SET_INFO = "client|setinfo"  # sent by clients that connect; Redis 7.0 does not have it
 
+RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"  # that `make` needs
 SHARE = "PACELINE_SHARE_BUS_PASSWORD"  # "1": nodes and runs may get the control plane's own URL
 
 
@@ -109,7 +110,6 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
         redis.RedisError: the bus is away.
     """
     wanted = {user.name: user for user in users}
-    changing = _with_other_passwords(client, wanted.values())
     pending, off = list(wanted.values()), _off(client)
     while pending:
         reason = _make(client, pending, off)
@@ -118,19 +118,16 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
         now_off = _off(client)
         changed = off ^ now_off  # meanwhile, and we may have undone it
         pending, off = [wanted[name] for name in sorted(changed & wanted.keys())], now_off
-    for name in changing:
-        client.execute_command("CLIENT", "KILL", "USER", name)  # type: ignore[no-untyped-call]
     return None
 
 
-def _with_other_passwords(client: redis.Redis, users: Iterable[User]) -> list[str]:
+def _with_other_passwords(client: redis.Redis, users: Sequence[User]) -> set[str]:
     """Return those of some users that the bus knows by another password."""
-    pipeline, asked = client.pipeline(transaction=False), list(users)
-    for user in asked:
+    pipeline = client.pipeline(transaction=False)
+    for user in users:
         pipeline.acl_getuser(user.name)
-    known = pipeline.execute(raise_on_error=False)  # a bus without users says so again below
-    pairs = [(user, row) for user, row in zip(asked, known, strict=True) if isinstance(row, dict)]
-    return [user.name for user, row in pairs if user.digest not in row["passwords"]]
+    known = zip(users, pipeline.execute(), strict=True)
+    return {user.name for user, row in known if row and user.digest not in row["passwords"]}
 
 
 def _off(client: redis.Redis) -> set[str]:
@@ -141,17 +138,25 @@ def _off(client: redis.Redis) -> set[str]:
 def _make(
     client: redis.Redis, users: Sequence[User], off: set[str], *, info: bool = True
 ) -> str | None:
-    pipeline = client.pipeline(transaction=False)
+    # In one transaction: a bus that refuses one command, or goes away, has done none of them.
+    pipeline: Any = client.pipeline(transaction=True)
     database = int(client.get_connection_kwargs().get("db") or 0)
-    for user in users:
-        rules = user.rules(database, off=user.name in off, info=info)
-        pipeline.execute_command("ACL", "SETUSER", *rules)  # type: ignore[no-untyped-call]
-    for answer in pipeline.execute(raise_on_error=False):
+    try:
+        changing = _with_other_passwords(client, users)
+        for user in users:
+            rules = user.rules(database, off=user.name in off, info=info)
+            pipeline.execute_command("ACL", "SETUSER", *rules)
+            if user.name in changing:
+                pipeline.execute_command("CLIENT", "KILL", "USER", user.name)
+        answers = pipeline.execute(raise_on_error=False)
+    except redis.ResponseError as error:
+        answers = [error]
+    for answer in answers:
         # Subclasses, such as a full memory's, pass: nobody may get more rights by an outage.
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            return str(answer)
+            return str(answer).rpartition("caused error: ")[2]  # without the command, its digests
         if isinstance(answer, Exception):
             raise answer
     return None

@@ -4,11 +4,12 @@ A Hello is stored in parts (`wire.parts`), not in the run's row: SQLite writes a
 each change, and a Hello may have hundreds of megabytes. `add` stores parts as they come and returns
 the Hellos that are complete. Ingest then reads such a Hello (`read`), checks it and has it written
 like one that came whole (`write`), for which nothing large is written again. `of_run` reads the
-Hello that the run's row names.
+Hello that the run's row names, and leaves it out if its parts are not those that were checked.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -17,10 +18,13 @@ import sqlalchemy as sa
 from paceline.wire import Hello, HelloPart
 from paceline.wire.parts import PART_BYTES, digest
 from paceline_backend.store import blobs
-from paceline_backend.store.database import insert
+from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
 _MOST_PENDING = 2  # Hellos of a run that are not complete; those of earlier attempts go first
+_AT_ONCE = 16  # parts that are fetched together
+
+logger = logging.getLogger(__name__)
 
 
 class Named(NamedTuple):
@@ -32,25 +36,32 @@ class Named(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A Hello as it is stored."""
+    """A Hello as it is stored, after it was checked."""
 
     digest: bytes
-    data: bytes
+    parts: list[bytes] | int  # or how many, where they are stored already
 
 
 def pack(hello: Hello) -> Packed:
     """Return a Hello as `write` takes it; outside a transaction, since it may take a while."""
     data = blobs.pack(hello)
-    return Packed(digest(data), data)
+    cuts = range(0, len(data), PART_BYTES)
+    return Packed(digest(data), [data[at : at + PART_BYTES] for at in cuts])
 
 
 def write(connection: sa.Connection, run: int, attempt: int, packed: Packed) -> None:
-    """Store a run's latest Hello, whose digest the run's row gets, and forget earlier ones."""
+    """Store a run's latest Hello, whose digest the run's row gets, and forget earlier ones.
+
+    Raises:
+        StoreRefusedError: parts that were stored are there no longer.
+    """
     named = Named(run, attempt, packed.digest)
-    cuts = range(0, len(packed.data), PART_BYTES)
-    if _count(connection, named) < len(cuts):
-        for number, at in enumerate(cuts):
-            _add(connection, named, number, packed.data[at : at + PART_BYTES])
+    if isinstance(packed.parts, int):
+        if _count(connection, named) != packed.parts:
+            raise StoreRefusedError("parts of a Hello were deleted before it could be used")
+    else:
+        connection.execute(sa.delete(hello_parts).where(*_is(named)))  # nobody has checked them
+        _add(connection, [(named, number, data) for number, data in enumerate(packed.parts)])
     c = hello_parts.c
     older = sa.or_(c.attempt < attempt, sa.and_(c.attempt == attempt, c.hello != packed.digest))
     connection.execute(sa.delete(hello_parts).where(c.run == run, older))
@@ -63,27 +74,50 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
         connection: of the transaction.
         parts: each with its run's key.
     """
-    sizes: dict[Named, int] = {}
-    for run, part in parts:
-        named = Named(run, part.attempt, part.hello)
-        _add(connection, named, part.number, part.data)
-        sizes[named] = part.of
+    named_parts = [(Named(run, part.attempt, part.hello), part) for run, part in parts]
+    _add(connection, [(named, part.number, part.data) for named, part in named_parts])
+    sizes = {named: part.of for named, part in named_parts}
     complete = [named for named, of in sizes.items() if _count(connection, named) == of]
     for run in {named.run for named in sizes}:
-        _bound(connection, run, complete)
+        bound(connection, run, complete)
     return complete
+
+
+def bound(
+    connection: sa.Connection, run: int, complete: Collection[Named], most: int = _MOST_PENDING
+) -> None:
+    """Forget Hellos of a run that it does not complete, so that they do not fill the database.
+
+    Args:
+        connection: of the transaction.
+        run: its key.
+        complete: Hellos that stay, as they are checked next.
+        most: how many others stay.
+    """
+    c = hello_parts.c
+    query = (
+        sa.select(c.attempt, c.hello)
+        .where(c.run == run, _pending(run))
+        .distinct()
+        .order_by(c.attempt.desc(), c.hello)
+    )
+    stored = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
+    for named in [named for named in stored if named not in complete][most:]:
+        forget(connection, named)
 
 
 def read(connection: sa.Connection, named: Named) -> bytes:
     """Return what the parts of a Hello make together."""
     c = hello_parts.c
     query = sa.select(c.data).where(*_is(named)).order_by(c.number)
-    return b"".join(connection.execute(query).scalars())
+    # A few at once: to fetch all of them would keep other threads from running.
+    parts = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
+    return b"".join(parts.scalars())
 
 
 def forget(connection: sa.Connection, named: Named) -> None:
-    """Delete the parts of a Hello that cannot be used."""
-    connection.execute(sa.delete(hello_parts).where(*_is(named)))
+    """Delete the parts of a Hello that cannot be used, unless it is the run's own."""
+    connection.execute(sa.delete(hello_parts).where(*_is(named), _pending(named.run)))
 
 
 def of_run(connection: sa.Connection, run: int) -> Hello | None:
@@ -96,18 +130,20 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
     row = connection.execute(sa.select(c.attempt, c.hello).where(c.key == run)).one_or_none()
     if row is None or row.hello is None:
         return None
-    return blobs.hello(read(connection, Named(run, row.attempt, bytes(row.hello))))
+    data = read(connection, Named(run, row.attempt, bytes(row.hello)))
+    if digest(data) != row.hello:
+        logger.warning("the Hello of run %d is left out: its parts are not those checked", run)
+        return None
+    return blobs.hello(data)
 
 
-def _add(connection: sa.Connection, named: Named, number: int, data: bytes) -> None:
-    row = {
-        "run": named.run,
-        "attempt": named.attempt,
-        "hello": named.digest,
-        "number": number,
-        "data": data,
-    }
-    connection.execute(insert(connection, hello_parts).values(row).on_conflict_do_nothing())
+def _add(connection: sa.Connection, parts: Iterable[tuple[Named, int, bytes]]) -> None:
+    rows = [
+        {"run": run, "attempt": attempt, "hello": name, "number": number, "data": data}
+        for (run, attempt, name), number, data in parts
+    ]
+    if rows:
+        connection.execute(insert(connection, hello_parts).on_conflict_do_nothing(), rows)
 
 
 def _count(connection: sa.Connection, named: Named) -> int:
@@ -115,19 +151,13 @@ def _count(connection: sa.Connection, named: Named) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _bound(connection: sa.Connection, run: int, complete: Collection[Named]) -> None:
-    """Keep a run from storing ever more parts of Hellos that it never completes."""
+def _pending(run: int) -> sa.ColumnElement[bool]:
+    """Select parts of a run that are not of its own Hello."""
     c = hello_parts.c
-    current = sa.select(runs.c.hello).where(runs.c.key == run).scalar_subquery()
-    query = (
-        sa.select(c.attempt, c.hello)
-        .where(c.run == run, sa.or_(current.is_(None), c.hello != current))
-        .distinct()
-        .order_by(c.attempt.desc(), c.hello)
+    own = sa.select(runs.c.key).where(
+        runs.c.key == run, runs.c.hello == c.hello, runs.c.attempt == c.attempt
     )
-    stored = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
-    for named in [named for named in stored if named not in complete][_MOST_PENDING:]:
-        forget(connection, named)
+    return ~own.correlate(hello_parts).exists()
 
 
 def _is(named: Named) -> list[sa.ColumnElement[bool]]:

@@ -76,7 +76,7 @@ def of_hello(hello: Hello) -> str | None:
         _of_budget_alone(hello) or _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
     )
     if reason is None and hello.shards is not None:
-        return hello.shards.problem(hello.world, len(hello.sizes_array()))
+        return hello.shards.problem(hello.world, len(hello.sizes) // 8)
     return reason
 
 
@@ -101,7 +101,7 @@ def _of_samples(hello: Hello) -> str | None:
         return f"{given[0]} is not empty, but the data is a stream" if given else None
     if not hello.sizes or len(hello.sizes) % 8:
         return "sizes is not a sequence of float64, one for each sample"
-    sizes = hello.sizes_array()
+    sizes = np.frombuffer(hello.sizes, "<f8")
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
         return "sizes holds what is not a finite number of at least 0"
     if hello.token_budget is not None and (reason := _of_budget(hello, sizes)):

@@ -37,14 +37,18 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
         StoreError: or one of its kinds.
     """
     now = time.time()
+    values = {"id": identity, "request": request, "at": now}
+    known = sa.select(repeats.c.request, repeats.c.answer).where(repeats.c.id == identity)
     with store.write() as connection:
         connection.execute(sa.delete(repeats).where(repeats.c.at <= now - KEPT_S))
-        values = {"id": identity, "request": request, "at": now}
-        query = insert(connection, repeats).values(values).on_conflict_do_nothing()
-        if connection.execute(query).rowcount:
-            return None
-        known = sa.select(repeats.c.request, repeats.c.answer).where(repeats.c.id == identity)
-        return Earlier(*connection.execute(known).one())
+        while True:
+            query = insert(connection, repeats).values(values).on_conflict_do_nothing()
+            if connection.execute(query).rowcount:
+                return None
+            # None if the earlier request was released since: Postgres shows that at once.
+            earlier = connection.execute(known).one_or_none()
+            if earlier is not None:
+                return Earlier(*earlier)
 
 
 def finish(store: Store, identity: str, answer: bytes) -> None:

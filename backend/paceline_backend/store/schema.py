@@ -107,8 +107,6 @@ nodes = Table(
     Column("checked_at", Double),  # by the node's clock
     Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
     Column("type", Text, nullable=False, server_default=""),  # prices go by it; empty: unknown
-    # Whether the server has accepted that it joins `only_run`: until then its name is free.
-    Column("joined", Boolean, nullable=False, server_default=false()),
     # The token that its session was made with: the session ends with it. NULL: a proxy's user.
     Column("token", Text),
     # Random; its key and its password on the bus are derived from it. NULL: it has no session.

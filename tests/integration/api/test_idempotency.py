@@ -15,6 +15,7 @@ from paceline_backend import requests
 from paceline_backend.api.idempotency import key_id
 from paceline_backend.api.identity import Identity
 from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store import repeats as repeats_store
 from paceline_backend.store.schema import repeats
 from support.records import add_run
 from support.web import ADMIN, ANY, SIGNED_IN, application
@@ -196,3 +197,31 @@ def test_a_key_that_is_none_is_refused(client: httpx.Client, key: str) -> None:
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "Idempotency-Key"
     assert runs(client) == 0
+
+
+def test_a_request_that_is_released_meanwhile_may_begin(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres shows the release between two statements of one transaction."""
+    assert repeats_store.begin(store, "a", "request") is None
+    insert, calls = repeats_store.insert, []
+
+    class Nothing:
+        """An INSERT that meets the row of a request that is released right after it."""
+
+        def values(self, _: Any) -> Nothing:
+            return self
+
+        def on_conflict_do_nothing(self) -> Any:
+            return sa.delete(repeats).where(sa.false())
+
+    def released(connection: Any, table: Any) -> Any:
+        if calls:
+            return insert(connection, table)
+        calls.append(connection.execute(sa.delete(table)).rowcount)
+        return Nothing()
+
+    monkeypatch.setattr(repeats_store, "insert", released)
+    assert repeats_store.begin(store, "a", "request") is None
+    assert calls == [1]
+    assert repeats_store.begin(store, "a", "request") == ("request", None)

@@ -68,9 +68,19 @@ def test_a_stream_of_large_entries_does_not_hold_up_others(bus: redis.Redis) -> 
     consumer = Consumer(bus, ["large", "small"], INGEST_GROUP, "one")
     assert consumer.read(4_000, 0.01) == [], "the groups are made"
     streams = [entry.stream for entry in consumer.read(4_000, 0.01, 1_000_000)]
-    assert streams.count("small") >= 250, "its part of a first read"
-    assert 20 <= streams.count("large") <= 40
+    assert streams.count("small") == 2_000, "its entries are few bytes"
+    assert 15 <= streams.count("large") <= 20
     assert consumer.unread
+
+
+def test_a_batch_of_large_entries_does_not_grow_beyond_its_bytes(bus: redis.Redis) -> None:
+    pipeline = bus.pipeline(transaction=False)
+    for _ in range(600):
+        pipeline.xadd("large", {"data": b"x" * 10_000})
+    pipeline.execute()
+    consumer = Consumer(bus, ["large"], INGEST_GROUP, "one")
+    assert consumer.read(4_000, 0.01) == [], "the group is made"
+    assert max(len(consumer.read(4_000, 0.01, 500_000)) for _ in range(12)) <= 50
 
 
 def test_entries_are_dealt_with_in_order_and_in_parts_of_so_many_bytes() -> None:

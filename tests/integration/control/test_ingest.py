@@ -35,6 +35,7 @@ from paceline.wire import (
     live,
 )
 from paceline.wire.bus import connect, publish
+from paceline_backend.control import ingest as ingest_module
 from paceline_backend.control.consumer import Consumer
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.writers import Writers
@@ -516,6 +517,30 @@ def test_what_ingest_fails_at_is_tried_alone_and_quarantined(
     (reason,) = reasons(bus)
     assert reason.startswith("it was delivered ")
     assert stored(store) == 2 * 9 + 1
+    assert not bus.exists("paceline:tried-alone")
+
+
+def test_a_bus_that_goes_away_makes_no_entry_suspicious(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike a bus that closes the connection at an entry, and answers again at once."""
+    add_run(store, "r")
+    send(bus, hello(), StepBatch([record(0, 0)]))
+    real, failures = Ingest._settle, []
+
+    def settle(self: Ingest, client: redis.Redis, items: Any, ended: set[str]) -> None:
+        if len(failures) < 12:
+            failures.append(len(items))
+            raise redis.ConnectionError("Connection closed by server.")
+        real(self, client, items, ended)
+
+    monkeypatch.setattr(Ingest, "_settle", settle)
+    monkeypatch.setattr(ingest_module, "_answers", lambda client: False)
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "all is acknowledged")
+    assert len(failures) == 12
+    assert reasons(bus) == []
+    assert stored(store) == 1
     assert not bus.exists("paceline:tried-alone")
 
 

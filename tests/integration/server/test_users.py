@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,14 @@ from paceline.node.rundir import Record
 from paceline.node.session import Session
 from paceline.node.spool import Spool
 from paceline.wire import State, StepBatch, commands, encode, node_telemetry, run_telemetry
-from paceline.wire.bus import connect
+from paceline.wire.bus import as_user, connect
 from paceline_backend.control.keeper import Keeper
 from paceline_backend.requests import sessions
 from paceline_backend.server import floods, users
 from paceline_backend.server.floods import Bounds, Guard
-from paceline_backend.store import Store, schema
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, nodes, schema
+from paceline_backend.store.audit import Requester
 from paceline_backend.store.telemetry import writers
 from support.records import add_run
 
@@ -179,3 +181,73 @@ def test_the_stream_of_a_run_that_is_over_goes(
     Keeper(store, bus_url).keep(bus)
     assert 0 < bus.ttl(stream) <= 3_600
     assert bus.ttl(run_telemetry("another-server-s")) == -1
+
+
+RIGHTS = ("acl|setuser", "acl|getuser", "acl|users", "acl|deluser", "client|kill")
+
+
+@pytest.fixture
+def poor(bus: redis.Redis, bus_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a user who has the rights that the documents ask for, but for one."""
+    rights = [f"+{each}" for each in RIGHTS if each != request.param]
+    rules = ["reset", "on", ">pw", "~*", "&*", "+@all", "-@admin", "-@dangerous", *rights]
+    bus.execute_command("ACL", "SETUSER", "poor", *rules)  # type: ignore[no-untyped-call]
+    yield as_user(bus_url, "poor", "pw")
+    bus.execute_command("ACL", "DELUSER", "poor")  # type: ignore[no-untyped-call]
+
+
+def test_the_documents_name_the_rights() -> None:
+    text = (Path(__file__).parents[3] / "docs/deploying.md").read_text()
+    for right in RIGHTS:
+        name = right.upper().replace("|", " ")
+        assert name in users.RIGHTS
+        assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize(
+    "poor", ["none", "acl|setuser", "acl|getuser", "client|kill"], indirect=True
+)
+def test_a_right_that_is_missing_leaves_all_as_it_was(
+    bus: redis.Redis, bus_url: str, poor: str, request: pytest.FixtureRequest
+) -> None:
+    """A thief with the old password is out, or the bus counts as one that makes no users."""
+    first, second = (users.of_node(Keys(b"k" * 32, {"n": seed}), "n") for seed in "ab")
+    assert users.make(bus, [first]) is None
+    with connect(poor) as client, connect(first.url(bus_url)) as thief:
+        assert thief.ping()
+        reason = users.make(client, [second])
+        if reason is None:
+            with pytest.raises(redis.RedisError):
+                thief.ping()
+            assert works(second.url(bus_url), node_telemetry("n"))
+        else:
+            assert "permissions" in reason
+            assert thief.ping()
+    assert (reason is None) == (request.node.callspec.params["poor"] == "none")
+    assert works(first.url(bus_url), node_telemetry("n")) == (reason is not None)
+
+
+def test_a_bus_that_hangs_does_not_hold_the_database(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a node is forgotten."""
+    sessions.of_node(store, bus_url, "here")
+    with store.write() as connection:
+        connection.execute(sa.update(schema.nodes).values(heartbeat_at=1.0))
+        connection.execute(sa.update(schema.runs).values(state="finished"))
+
+    def hanging(client: redis.Redis, names: Iterable[str]) -> None:
+        with store.write() as connection:  # another request, or ingest
+            connection.execute(sa.update(schema.runs).values(name="written meanwhile"))
+        raise redis.TimeoutError
+
+    real = users.forget
+    monkeypatch.setattr(users, "forget", hanging)
+    with pytest.raises(redis.TimeoutError):
+        sessions.forget(store, bus_url, "here", Requester("me"))
+    with store.read() as connection:
+        assert nodes.registered(connection, ["here"]) == {"here"}
+    monkeypatch.setattr(users, "forget", real)
+    sessions.forget(store, bus_url, "here", Requester("me"))
+    with store.read() as connection:
+        assert nodes.registered(connection, ["here"]) == set()

@@ -18,7 +18,7 @@ from paceline_backend.store.fleet import prices
 from paceline_backend.store.fleet.costs import COSTS
 from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.history import SORTS, Bounds, RunFilter, days, labels
-from support.records import add_run, hello, record, waiting_day
+from support.records import add_run, adopted, hello, record, waiting_day
 
 DAY_S = 86_400.0
 STATES = ("pending", "running", "finished", "failed")
@@ -364,3 +364,19 @@ def test_runs_are_summed_up_until_their_last_record_is_old(store: Store) -> None
     assert due() == []
     later(seen_at=1_002.0)
     assert due() == [key]
+
+
+def test_steps_of_a_run_that_was_switched_before_it_began(store: Store) -> None:
+    """Its first policy planned nothing, so no step counts as its own."""
+    key = add_run(store, "r1", policy="bsp")
+    for version, policy in enumerate(("bsp", "paceline")):
+        row = {"run": key, "version": version, "policy": policy, "parameters": {}}
+        row |= {"requested_by": "me", "requested_at": 0.0}
+        with store.write() as connection:
+            connection.execute(sa.insert(schema.switches).values(row))
+    telemetry.write(store, [("r1", hello()), ("r1", adopted(0, 0, version=1))])
+    train(store, "r1", range(10), 5 * DAY_S)
+    days.sum_up(store, key)
+    with store.read() as connection:
+        rows = history.aggregates(connection, RunFilter(), ("policy",))
+    assert {row["policy"]: row["steps"] for row in rows} == {"paceline": 10}

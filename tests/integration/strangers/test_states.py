@@ -202,14 +202,14 @@ def test_what_a_nodes_token_is_good_for(plane: Plane) -> None:
     given = adopt(plane).json()
     run, secret = run_of(adopt(plane)), bearer(given["token"])
     other = run_of(adopt(plane, key="another"))
-    join = f"runs/{run}/nodes/a-1/join"
+    join = f"runs/{run}/nodes/a-1.{run}/join"
     assert plane.client.post(join, headers=secret).status_code == 409, "it has no session"
-    session = plane.client.post("nodes/a-1/session", headers=secret)
+    session = plane.client.post(f"nodes/a-1.{run}/session", headers=secret)
     assert session.status_code == 200, session.text
     joined = plane.client.post(join, headers=secret)
     assert joined.status_code == 200, joined.text
     assert joined.json()["needed"]
-    theirs = plane.client.post(f"runs/{other}/nodes/a-1/join", headers=secret)
+    theirs = plane.client.post(f"runs/{other}/nodes/a-1.{run}/join", headers=secret)
     assert theirs.status_code == 403
     stop = plane.client.post(f"runs/{run}/stop", json={}, headers=secret)
     assert stop.status_code == 403

@@ -87,8 +87,10 @@ def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
     )
     began = [tuple(row) for row in connection.execute(query.order_by(s.version))]
     attempt = connection.scalar(sa.select(runs.c.attempt).where(runs.c.key == run))
+    if len(began) < 2:
+        return [(0, began[0][0] if began else 0)]
     ranges: list[tuple[int, int]] = []
-    for span in reversed(attempts.spans(connection, run, attempt)) if len(began) > 1 else []:
+    for span in reversed(attempts.spans(connection, run, attempt)):
         at_first = segments.first_version(connection, run, span.attempt)
         later = [
             (step, version)

@@ -16,9 +16,9 @@ from paceline_backend.store.nodes.admission import (
     bind,
     expect,
     forget,
+    is_name,
     of_token,
     registered,
-    reserve,
     seeds,
 )
 from paceline_backend.store.schema import nodes
@@ -34,12 +34,12 @@ __all__ = [
     "expect",
     "forget",
     "hosts",
+    "is_name",
     "known",
     "launched",
     "listed",
     "of_token",
     "registered",
-    "reserve",
     "seeds",
     "states_of_gpus",
     "types",
@@ -80,7 +80,7 @@ def types(connection: sa.Connection, names: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(names, "") | {row.id: row.type for row in connection.execute(query)}
 
 
-_HIDDEN = ("joined", "token", "seed")
+_HIDDEN = ("token", "seed")
 
 
 def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Admission of nodes: which token a node's session was made with, and how long it counts.
 
-`expect` notes that an agent gets a session, `bind` that a run's node asks to join its run, and
-`reserve` that it may. A node of the fleet is admitted by an agent's or an admin's token. It stays
-one: no token of a run ever changes it. A node of a run is admitted by the run's token. It is
-reserved for the run from the moment it joins until the run ends.
+`expect` notes that an agent gets a session, and `bind` that a run's node asks to join its run. A
+node of the fleet is admitted by an agent's or an admin's token. It stays one: no token of a run
+ever changes it. A node of a run is admitted by the run's token, and stays this run's. Its name ends
+with the run's id (`is_name`), so that no run can take a name that others want.
 
 A session ends with its token, whatever ended the token. No row has to be changed for that:
 `admitted` is asked each time. The next session of the name has a new seed, and so other keys.
@@ -18,9 +18,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
 from paceline_backend.store.database import insert, now
-from paceline_backend.store.schema import meta, nodes, runs, tokens
+from paceline_backend.store.schema import meta, nodes, tokens
 
 UNHEARD = 0.0  # `heartbeat_at` of a node whose agent has a session and has not spoken yet
 _CONFIGURED = "token "  # + id: the name in `meta` of a token that the server's configuration gives
@@ -72,6 +71,11 @@ def registered(connection: sa.Connection, names: Iterable[str]) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
+def is_name(node: str, run: str) -> bool:
+    """Return whether a node that is admitted by a run's token may have this name."""
+    return node.endswith(f".{run}")
+
+
 def expect(
     connection: sa.Connection, node: str, token: str | None = None, run: str | None = None
 ) -> str | None:
@@ -84,41 +88,25 @@ def expect(
         run: the run whose token this is; None: it is no run's.
 
     Returns:
-        None; or why the agent gets no session under this name.
+        The seed of the node's keys; None: the name is another's, or the token has ended. Then the
+        transaction must not be committed.
     """
-    if run is not None and _named(connection, node):
-        return _taken(node)
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
     token = connection.execute(parent).scalar() or token  # of a browser: that let it in
     admission = {"token": token, "seed": secrets.token_hex(16), "only_run": run}
-    if _created(connection, node, admission):
-        return None
     c = nodes.c
-    columns = (c.token, c.seed, c.only_run, c.joined, admitted().label("admitted"))
+    columns = (c.token, c.seed, c.only_run, admitted().label("admitted"))
     query = sa.select(*columns).where(c.id == node).with_for_update(of=nodes)
+    if not _created(connection, node, admission):
+        row = connection.execute(query).one()
+        if row.only_run != run:
+            return None
+        if row.admitted and row.token == token and row.seed is not None:
+            admission = {}
+        update = sa.update(nodes).where(c.id == node).values(signed=True, **admission)
+        connection.execute(update)
     row = connection.execute(query).one()
-    if not _free(connection, row, run):
-        return _taken(node)
-    if row.only_run != run:
-        admission |= {"joined": False, "backend": None, "host": None}
-        admission |= {"left": True, "heartbeat_at": UNHEARD, "runs": []}
-    elif row.admitted and row.token == token and row.seed is not None:
-        admission = {}
-    update = sa.update(nodes).where(c.id == node).values(signed=True, **admission)
-    connection.execute(update)
-    return None
-
-
-def _taken(node: str) -> str:
-    return f"node {node}: its name is taken; choose another with --slot"
-
-
-def _named(connection: sa.Connection, node: str) -> bool:
-    """Check whether a valid token is for the node of this name only."""
-    t = tokens.c
-    unexpired = t.expires_at.is_(None) | (t.expires_at > time.time())
-    query = sa.select(t.id).where(t.node == node, t.revoked_at.is_(None), unexpired)
-    return connection.execute(query.limit(1)).scalar() is not None
+    return str(row.seed) if row.admitted else None
 
 
 def _created(connection: sa.Connection, node: str, admission: dict[str, Any]) -> bool:
@@ -140,18 +128,6 @@ def _created(connection: sa.Connection, node: str, admission: dict[str, Any]) ->
     return connection.execute(row.returning(nodes.c.id)).scalar() is not None
 
 
-def _free(connection: sa.Connection, row: Any, run: str | None) -> bool:
-    """Check whether a token of this run, or of the fleet, may have a known node."""
-    if row.only_run == run:
-        return True
-    if row.only_run is None:  # a node of the fleet stays one
-        return False
-    if not row.admitted or (run is None and not row.joined):
-        return True
-    state = sa.select(runs.c.state).where(runs.c.id == row.only_run)
-    return connection.execute(state).scalar() in (None, *ENDED)
-
-
 def bind(
     connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
 ) -> bool:
@@ -168,11 +144,6 @@ def bind(
     own = (c.id == node, c.signed, c.only_run == run, c.token.is_not(None), admitted())
     query = sa.update(nodes).where(*own).values(backend=backend, host=host)
     return connection.execute(query).rowcount > 0
-
-
-def reserve(connection: sa.Connection, node: str, *, joined: bool) -> None:
-    """Note whether a run has accepted that its node joins: nobody else gets its name then."""
-    connection.execute(sa.update(nodes).where(nodes.c.id == node).values(joined=joined))
 
 
 def forget(connection: sa.Connection, node: str) -> None:

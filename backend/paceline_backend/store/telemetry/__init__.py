@@ -45,8 +45,8 @@ from paceline.wire import (
     RunState,
     StepBatch,
 )
-from paceline_backend.store import hellos
-from paceline_backend.store.database import Store
+from paceline_backend.store import hellos, refusals
+from paceline_backend.store.database import Store, StoreRefusedError
 from paceline_backend.store.telemetry import (
     attempts,
     data,
@@ -78,6 +78,7 @@ class Written:
     # Hellos of which all parts are there, by the run's id. They are not the run's until they are
     # written.
     complete: tuple[tuple[str, hellos.Named], ...] = ()
+    again: frozenset[str] = frozenset()  # runs of whose own Hello a part came
 
 
 def write(
@@ -93,8 +94,7 @@ def write(
         store: where.
         messages: public run id and message, as `paceline.wire.decode` returns them.
         roll_up: False: leaves new roll-ups to `rollups.fill`, as more telemetry waits.
-
-        packed: Hellos among the messages, by their places, as they are stored already.
+        packed: Hellos among the messages that were checked and stored, by their places.
 
     Raises:
         StoreRefusedError: some message holds values that no database takes; nothing was written.
@@ -102,8 +102,8 @@ def write(
     """
     known_hellos = packed or {}
     new = {
-        place: known_hellos.get(place) or hellos.pack(message)
-        for place, (_, message) in enumerate(messages)
+        place: known_hellos.get(place) or _packed(run, message)
+        for place, (run, message) in enumerate(messages)
         if isinstance(message, Hello)
     }
     with store.write() as connection:
@@ -123,9 +123,13 @@ def write(
                 run.take_state(message)
         locked.save(connection, runs.values())
         parts = [(r, m) for r, m in known if isinstance(m, HelloPart)]
-        parts = [(run, part) for run, part in parts if not run.is_past(part.attempt)]
+        again = frozenset(run.id for run, part in parts if run.has(part))
+        parts = [(r, p) for r, p in parts if not r.is_past(p.attempt) and not r.has(p)]
         complete = hellos.add(connection, [(run.key, part) for run, part in parts])
         ids = {run.key: run.id for run, _ in parts}
+        for run in runs.values():
+            if run.changes.get("state") in ENDED:
+                hellos.bound(connection, run.key, complete, most=0)
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
         data.write(connection, [(r, m) for r, m in known if isinstance(m, DataEpoch)])
@@ -145,4 +149,11 @@ def write(
         ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
         backends={run.id: run.backend for run in runs.values()},
         complete=tuple((ids[named.run], named) for named in complete),
+        again=again,
     )
+
+
+def _packed(run: str, hello: Hello) -> hellos.Packed:
+    if reason := refusals.of_hello(hello):
+        raise StoreRefusedError(f"run {run}: Hello.{reason}")
+    return hellos.pack(hello)

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import OBSERVED, Hello, RunState, State
+from paceline.wire import OBSERVED, Hello, HelloPart, RunState, State
 from paceline_backend.store import hellos, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.nodes import run_nodes
@@ -36,6 +36,7 @@ class LockedRun:
     node: str | None
     seen_at: float | None
     lost: bool | None
+    hello: bytes | None  # its digest
     backend: str
     first_attempt: int
     attempts: int
@@ -86,12 +87,7 @@ class LockedRun:
             )
 
     def take_hello(self, hello: Hello, packed: hellos.Packed) -> bool:
-        """Take in a leader's introduction; return whether it is the latest attempt's.
-
-        Raises:
-            StoreRefusedError: it holds what no database takes.
-        """
-        self.refuse("Hello", refusals.of_hello(hello))
+        """Take in a Hello that was checked; return whether it is the latest attempt's."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
         may = State(self.state).may_become(State.RUNNING)
@@ -117,6 +113,10 @@ class LockedRun:
     def is_past(self, attempt: int) -> bool:
         """Return whether a later attempt has said hello."""
         return self.attempt is not None and attempt < self.attempt
+
+    def has(self, part: HelloPart) -> bool:
+        """Return whether the run's Hello is the one that a part is of."""
+        return (part.attempt, part.hello) == (self.attempt, self.hello)
 
     def take_state(self, change: RunState) -> None:
         """Takes in a change of the run's life.

@@ -14,7 +14,7 @@ from paceline_backend.store.database import StoreRefusedError, insert, now
 
 _REMEMBERED = ("check", "checked_at")  # an agent that was just started knows none
 # What heartbeats do not change.
-_KEPT = ("id", "registered_at", "signed", "only_run", "joined", "token", "seed", "backend", "host")
+_KEPT = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend", "host")
 
 
 def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
