@@ -123,6 +123,7 @@ class Loop:
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
         self.proves = prove  # before the first step
+        self.proofs = 0  # that have begun
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)

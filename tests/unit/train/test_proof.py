@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.terms import Terms
 from paceline.train import replay
+from paceline.train.profile import Limits
 from paceline.train.proof import (
     PROVEN,
     UNKNOWN,
@@ -18,9 +20,11 @@ from paceline.train.proof import (
     Answer,
     Arrangements,
     Judge,
+    NotProvableError,
     Outcome,
     Sketch,
     Trial,
+    arranged,
 )
 
 
@@ -34,6 +38,33 @@ def test_each_trial_has_each_sample_equally_often(world: int, name: str) -> None
     assert sorted(s for part in trial.parts for s in part) == sorted([1, 3, 4, 6] * world)
     for setting in ("samples", "size"):
         assert sum(trial.weights[setting]) == pytest.approx(1)
+
+
+TERMS = Terms(8, 4, 0, drop_last=False, loss_mean="samples", coast_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "samples"),
+    [
+        (Limits([]), [0, 2]),  # four samples where two are an equal part: small ones
+        (Limits([2, 4]), [0, 2]),
+        (Limits([], tokens=[3.0, 6.0]), [0, 1]),
+    ],
+)
+def test_parts_that_are_larger_than_in_training_have_small_samples(
+    limits: Limits, samples: list[int]
+) -> None:
+    sizes = np.arange(1.0, 9.0)
+    made = arranged(sizes, 2, TERMS, limits)
+    parts = made.trial("filler").parts
+    assert sorted({sample for part in parts for sample in part}) == samples
+    assert max(sizes[part].sum() for part in parts) <= 2 * sizes[-1]
+
+
+@pytest.mark.parametrize("limits", [Limits([0, 4]), Limits([3, 3]), Limits([], tokens=[3, 5.9])])
+def test_a_proof_respects_limits(limits: Limits) -> None:
+    with pytest.raises(NotProvableError, match="samples"):
+        arranged(np.arange(1.0, 9.0), 2, TERMS, limits)
 
 
 def judged(gradient: Any, declared: str = "samples", **more: Any) -> Answer:
