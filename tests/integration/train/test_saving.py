@@ -19,11 +19,13 @@ from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
+from paceline.train.parts import Step
 from paceline.train.sync.outer import Outer
 from support.sessions import Numbered, network, parameters
 from support.waiting import until
 
 WAIT_S = 30
+LAST = Step(0, 0, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0, last=True)
 
 
 @pytest.fixture
@@ -153,6 +155,23 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert finished[:1] == [1]
     saver.close()
     assert finished == [1, 2]
+
+
+def test_a_state_dict_that_fails_is_tried_again_only_in_time(tmp_path: Path) -> None:
+    """And not at the end of each segment, which is a second long."""
+
+    class Failing(nn.Linear):
+        def state_dict(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("no")
+
+    model = Failing(1, 1)
+    contents = Contents.of(model, torch.optim.SGD(model.parameters(), 0.05), None, None)
+    saver = Saver(Schedule(tmp_path, None, 600.0, 1), contents, 0, 8, Outer())
+    saver._time -= 601
+    assert saver.due(LAST, stepped=True)
+    saver.save(Position(0, 1))
+    assert not saver.due(LAST, stepped=True)
+    saver.close()
 
 
 def test_a_checkpoint_is_whole_only_once_its_steps_are_reported(

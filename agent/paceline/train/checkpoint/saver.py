@@ -171,7 +171,7 @@ class Saver:
                 whole before that: those steps are not trained again.
         """
         self.wait()
-        self._steps = position.step
+        self._steps, self._time = position.step, time.monotonic()
         state = self._copied(position)
         if state is None:
             self._saved = position.step
@@ -181,7 +181,6 @@ class Saver:
             target=self._write, args=work, name="paceline-checkpoint", daemon=True
         )
         self._thread.start()
-        self._time = time.monotonic()
         self._hold(position.step)
 
     def _copied(self, position: Position) -> State | None:
