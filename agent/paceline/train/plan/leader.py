@@ -36,8 +36,8 @@ MOST_COASTED = 16
 # While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
 # takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
-# Where no control plane can plan, a segment lasts at least so long, in at most so many steps:
-# planning takes 0.5 ms of it, and there is no switch that would wait for its end.
+# Where no control plane can plan, or parts stay equal, a segment lasts at least so long, in at most
+# so many steps: planning takes 0.5 ms of it, and there is no switch that would wait for its end.
 ALONE_S, MOST_ALONE = 0.25, 64
 _PACE = 8  # segments by whose times a step's time is known
 
@@ -336,7 +336,7 @@ class Leader:
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
         steps = min(self._coast_steps, self._most_coasted())
-        if self._proposals is None:
+        if self._proposals is None or self._equal_because:
             steps = max(steps, min(MOST_ALONE, self._steps_in(ALONE_S)))
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)
