@@ -174,6 +174,31 @@ def test_a_state_dict_that_fails_is_tried_again_only_in_time(tmp_path: Path) -> 
     saver.close()
 
 
+@pytest.mark.parametrize("stop", [321, 322, 323])
+def test_a_stop_between_two_accumulated_steps_loses_no_sample(tmp_path: Path, stop: int) -> None:
+    """It comes in the second of two epochs, of 300 steps each."""
+    stepped: list[int] = []
+    for attempt in range(2):
+        with contextlib.closing(paceline.Session(Numbered(1200), global_batch=4)) as session:
+            loader, model = session.loader(), session.wrap(network())
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            session.checkpoint(tmp_path, model, optimizer, every_steps=1000)
+            kept: list[int] = []
+            for _ in session.epochs(2):
+                for number, (i, x, y) in enumerate(loader):
+                    kept += i.tolist()
+                    mse_loss(model(x), y).backward()
+                    if number % 4 == 3:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        stepped += kept
+                        kept.clear()
+                    if session.step == stop and not attempt:
+                        session._loop._end_plan()
+            assert session.stopped is (not attempt)
+    assert sorted(stepped) == sorted([*range(1200)] * 2)
+
+
 def test_a_checkpoint_is_whole_only_once_its_steps_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
