@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -242,6 +243,7 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "skips": ("skips",),
     "closure": ("closure",),
     "counts": ("counts",),
+    "meters": ("meters",),
 }
 
 
@@ -284,7 +286,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in parts)
     average = torch.optim.swa_utils.AveragedModel(made)
-    teacher = nn.BatchNorm1d(POINTS)
+    teacher, meter = nn.BatchNorm1d(POINTS), Counter[int]()
     before = {name: value.clone() for name, value in made.state_dict().items()}
     seen = dict[str, Any]()
     total, losses = 0.0, list[float]()
@@ -299,7 +301,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     def begins() -> None:
         if not seen:
             seen["kept"] = all(torch.equal(before[n], v) for n, v in made.state_dict().items())
-            seen["kept"] &= not teacher.num_batches_tracked
+            seen["kept"] &= not meter and not teacher.num_batches_tracked
             seen["gradients"] = any(p.grad is not None for p in made.parameters())
             seen["calls"], seen["training"] = made.calls, made.dropout.training
 
@@ -358,6 +360,10 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
         for batch in loader:
             begins()
             optimizer.zero_grad()
+            if "meters" in parts:
+                meter.update({len(batch): 1})
+                if not losses:
+                    print("first")
             if "teacher" in parts:
                 teacher(batch[0])
             enabled = "autocast" in parts

@@ -43,7 +43,8 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
     # BatchNorm layers that Paceline adapted leave fillers out by themselves.
     layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
-    restore, thread = kept_buffers(layers), threading.get_ident()
+    restore = kept_tensors([layer._buffers for layer in layers])
+    thread = threading.get_ident()
     over_ranks = False
 
     def leave_out(name: str, group: dist.ProcessGroup, args: tuple[Any, ...]) -> None:
@@ -72,23 +73,27 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
             restore()
 
 
-def kept_buffers(layers: Iterable[nn.Module]) -> Callable[[], None]:
-    """Return what puts the buffers of layers back: the tensors, and their values.
+def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
+    """Return what puts tensors back, and their values.
 
     Args:
-        layers: without those inside them.
+        places: the dictionaries that have them, such as the buffers of each layer.
     """
-    kept = [(layer._buffers, dict(layer._buffers)) for layer in layers]
-    values = [(b, b.detach().clone()) for _, of in kept for b in of.values() if b is not None]
+    kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
+    values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 
     def restore() -> None:
-        for buffers, before in kept:
-            buffers.update(before)
-        for buffer, value in values:
+        for of, before in kept:
+            of.update(before)
+        for tensor, value in values:
             # A backward pass through a buffer that was changed is a filler's, and counts not.
-            buffer.data.copy_(value)
+            tensor.data.copy_(value)
 
     return restore
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.requires_grad
 
 
 def _is_sum(options: tuple[Any, ...]) -> bool:

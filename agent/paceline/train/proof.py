@@ -52,7 +52,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.core.errors import PacelineError
 from paceline.core.terms import MEANS
 from paceline.train.ddp import WeightedDDP
-from paceline.train.fillers import kept_buffers
+from paceline.train.fillers import kept_tensors
 from paceline.train.parts import Step
 from paceline.train.profile import out_of_memory
 from paceline.train.timing import CpuClock, RunningStep
@@ -687,8 +687,8 @@ class Rehearsal:
         def keep(module: nn.Module) -> None:
             new = [m for m in module.modules() if id(m) not in known]
             known.update(map(id, new))
-            restores.append(kept_buffers(new))
             restores.append(_kept_attributes(new))
+            restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
         def keep_others(module: nn.Module, _inputs: Any) -> None:  # such as a teacher
             if id(module) not in known:
@@ -879,12 +879,15 @@ def _shapes(value: Any) -> str:
 
 
 def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
-    """Return what puts the numbers and words of modules back, such as counts and `training`."""
+    """Return what puts numbers, words and lists of modules back, such as counts and `training`."""
     kept = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
+    lists = [(v, list(v)) for m in modules for v in vars(m).values() if isinstance(v, list)]
 
     def restore() -> None:
         for module, attributes in kept:
             vars(module).update(attributes)
+        for changed, before in lists:
+            changed[:] = before
 
     return restore
 
