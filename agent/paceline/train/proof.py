@@ -30,6 +30,7 @@ a turn that training does not make.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import sys
 import time
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 _QUARTER = 4  # samples of the smallest part, at most: of more, a difference shows no better
 _USUAL = 0.9  # of the samples, by size: the longest one would need more memory than a usual step
+_LOOKED_AT = 32  # samples, for such of different classes
 _SUMS = 64  # of a sketch: it tells the length of a difference up to about a tenth
 _SIGNS = 1 << 20
 _SHIFTS = 4096
@@ -81,6 +83,7 @@ _FIX = (
 _PLAIN = int | float | str | None  # attributes of modules, such as counts of calls
 _HALVES = {torch.bfloat16, torch.float16}
 
+Ints = npt.NDArray[np.int64]
 Verdict = str
 PROVEN, WRONG, UNKNOWN = "proven", "wrong", "unknown"
 
@@ -320,7 +323,11 @@ class Judge:
 
 
 def arranged(
-    sizes: npt.NDArray[np.float64], world: int, terms: Terms, limits: Limits
+    sizes: npt.NDArray[np.float64],
+    world: int,
+    terms: Terms,
+    limits: Limits,
+    sort: Callable[[Ints], Ints] = lambda samples: samples,
 ) -> Arrangements:
     """Choose samples that fit into the ranks' memory, and arrange them.
 
@@ -332,6 +339,7 @@ def arranged(
         world: W.
         terms: of the run.
         limits: of the ranks' memory.
+        sort: chooses among samples, and sorts them: the quarters are from different ends.
 
     Raises:
         NotProvableError: too few samples fit.
@@ -353,6 +361,8 @@ def arranged(
     order = np.argsort(sizes, kind="stable")
     for share in (_USUAL * min(1.0, fair / (4 * quarter)), 0.0):
         usual = order[: max(2 * quarter, int(share * len(order)))]
+        chosen = sort(usual)
+        usual = chosen if len(chosen) >= 2 * quarter else usual
         places = np.linspace(0, len(usual) - 1, 2 * quarter).round().astype(int)
         made = Arrangements(sizes, world, usual[places].tolist(), limits.tokens or room)
         if not limits.tokens or made.fit(limits.tokens):
@@ -388,6 +398,20 @@ def unknown(why: str) -> Answer:
         why: in words that follow "because ".
     """
     return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
+
+
+def _whole_numbers(sample: Any) -> Iterator[int]:
+    """The whole numbers of a sample, such as its class; not the elements of its tensors."""
+    if isinstance(sample, dict | tuple | list):
+        for each in sample.values() if isinstance(sample, dict) else sample:
+            yield from _whole_numbers(each)
+    elif isinstance(sample, Tensor | np.ndarray | np.generic):
+        value = sample.tolist() if math.prod(sample.shape) == 1 else None
+        while isinstance(value, list):
+            (value,) = value
+        yield from _whole_numbers(value)
+    elif isinstance(sample, int):
+        yield sample
 
 
 def _unprovable(error: Exception) -> str:
@@ -600,8 +624,33 @@ class Rehearsal:
             if holds:
                 raise NotProvableError(why)
         assert meeting.sizes is not None, "rank 0 has the sizes"
-        arrangements = arranged(meeting.sizes, meeting.world, terms, loop.limits)
+        arrangements = arranged(
+            meeting.sizes, meeting.world, terms, loop.limits, self._sorted_by_class
+        )
         return Judge(arrangements, terms.loss_mean)
+
+    def _sorted_by_class(self, samples: Ints) -> Ints:
+        """Some of the samples, sorted by class if they have one; else all of them, as they are.
+
+        Where all samples are of the same class, weights of classes do not show.
+        """
+        places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
+        some = samples[places.astype(int)]
+        try:
+            self._read(some.tolist())
+        except Exception:  # on rank 0 alone; in the trial all ranks read
+            return samples
+        whole_numbers = [list(_whole_numbers(self._samples[index])) for index in some.tolist()]
+        if len({len(each) for each in whole_numbers}) > 1:
+            return samples
+        columns = np.array(whole_numbers, dtype=object).T
+        kinds = [len(set(column)) for column in columns]
+        classes = min((kind for kind in kinds if 1 < kind <= len(some) // 2), default=None)
+        if classes is None:
+            return samples
+        column = columns[kinds.index(classes)].astype(float)
+        by_class: Ints = some[np.argsort(column, kind="stable")]
+        return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
         """Makes a trial: yields its batch, and returns what this rank saw."""
@@ -646,16 +695,19 @@ class Rehearsal:
 
     def _batch(self, indices: list[int]) -> Any:
         """A batch of samples that are the same on each rank, and in each trial."""
-        missing = sorted({*indices, *self._loop.fillers} - self._samples.keys())
-        with self._random():
-            if missing:
-                read = self._loader.samples(missing)
-                self._samples |= dict(zip(missing, read, strict=True))
+        self._read([*indices, *self._loop.fillers])
         with self._random():
             before = _random_state()
             batch = self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
             self._drew |= _random_state() != before
         return batch
+
+    def _read(self, indices: list[int]) -> None:
+        missing = sorted(set(indices) - self._samples.keys())
+        with self._random():
+            if missing:
+                read = self._loader.samples(missing)
+                self._samples |= dict(zip(missing, read, strict=True))
 
     @contextmanager
     def _random(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ WANTED = {
     ("filler counted", "ranks"): (WRONG, ""),
     ("classes", None): (WRONG, ""),
     ("masked", None): (WRONG, ""),
+    ("rare class", None): (WRONG, ""),
     ("in batch", None): (WRONG, ""),
     ("gathered", None): (WRONG, ""),
     ("fixed", None): (WRONG, ""),
