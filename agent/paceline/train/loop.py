@@ -546,7 +546,7 @@ class Loop:
     def end_step(self, step: Step) -> None:
         """Ends a planned step: this rank is through with its own batch, and with others'."""
         self._ended = step
-        if self.gate.stepped:
+        if self.gate.stepped or self.saver is None:
             self._stepped = step.step
             if self.wiring is not None and self.wiring.leader is not None:
                 self.wiring.leader.stepped(step.step)
