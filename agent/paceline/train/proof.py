@@ -401,7 +401,9 @@ def unknown(why: str) -> Answer:
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """The whole numbers of a sample, such as its class; not the elements of its tensors."""
+    """The whole numbers of a sample, such as its class; not those of its lists and tensors."""
+    if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
+        sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):
         for each in sample.values() if isinstance(sample, dict) else sample:
             yield from _whole_numbers(each)

@@ -192,6 +192,8 @@ class _Body:
                 self._inside = _check([statement], names, local)
             except _UnsafeError as unsafe:
                 why = f"line {statement.lineno} {unsafe}"
+            if why and self.rehearsal.complete:
+                return
             if isinstance(statement, ast.If) and why and _is_safe(statement.test, names, local):
                 why = _first_read(statement.test, names, left_out)
                 if not why:
