@@ -17,9 +17,10 @@ the loop draws random numbers or keeps a state, and the loss is *not provable*. 
 is *wrong*.
 
 Meanwhile layers that drop or normalise are frozen, each trial begins with the same random numbers,
-no optimiser steps, and afterwards gradients, buffers and random numbers are as before. Nothing of
-the model is copied: a gradient is compared by a sketch of a few random sums of it, so the proof
-needs no memory that training would not need, and no collective of its own.
+no optimiser steps, and afterwards gradients, random numbers and the state of modules are as before.
+Nothing of the model's parameters is copied: a gradient is compared by a sketch of a few random sums
+of it. A part has at most as many samples as an equal part of a step, or four if that has fewer; if
+memory does not hold them, the loss is not provable. The proof needs no collective of its own.
 
 `Rehearsal.batches` yields a batch for each trial to whoever runs the loop's body:
 `paceline.train.doctor` lets the script's own loop run on, as the script ends after that;
