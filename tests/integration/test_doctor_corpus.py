@@ -139,6 +139,15 @@ def test_it_is_silent_where_nothing_is_wrong(tmp_path: Path, changes: list[Chang
     assert examined(tmp_path, changes) == []
 
 
+def test_a_loss_is_proven_although_a_run_could_not(tmp_path: Path) -> None:
+    """With limits a run proves it before its first step, and may not run a line that counts."""
+    changes = [
+        ("global_batch=64", "global_batch=64, limits=[24, 64]"),
+        (LOSS, "data.turns = getattr(data, 'turns', 0) + 1\n            " + LOSS),
+    ]
+    assert "loss" not in {check for check, *_ in examined(tmp_path, changes)}
+
+
 def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
     loss, checkpoint = examined(tmp_path, STREAM)
     assert loss[:2] == ("loss", "note")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed.nn as dnn
 from torch import Tensor, nn
 from torch.nn import functional as f
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import paceline
 from paceline.core.errors import PacelineError
@@ -90,6 +91,42 @@ def noisy(model: nn.Module, batch: Any, session: paceline.Session) -> Tensor:
     return entropy(model, (batch[0] + torch.randn_like(batch[0]), *batch[1:]))
 
 
+def out_of_memory(model: nn.Module, batch: Any, session: paceline.Session) -> Tensor:
+    if len(batch[0]) == 8:  # in a trial; training has parts of 7 and 9
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    return entropy(model, batch)
+
+
+def mixed(samples: list[Any]) -> Any:
+    """A `collate_fn` that draws random numbers."""
+    batch = default_collate(samples)
+    return 0.7 * batch[0] + 0.3 * batch[0][torch.randperm(len(samples))], *batch[1:]
+
+
+class WithLoss(nn.Module):
+    """A model that divides its loss by a count over the ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        count = over_ranks(POINTS * float(len(batch[0])))
+        return entropy(self.inner, batch, reduction="sum") * 2 / count
+
+
+class Rare(Points):
+    """Points whose class counts ten times, for a few of them."""
+
+    def __getitem__(self, i: int) -> Any:
+        return super().__getitem__(i)[0], i, int(i in (5, 29))
+
+
+def rare_class(model: nn.Module, batch: Any, session: paceline.Session) -> Tensor:
+    outputs = model(batch[0]).mean(1)
+    return f.cross_entropy(outputs, batch[2], weight=torch.tensor([1.0, 9.0]).to(outputs.dtype))
+
+
 LOSSES: dict[str, Loss] = {
     "mean": lambda m, b, s: entropy(m, b),
     "sum": lambda m, b, s: entropy(m, b, reduction="sum") * 2,
@@ -97,10 +134,15 @@ LOSSES: dict[str, Loss] = {
     "divided": divided,
     "filler counted": filler_counted,
     "masked": masked,
+    "rare class": rare_class,
     "in batch": in_batch,
     "gathered": gathered,
     "fixed": fixed,
     "noisy": noisy,
+    "out of memory": out_of_memory,
+    "mixed": lambda m, b, s: entropy(m, b),
+    "in model": lambda m, b, s: m(*b),
+    "no statistics": lambda m, b, s: entropy(m, b),
 }
 
 
@@ -111,14 +153,21 @@ def net() -> nn.Module:
 
 def proven(asked: list[tuple[str, str | None]]) -> list[Answer]:
     """What the proof says of losses with settings, before the first step of a loop."""
-    return [_proven(LOSSES[name], setting) for name, setting in asked]
+    return [_proven(name, LOSSES[name], setting) for name, setting in asked]
 
 
-def _proven(loss_of: Loss, setting: str | None) -> Answer:
+def _proven(name: str, loss_of: Loss, setting: str | None) -> Answer:
     torch.set_default_dtype(torch.float64)
     try:
-        session = paceline.Session(Points(), global_batch=16, limits=[7, 16], loss_mean=setting)
-        loader, model = session.loader(), session.wrap(net())
+        data = Rare() if name == "rare class" else Points()
+        session = paceline.Session(data, global_batch=16, limits=[7, 16], loss_mean=setting)
+        options: dict[str, Any] = {"collate_fn": mixed} if name == "mixed" else {}
+        loader, made = session.loader(**options), net()
+        if name == "in model":
+            made = WithLoss()
+        elif name == "no statistics":
+            made = nn.Sequential(made, nn.BatchNorm1d(POINTS, track_running_stats=False))
+        model = session.wrap(made, batchnorm="sync")
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         turns = 0
         with contextlib.suppress(PacelineError):
@@ -154,6 +203,10 @@ class Deep(nn.Module):
         self.dropout = nn.Dropout(0.5 if "dropout" in parts else 0.0)
         self.head = nn.Linear(8, CLASSES)
         self.other = nn.Linear(4, CLASSES) if "unused" in parts else None
+        if "encoder" in parts:
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 8, 0.5, batch_first=True)
+            self.lstm = nn.LSTM(8, 4, 2, batch_first=True, dropout=0.5, bidirectional=True)
+        self.register_buffer("mean", torch.zeros(8))
         self.calls = 0
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -172,6 +225,9 @@ class Deep(nn.Module):
             made = made + f.scaled_dot_product_attention(
                 made, made, made, dropout_p=0.3 if self.training else 0.0
             )
+        if "encoder" in self.parts:
+            made = made + self.lstm(self.encoder(made))[0]
+        self.mean = 0.9 * self.mean + 0.1 * made.detach().mean((0, 1))
         return self.head(self.dropout(made))
 
 
@@ -179,6 +235,8 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "plain": (),
     "dropout": ("dropout", "functional"),
     "attention": ("attention",),
+    "encoder": ("encoder",),
+    "teacher": ("teacher",),
     "bf16": ("autocast",),
     "scaler": ("scaler",),
     "checkpointed": ("checkpointed",),
@@ -199,6 +257,7 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "skips": ("skips",),
     "closure": ("closure",),
     "counts": ("counts",),
+    "meters": ("meters",),
 }
 
 
@@ -241,6 +300,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in parts)
     average = torch.optim.swa_utils.AveragedModel(made)
+    teacher, meter = nn.BatchNorm1d(POINTS), Counter[int]()
     before = {name: value.clone() for name, value in made.state_dict().items()}
     seen = dict[str, Any]()
     total, losses = 0.0, list[float]()
@@ -255,6 +315,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
     def begins() -> None:
         if not seen:
             seen["kept"] = all(torch.equal(before[n], v) for n, v in made.state_dict().items())
+            seen["kept"] &= not meter and not teacher.num_batches_tracked
             seen["gradients"] = any(p.grad is not None for p in made.parameters())
             seen["calls"], seen["training"] = made.calls, made.dropout.training
 
@@ -313,6 +374,12 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
         for batch in loader:
             begins()
             optimizer.zero_grad()
+            if "meters" in parts:
+                meter.update({len(batch): 1})
+                if not losses:
+                    print("first")
+            if "teacher" in parts:
+                teacher(batch[0])
             enabled = "autocast" in parts
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 loss = entropy(model, batch)
@@ -355,8 +422,12 @@ class Counting(nn.Module):
             if self.over == "ranks":
                 dist.all_reduce(count)
                 dist.all_reduce(total)
+            elif self.over == "gather":
+                counts = [torch.zeros(()) for _ in range(2)]
+                dist.all_gather(counts, count)
+                count = torch.stack(counts).sum()
             self.count += count
-            self.mean += (total / count - self.mean) * 0.1
+            self.mean = self.mean + (total / count - self.mean) * 0.1
         made: Tensor = self.linear(x - self.mean)
         return made
 

@@ -26,8 +26,7 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
-_KILL_AFTER_S = 8.0  # the launcher gives its ranks 5 s
-_LEAVE_S = 12.0  # the launcher gives all ranks of the run 10 s to end after the same step
+_KILL_AFTER_S = 28.0  # the launcher gives its ranks 25 s
 # Our own variables that ranks get from this process. Others hold secrets, such as a token, or are
 # set by the supervisor.
 _PASSED_ON = (
@@ -189,12 +188,12 @@ class Supervisor:
             _log.error("run %s: a command for an earlier launch is ignored", self.run)
 
     def stop(self, reason: str, *, leaves: bool = False) -> None:
-        """Asks the ranks to end; ranks that still run after 8 s are killed. Idempotent.
+        """Asks the ranks to end; ranks that still run after 25 s are killed. Idempotent.
 
         Args:
             reason: for the run's message.
-            leaves: the run goes on on its other nodes, if it has any. Then all ranks get 12 s more
-                to end after the same step.
+            leaves: the run goes on on its other nodes, if it has any. Then all ranks end after the
+                same step.
         """
         if self._launcher is None and self._door is not None and self.running:
             self._shut_door()
@@ -203,7 +202,7 @@ class Supervisor:
             _log.info("stopping run %s: %s", self.run, reason)
             self._stopping = reason
             in_order = leaves and self._launch.nodes_max > 1 and self._trains()
-            self._kill_at = time.monotonic() + _KILL_AFTER_S + (_LEAVE_S if in_order else 0.0)
+            self._kill_at = time.monotonic() + _KILL_AFTER_S
             self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:

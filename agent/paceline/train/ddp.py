@@ -407,7 +407,9 @@ class WeightedDDP(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         if (rehearsal := self._current.rehearsal) is not None:
-            with rehearsal.forward(self):
+            filler = self._current.filler
+            uncount = uncounted(self.module, self._current) if filler else contextlib.nullcontext()
+            with rehearsal.forward(self), uncount:
                 return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]

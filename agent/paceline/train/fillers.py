@@ -2,20 +2,26 @@
 
 A rank without samples computes a filler, whose gradient does not count. The model's buffers must
 not take it in either. Where the model adds its counts up over the ranks in its forward pass, the
-filler adds zero to the sum, and this rank's buffers change as those of the other ranks do.
-Otherwise they are as before the forward pass.
+filler adds zero to the sum. Other collectives of the forward pass, such as a gather or a mean, take
+the filler in, with a warning. After any of them this rank's buffers change as those of the other
+ranks do; otherwise they are as before the forward pass.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_warned = set[str]()  # names of collectives
 
 
 class Current(Protocol):
@@ -33,35 +39,64 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
         module: the model.
         current: the current step of the session.
     """
+    from paceline.train.sync.uneven import listen  # it imports this module
+
     # BatchNorm layers that Paceline adapted leave fillers out by themselves.
     layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
-    buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
-    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    original, thread = vars(dist.ProcessGroup)["allreduce"], threading.get_ident()
-    summed = False
+    restore = kept_tensors([layer._buffers for layer in layers])
+    thread = threading.get_ident()
+    over_ranks = False
 
-    def allreduce(group: Any, tensors: Any, *options: Any, **named: Any) -> Any:
-        nonlocal summed
-        mine = threading.get_ident() == thread and not current.reduces
-        if mine and group.size() == current.world and _is_sum(options, named):
-            summed = True
-            for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+    def leave_out(name: str, group: dist.ProcessGroup, args: tuple[Any, ...]) -> None:
+        nonlocal over_ranks
+        if threading.get_ident() != thread or current.reduces or group.size() != current.world:
+            return
+        over_ranks = True
+        if name == "allreduce" and _is_sum(args[1:]):
+            for tensor in [args[0]] if isinstance(args[0], torch.Tensor) else args[0]:
                 tensor.detach().zero_()
-        return original(group, tensors, *options, **named)
+        elif name not in _warned:
+            _warned.add(name)
+            logger.warning(
+                "a rank without samples computes a filler, and the forward pass of its model calls "
+                "%s: what the model keeps of that has the filler in it. Sums over ranks leave it "
+                "out",
+                name.strip("_"),
+            )
 
-    dist.ProcessGroup.allreduce = allreduce  # type: ignore[method-assign, assignment]
+    end = listen(leave_out)
     try:
         yield
     finally:
-        dist.ProcessGroup.allreduce = original  # type: ignore[method-assign]
-        if not summed:
-            for buffer, value in kept:
-                # A backward pass through a buffer that was changed is a filler's, and counts not.
-                buffer.data.copy_(value)
+        end()
+        if not over_ranks:
+            restore()
 
 
-def _is_sum(options: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
+    """Return what puts tensors back, and their values.
+
+    Args:
+        places: the dictionaries that have them, such as the buffers of each layer.
+    """
+    kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
+    values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
+
+    def restore() -> None:
+        for of, before in kept:
+            of.update(before)
+        for tensor, value in values:
+            # A backward pass through a buffer that was changed is a filler's, and counts not.
+            tensor.data.copy_(value)
+
+    return restore
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _is_sum(options: tuple[Any, ...]) -> bool:
     """Whether an all-reduce adds up, which it does by default."""
-    given = options[0] if options else named.get("opts", named.get("op"))
-    op = getattr(given, "reduceOp", given)
+    op = getattr(options[0], "reduceOp", options[0]) if options else None
     return op is None or op == dist.ReduceOp.SUM

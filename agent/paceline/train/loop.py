@@ -123,6 +123,7 @@ class Loop:
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
         self.proves = prove  # before the first step
+        self.proofs = 0  # that have begun
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)
@@ -154,6 +155,9 @@ class Loop:
         self.step = -1  # the step of the run that the script is in, or was in last
         self.next_epoch = 0
         self._ended: Step | None = None  # the epoch's newest step that ended and was not saved
+        # The newest step of the epoch, or the one before it, after which no gradients accumulate;
+        # None: they do since the epoch before.
+        self._stepped: int | None = -1
         self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
         self._in_epoch = False
         self._saving = False  # or asking the other ranks whether to
@@ -414,6 +418,7 @@ class Loop:
         if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
             self.trained.begin_epoch(self.step + 1, self.epoch_steps.ends(self.epoch))
         self._in_epoch, self._ran_out, self._ended = True, False, None
+        self._stepped = self.step if self.gate.stepped else None
         if self.lockstep is not None:
             self.lockstep.begin_epoch(self.epoch)
         if self.reader is not None:
@@ -485,8 +490,6 @@ class Loop:
         if not mine:
             step = step.without_batch()
         self.step = step.step
-        if self.wiring.leader is not None:
-            self.wiring.leader.reached(step.step)
         running = self._begin_running(step.turns[0], data_s)
         if not mine:
             running.body_done()
@@ -543,6 +546,10 @@ class Loop:
     def end_step(self, step: Step) -> None:
         """Ends a planned step: this rank is through with its own batch, and with others'."""
         self._ended = step
+        if self.gate.stepped or self.saver is None:
+            self._stepped = step.step
+            if self.wiring is not None and self.wiring.leader is not None:
+                self.wiring.leader.stepped(step.step)
         pooled = self.gate.pools(step)
         self.gate.end_step(step)
         if self.pool is not None and ends_span(step):
@@ -665,9 +672,22 @@ class Loop:
         self._saving = True
         try:
             self.statistics.agree()
-            self.saver.save_last(self.position(), self.gate.stepped, self._reported())
+            self.saver.save_last(self._last_position(), self._reported())
         finally:
             self._saving = False
+
+    def _last_position(self) -> Position | None:
+        """Where the optimiser stepped last: gradients that accumulate since then are lost.
+
+        None: that was in an earlier epoch.
+        """
+        if self.gate.stepped:
+            return self.position()
+        if self._stepped is None or not self._in_epoch:
+            return None
+        leader = self.wiring.leader if self.wiring is not None else None
+        used = leader.used(self._stepped) if leader is not None else None
+        return Position(self.epoch, self._stepped + 1, used)
 
     def _is_out_of_step(self) -> bool:
         return self.lockstep is not None and self.lockstep.failed
@@ -704,7 +724,7 @@ class Loop:
         self._finish_step()
         if self.saver is not None:
             self.statistics.agree()
-            self.saver.save_last(self.position(), self.gate.stepped, self._reported())
+            self.saver.save_last(self._last_position(), self._reported())
         self.close()
         assert self._environment.reform is not None
         end_process(self._environment.reform)

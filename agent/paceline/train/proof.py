@@ -17,9 +17,10 @@ the loop draws random numbers or keeps a state, and the loss is *not provable*. 
 is *wrong*.
 
 Meanwhile layers that drop or normalise are frozen, each trial begins with the same random numbers,
-no optimiser steps, and afterwards gradients, buffers and random numbers are as before. Nothing of
-the model is copied: a gradient is compared by a sketch of a few random sums of it, so the proof
-needs no memory that training would not need, and no collective of its own.
+no optimiser steps, and afterwards gradients, random numbers and the state of modules are as before.
+Nothing of the model's parameters is copied: a gradient is compared by a sketch of a few random sums
+of it. A part has at most as many samples as an equal part of a step, or four if that has fewer; if
+memory does not hold them, the loss is not provable. The proof needs no collective of its own.
 
 `Rehearsal.batches` yields a batch for each trial to whoever runs the loop's body:
 `paceline.train.doctor` lets the script's own loop run on, as the script ends after that;
@@ -30,6 +31,7 @@ a turn that training does not make.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import sys
 import time
@@ -46,21 +48,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import MEANS
 from paceline.train.ddp import WeightedDDP
+from paceline.train.fillers import kept_tensors
 from paceline.train.parts import Step
+from paceline.train.profile import out_of_memory
 from paceline.train.timing import CpuClock, RunningStep
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.core.terms import Terms
     from paceline.train.loop import Loop
+    from paceline.train.profile import Limits
 
 _QUARTER = 4  # samples of the smallest part, at most: of more, a difference shows no better
 _USUAL = 0.9  # of the samples, by size: the longest one would need more memory than a usual step
+_LOOKED_AT = 32  # samples, for such of different classes
 _SUMS = 64  # of a sketch: it tells the length of a difference up to about a tenth
 _SIGNS = 1 << 20
 _SHIFTS = 4096
@@ -76,6 +84,7 @@ _FIX = (
 _PLAIN = int | float | str | None  # attributes of modules, such as counts of calls
 _HALVES = {torch.bfloat16, torch.float16}
 
+Ints = npt.NDArray[np.int64]
 Verdict = str
 PROVEN, WRONG, UNKNOWN = "proven", "wrong", "unknown"
 
@@ -111,9 +120,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """What all ranks do next: a trial, or the end."""
+    """What all ranks do next: a trial, or the end with an answer."""
 
-    trial: Trial | None
+    trial: Trial | None = None
     answer: Answer | None = None
 
 
@@ -128,7 +137,7 @@ class Arrangements:
         sizes: λ of the samples of the data set, [N].
         world: W.
         samples: two quarters of a pair's samples.
-        limits: samples of each rank at most, [W].
+        limits: of each rank, in samples or in size units, [W].
     """
 
     def __init__(
@@ -136,7 +145,7 @@ class Arrangements:
         sizes: npt.NDArray[np.float64],
         world: int,
         samples: list[int],
-        limits: Sequence[int],
+        limits: Sequence[float],
     ) -> None:
         self._sizes, self._world, self._limits = sizes, world, limits
         quarter = len(samples) // 2
@@ -164,6 +173,15 @@ class Arrangements:
             "ranks": (counts > 0) / self._world,
         }
         return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
+
+    def fit(self, tokens: Sequence[float]) -> bool:
+        """Whether each rank's parts have at most so many size units, [W]."""
+        trials = [self.trial(name) for name in ("uneven", "filler", "equal", "whole")]
+        return all(
+            self._sizes[part].sum() <= most
+            for trial in trials
+            for part, most in zip(trial.parts, tokens, strict=True)
+        )
 
 
 def pairs(world: int) -> Iterator[tuple[int, int]]:
@@ -305,6 +323,57 @@ class Judge:
         )
 
 
+def arranged(
+    sizes: npt.NDArray[np.float64],
+    world: int,
+    terms: Terms,
+    limits: Limits,
+    sort: Callable[[Ints], Ints] = lambda samples: samples,
+) -> Arrangements:
+    """Choose samples that fit into the ranks' memory, and arrange them.
+
+    The largest part has four quarters. If that is no more than an equal part of a step, samples of
+    usual sizes are taken, otherwise accordingly smaller ones.
+
+    Args:
+        sizes: λ of the samples of the data set, [N].
+        world: W.
+        terms: of the run.
+        limits: of the ranks' memory.
+        sort: chooses among samples, and sorts them: the quarters are from different ends.
+
+    Raises:
+        NotProvableError: too few samples fit.
+    """
+    grid, fair = terms.shapes.samples, terms.global_batch // world
+    most = max(fair, 4 * grid)
+    room = [min(most, limit) for limit in limits.samples] or [most] * world
+    # In a pair, one rank has all four quarters in some trial, the other one two of them.
+    fits = [min(max(room[a], room[b]) // 4, min(room[a], room[b]) // 2) for a, b in pairs(world)]
+    if world % 2:
+        fits.append(room[-1] // 2)
+    quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
+    if quarter < 1 or 2 * quarter > terms.samples:
+        raise NotProvableError(
+            "a part of four samples does not fit on one rank of each pair and two on the other"
+            if grid == 1
+            else f"parts of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
+        )
+    order = np.argsort(sizes, kind="stable")
+    for share in (_USUAL * min(1.0, fair / (4 * quarter)), 0.0):
+        usual = order[: max(2 * quarter, int(share * len(order)))]
+        chosen = sort(usual)
+        usual = chosen if len(chosen) >= 2 * quarter else usual
+        places = np.linspace(0, len(usual) - 1, 2 * quarter).round().astype(int)
+        made = Arrangements(sizes, world, usual[places].tolist(), limits.tokens or room)
+        if not limits.tokens or made.fit(limits.tokens):
+            return made
+    raise NotProvableError(
+        f"token_limits have no room for {4 * quarter} samples on one rank of each pair and "
+        f"{2 * quarter} on the other"
+    )
+
+
 def failed(trial: Trial, rank: int, error: str) -> Answer:
     """The answer where the loop's body failed in a trial.
 
@@ -330,6 +399,29 @@ def unknown(why: str) -> Answer:
         why: in words that follow "because ".
     """
     return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
+
+
+def _whole_numbers(sample: Any) -> Iterator[int]:
+    """The whole numbers of a sample, such as its class; not those of its lists and tensors."""
+    if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
+        sample = np.array(sample, dtype=object)
+    if isinstance(sample, dict | tuple | list):
+        for each in sample.values() if isinstance(sample, dict) else sample:
+            yield from _whole_numbers(each)
+    elif isinstance(sample, Tensor | np.ndarray | np.generic):
+        value = sample.tolist() if math.prod(sample.shape) == 1 else None
+        while isinstance(value, list):
+            (value,) = value
+        yield from _whole_numbers(value)
+    elif isinstance(sample, int):
+        yield sample
+
+
+def _unprovable(error: Exception) -> str:
+    """Why an error says nothing about the loss, in words that follow "because "; empty: it does."""
+    if isinstance(error, NotProvableError):
+        return str(error)
+    return "memory does not hold the samples of a trial" if out_of_memory(error) else ""
 
 
 def _relative(value: Tensor, whole: Tensor) -> float:
@@ -373,6 +465,10 @@ class Sketch:
 class _WithoutDropout(TorchFunctionMode):
     """Has functions that drop values keep all of them."""
 
+    _RATE: ClassVar = {  # where `dropout_p` is among the arguments
+        functional.scaled_dot_product_attention: 4,
+        functional.multi_head_attention_forward: 10,
+    }
     _DROP: ClassVar = {
         functional.dropout,
         functional.dropout1d,
@@ -388,9 +484,11 @@ class _WithoutDropout(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self._DROP:
             return args[0] if args else kwargs["input"]
-        if func is functional.scaled_dot_product_attention:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
+        if (place := self._RATE.get(func)) is not None:
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            else:
+                kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
 
 
@@ -434,8 +532,10 @@ class Rehearsal:
         self._depth = 0  # of backward passes: checkpointed ones are nested
         self._samples: dict[int, Any] = {}  # those that were read
         self._low = False  # a forward pass ran in a low precision
+        self._drew = False  # the loader's `collate_fn` drew random numbers
         self._collectives = 0
-        self._number = -1  # of the trial
+        self._proof, self._number = loop.proofs, -1  # of the proof and the trial, for the store
+        loop.proofs += 1
         self._trial = Trial("", [], {})
         self.answer: Answer | None = None
 
@@ -446,49 +546,50 @@ class Rehearsal:
         raises, the caller throws the exception in here.
         """
         began = time.perf_counter()
-        try:
-            judge = self._prepared()
-        except NotProvableError as error:
-            self.answer = unknown(str(error))
-            return
         store, meeting = self._loop.meeting.store, self._loop.meeting
-        trial = None if judge is None else judge.begin()
+        judge: Judge | None = None
+        order = _Order()
+        if meeting.leads:
+            try:
+                judge = self._prepared()
+                order = _Order(judge.begin())
+            except NotProvableError as error:
+                order = _Order(answer=unknown(str(error)))
         while True:
             self._number += 1
-            order = _Order(trial)
             if meeting.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
                 order = msgspec.msgpack.decode(store.get(self._key("order")), type=_Order)
-            assert order.trial is not None
+            if order.trial is None:
+                self.answer = order.answer
+                return
             self._trial = order.trial
             outcome = yield from self._tried(order.trial)
             self._put(outcome)
-            if judge is not None and trial is not None:
+            if judge is not None:
                 outcomes = [self._outcome(rank) for rank in range(meeting.world)]
-                following = judge.then(trial, outcomes)
-                answer = None
+                following = judge.then(order.trial, outcomes)
                 if isinstance(following, Answer):
                     cost_s = time.perf_counter() - began
-                    answer = msgspec.structs.replace(following, cost_s=cost_s)
-                trial = following if isinstance(following, Trial) else None
-                said = msgspec.msgpack.encode(_Order(trial, answer))
-                store.set(self._key("said"), said)  # type: ignore[arg-type]
-            said = store.get(self._key("said"))
-            self.answer = msgspec.msgpack.decode(said, type=_Order).answer
-            if self.answer is not None:
-                return
+                    order = _Order(answer=msgspec.structs.replace(following, cost_s=cost_s))
+                else:
+                    order = _Order(following)
 
-    def failed(self, error: str) -> Answer:
+    def failed(self, error: Exception, place: str) -> Answer:
         """The answer where the loop's body failed in the trial that is being made.
 
         Args:
             error: of this rank.
+            place: in the script.
         """
-        return failed(self._trial, self._loop.meeting.rank, error)
+        if why := _unprovable(error):
+            return unknown(why)
+        said = f"{place}: {type(error).__name__}: {error}"
+        return failed(self._trial, self._loop.meeting.rank, said)
 
     def _key(self, name: str) -> str:
-        return f"proof/{self._number}/{name}"
+        return f"proof/{self._proof}/{self._number}/{name}"
 
     def _put(self, outcome: Outcome) -> None:
         key = self._key(str(self._loop.meeting.rank))
@@ -499,14 +600,15 @@ class Rehearsal:
             self._loop.meeting.store.get(self._key(str(rank))), type=Outcome
         )
 
-    def _prepared(self) -> Judge | None:
+    def _prepared(self) -> Judge:
         """On rank 0, what decides about the samples that it chooses.
 
         Raises:
-            NotProvableError: on each rank, for the same reason.
+            NotProvableError: nothing can be decided here.
         """
         loop = self._loop
-        meeting, terms, limits = loop.meeting, loop.terms, loop.limits
+        meeting, terms = loop.meeting, loop.terms
+        modules = [module for model in self._models for module in model.modules()]
         for holds, why in (
             (meeting.world == 1, "there is one rank"),
             (loop.reader is not None, "the data is a stream"),
@@ -517,60 +619,70 @@ class Rehearsal:
                 "the model is sharded by fully_shard, so that no rank has a gradient of its own",
             ),
             (any(model.static_graph for model in self._models), "static_graph=True is set"),
+            (
+                any(isinstance(m, _BatchNorm) and m.running_mean is None for m in modules),
+                "a BatchNorm layer keeps no running statistics",
+            ),
         ):
             if holds:
                 raise NotProvableError(why)
-        grid, fair = terms.shapes.samples, terms.global_batch // meeting.world
-        usual_most = max(fair, 4 * grid)
-        most = [min(usual_most, n or usual_most) for n in limits.samples or [0] * meeting.world]
-        # In a pair, one rank has all four quarters in some trial, the other one two of them.
-        fits = [
-            min(max(most[a], most[b]) // 4, min(most[a], most[b]) // 2)
-            for a, b in pairs(meeting.world)
-        ]
-        if meeting.world % 2:
-            fits.append(most[-1] // 2)
-        quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
-        if quarter < 1 or 2 * quarter > terms.samples:
-            raise NotProvableError(
-                "a part of four samples does not fit on one rank of each pair and two on the other"
-                if grid == 1
-                else f"parts of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
-            )
-        if meeting.sizes is None:
-            return None
-        order = np.argsort(meeting.sizes, kind="stable")
-        usual = order[: max(2 * quarter, int(_USUAL * len(order)))]
-        places = np.linspace(0, len(usual) - 1, 2 * quarter).round().astype(int)
-        samples = usual[places].tolist()
-        arrangements = Arrangements(meeting.sizes, meeting.world, samples, most)
+        assert meeting.sizes is not None, "rank 0 has the sizes"
+        arrangements = arranged(
+            meeting.sizes, meeting.world, terms, loop.limits, self._sorted_by_class
+        )
         return Judge(arrangements, terms.loss_mean)
+
+    def _sorted_by_class(self, samples: Ints) -> Ints:
+        """Some of the samples, sorted by class if they have one; else all of them, as they are.
+
+        Where all samples are of the same class, weights of classes do not show.
+        """
+        places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
+        some = samples[places.astype(int)]
+        try:
+            self._read(some.tolist())
+        except Exception:  # on rank 0 alone; in the trial all ranks read
+            return samples
+        whole_numbers = [list(_whole_numbers(self._samples[index])) for index in some.tolist()]
+        if len({len(each) for each in whole_numbers}) > 1:
+            return samples
+        columns = np.array(whole_numbers, dtype=object).T
+        kinds = [len(set(column)) for column in columns]
+        classes = min((kind for kind in kinds if 1 < kind <= len(some) // 2), default=None)
+        if classes is None:
+            return samples
+        column = columns[kinds.index(classes)].astype(float)
+        by_class: Ints = some[np.argsort(column, kind="stable")]
+        return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
         """Makes a trial: yields its batch, and returns what this rank saw."""
         rank = self._loop.meeting.rank
         self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
         self._trained.clear()
-        self._collectives, error, drew = 0, "", False
+        self._collectives, drew = 0, False
         try:
             batch = self._batch(trial.parts[rank] or self._loop.fillers)
         except Exception as raised:
-            return self._seen(f"{type(raised).__name__}: {raised}", drew)
+            return self._failed(raised, drew)
         with ExitStack() as held:
             for each in (self._random(), self._gradients(), self._step(trial)):
                 held.enter_context(each)
             before = _random_state()
             try:
                 yield batch
-            except NotProvableError as why:
-                return msgspec.structs.replace(self._seen(str(why), drew), repeatable=False)
             except Exception as raised:
-                error = f"{type(raised).__name__}: {raised}"
+                return self._failed(raised, drew)
             except GeneratorExit:
                 self._put(self._seen("the script left its loop", drew))
                 raise
             drew = _random_state() != before
-        return self._seen(error, drew)
+        return self._seen("", drew)
+
+    def _failed(self, error: Exception, drew: bool) -> Outcome:
+        why = _unprovable(error)
+        seen = self._seen(why or f"{type(error).__name__}: {error}", drew)
+        return msgspec.structs.replace(seen, repeatable=not why)
 
     def _seen(self, error: str, drew: bool) -> Outcome:
         parameters = [p for model in self._models for p in model.parameters()]
@@ -582,17 +694,23 @@ class Rehearsal:
         elif kinds <= {torch.float64, torch.complex128}:
             tolerance = _FINE
         sketches = [sums.tolist() for sums in self._sums]
-        return Outcome(sketches, error, random=drew, tolerance=tolerance)
+        return Outcome(sketches, error, random=drew or self._drew, tolerance=tolerance)
 
     def _batch(self, indices: list[int]) -> Any:
         """A batch of samples that are the same on each rank, and in each trial."""
-        missing = sorted({*indices, *self._loop.fillers} - self._samples.keys())
+        self._read([*indices, *self._loop.fillers])
+        with self._random():
+            before = _random_state()
+            batch = self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
+            self._drew |= _random_state() != before
+        return batch
+
+    def _read(self, indices: list[int]) -> None:
+        missing = sorted(set(indices) - self._samples.keys())
         with self._random():
             if missing:
                 read = self._loader.samples(missing)
                 self._samples |= dict(zip(missing, read, strict=True))
-        with self._random():
-            return self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
 
     @contextmanager
     def _random(self) -> Iterator[None]:
@@ -616,32 +734,41 @@ class Rehearsal:
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
-        """Gradients of this rank alone; afterwards they and the buffers are as before."""
+        """Gradients of this rank alone; afterwards they and all modules are as before."""
         parameters = [p for model in self._models for p in model.parameters()]
         kept = [parameter.grad for parameter in parameters]
-        buffers = [b for model in self._models for b in model.buffers()]
-        values = [buffer.detach().clone() for buffer in buffers]
-        modules = [module for model in self._models for module in model.modules()]
-        plain = [{k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)} for m in modules]
+        known, restores = set[int](), list[Callable[[], None]]()
+
+        def keep(module: nn.Module) -> None:
+            new = [m for m in module.modules() if id(m) not in known]
+            known.update(map(id, new))
+            restores.append(_kept_attributes(new))
+            restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
+
+        def keep_others(module: nn.Module, _inputs: Any) -> None:  # such as a teacher
+            if id(module) not in known:
+                keep(module)
+
+        for model in self._models:
+            keep(model)
         backward = torch.autograd.backward
         for parameter in parameters:
             parameter.grad = None
         for model in self._models:
             model.reduce(False)
         torch.autograd.backward = self._noting(backward)
+        hook = register_module_forward_pre_hook(keep_others)
         try:
             with _eager():
                 yield
         finally:
+            hook.remove()
             torch.autograd.backward = backward
             self._depth = 0
-            for module, attributes in zip(modules, plain, strict=True):  # `training`, too
-                vars(module).update(attributes)
+            for restore in restores:
+                restore()
             for parameter, gradient in zip(parameters, kept, strict=True):
                 parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, value in zip(buffers, values, strict=True):
-                    buffer.copy_(value)
 
     def _noting(self, backward: Any) -> Any:
         """A backward pass that adds the gradient that it computes to this trial's."""
@@ -703,6 +830,8 @@ class Rehearsal:
         for module in model.modules():
             if module.training and isinstance(module, _BatchNorm | _DropoutNd):
                 module.training = False
+            elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+                module.dropout = 0.0
         with _WithoutDropout():
             yield
 
@@ -802,6 +931,20 @@ def _shapes(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(words for words in map(_shapes, value) if words)
     return ""
+
+
+def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
+    """Return what puts numbers, words and lists of modules back, such as counts and `training`."""
+    kept = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
+    lists = [(v, list(v)) for m in modules for v in vars(m).values() if isinstance(v, list)]
+
+    def restore() -> None:
+        for module, attributes in kept:
+            vars(module).update(attributes)
+        for changed, before in lists:
+            changed[:] = before
+
+    return restore
 
 
 @contextmanager

@@ -6,8 +6,10 @@ for the first batch, and the statements of its body are run with a copy of the l
 all wrapped models have gradients and an optimiser would step. What they assign is dropped.
 
 A statement that could leave something behind, such as a list that grows or another loader that is
-read, is not run: then the loss is not provable here, unless all gradients are there already. What a
-library's loop does is not replayed either. `paceline doctor` proves both, as it ends the script.
+read, is not run. It is left out if it is only a call that prints, or one that gives numbers to an
+object which nothing reads before the gradients, such as a meter. Otherwise the loss is not provable
+here, unless all gradients are there already. What a library's loop does is not replayed either.
+`paceline doctor` proves both, as it ends the script.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import ast
 import builtins
 import linecache
 import logging
+import random
 import sys
+from collections import deque
 from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,6 +48,8 @@ _MUTATING = {
     *("add_scalar", "add_scalars", "info", "warning", "debug", "log_metrics", "set_postfix"),
     *("set_description", "unscale_", "advance"),
 }
+_CONTAINERS = (list, dict, set, deque)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _HARMLESS = {"zero_grad", "backward", "train", "eval", "requires_grad_", "manual_seed"}
 
 
@@ -115,7 +122,10 @@ def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
         pass
     finally:
         batches.close()
+        body.forget()  # what the script's names hold must not wait for the garbage collector
         del frame
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
     return rehearsal.answer or unknown("the loop was left")
 
 
@@ -173,13 +183,31 @@ class _Body:
         take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
         self._exec(take, names)
         local = _names_in(self._loop.target)
-        for statement in self._loop.body:
+        left_out = dict[str, str]()  # names that statements which were not run would change; why
+        following = deque(self._loop.body)
+        while following:
+            statement = following.popleft()
+            why = ""
             try:
                 self._inside = _check([statement], names, local)
-            except _UnsafeError as why:
-                if self.rehearsal.complete:
-                    return
-                raise NotProvableError(f"line {statement.lineno} {why}") from None
+            except _UnsafeError as unsafe:
+                why = f"line {statement.lineno} {unsafe}"
+            if why and self.rehearsal.complete:
+                return
+            if isinstance(statement, ast.If) and why and _is_safe(statement.test, names, local):
+                why = _first_read(statement.test, names, left_out)
+                if not why:
+                    taken = self._value(statement.test, names)
+                    following.extendleft(reversed(statement.body if taken else statement.orelse))
+                    continue
+            elif why and (root := self._changed(statement, names, local)) is not None:
+                left_out |= {root: why} if root else {}
+                continue
+            why = why or _first_read(statement, names, left_out)
+            if why and self.rehearsal.complete:
+                return
+            if why:
+                raise NotProvableError(why)
             try:
                 self._exec(_LeavingByError().visit(_copied(statement)), names)
             except _DoneError:
@@ -190,9 +218,39 @@ class _Body:
         if not self.rehearsal.complete:
             raise NotProvableError("a turn of the loop computes no gradient of a wrapped model")
 
+    def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
+        """The name of all that a call changes; None: it may do more, such as train.
+
+        Empty: it prints.
+        """
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+            return None
+        call = statement.value
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if not all(_is_safe(each, names, local) for each in given):
+            return None
+        if isinstance(call.func, ast.Name):
+            return "" if _resolved(call.func, names) is print else None
+        root = _root(call.func)
+        if root is None or not isinstance(call.func, ast.Attribute):
+            return None
+        if isinstance(_resolved(call.func.value, names), _CONTAINERS):
+            return root
+        # What gets numbers, but neither the batch nor the loss, computes no gradient of them.
+        return root if given and all(_is_plain(self._value(e, names)) for e in given) else None
+
+    def _value(self, expression: ast.expr, names: dict[str, Any]) -> Any:
+        code = ast.Expression(expression)
+        return eval(compile(code, self._file, "eval", dont_inherit=True), names)
+
     def _exec(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         module = ast.fix_missing_locations(ast.Module([statement], []))
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
+
+    def forget(self) -> None:
+        """Drop what the script's names hold."""
+        self._names, self._item = {}, None
+        del self.rehearsal
 
     def at_step(self) -> None:
         """An optimiser is about to step."""
@@ -278,7 +336,10 @@ def _resolved(expression: ast.expr, names: Mapping[str, Any]) -> Any:
             return _MISSING
         if isinstance(getattr(type(owner), expression.attr, None), property):
             return _MISSING  # it would run code
-        return getattr(owner, expression.attr, _MISSING)
+        try:
+            return getattr(owner, expression.attr, _MISSING)
+        except Exception:  # of the script's own `__getattr__`
+            return _MISSING
     return _MISSING
 
 
@@ -340,7 +401,64 @@ def _check(
                 _check_assignment(node, names, local, seen)
             if isinstance(node, ast.Call):
                 inside += _check_call(node, names, local, seen)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(
+                _resolved(node, names), _GENERATORS
+            ):
+                raise _UnsafeError(f"draws from {ast.unparse(node)}")
     return inside
+
+
+def _is_safe(expression: ast.expr, names: Mapping[str, Any], local: set[str]) -> bool:
+    """Whether an expression leaves nothing behind, and assigns no name."""
+    if any(isinstance(node, ast.NamedExpr | ast.Starred) for node in ast.walk(expression)):
+        return False
+    try:
+        return _check([ast.copy_location(ast.Expr(expression), expression)], names, local) == 0
+    except _UnsafeError:
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.requires_grad
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float | str | np.number | None)
+
+
+def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    """Why the first name cannot be read that a statement reads of those; empty: it reads none."""
+    read = _read(node, names) if left_out else set()
+    return next((why for name, why in left_out.items() if name in read), "")
+
+
+def _read(node: ast.AST, names: Mapping[str, Any]) -> set[str]:
+    """The names that a statement reads, also in functions of the script."""
+    expressions = [e for e in ast.walk(node) if isinstance(e, ast.Name | ast.Attribute)]
+    read = {each.id for each in expressions if isinstance(each, ast.Name)}
+    functions = [_users_function(_resolved(each, names)) for each in expressions]
+    seen = set[CodeType]()
+    while functions:
+        function = functions.pop()
+        if function is None or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        codes = [function.__code__]
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            read.update(code.co_names, code.co_freevars)
+            functions += [_users_function(function.__globals__.get(n)) for n in code.co_names]
+    return read
+
+
+def _users_function(value: Any) -> FunctionType | None:
+    """The function of the script that is called where a value is called."""
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if not isinstance(value, FunctionType | nn.Module | type):
+        value = type(value).__call__ if callable(value) else None
+    is_function = isinstance(value, FunctionType) and is_users(value.__code__.co_filename)
+    return value if is_function else None
 
 
 def _check_assignment(
@@ -385,11 +503,8 @@ def _check_call(
     ends = any(_ends_in(argument, names, local, seen) for argument in node.args)
     if isinstance(node.func, ast.Attribute) and not ends:
         _check_method(node.func, names, local)
-    function = called.__func__ if isinstance(called, MethodType) else called
-    if isinstance(called, nn.Module) or not isinstance(function, FunctionType):
-        return 0
-    code = function.__code__
-    if not is_users(code.co_filename) or code in seen:
+    function = _users_function(called)
+    if function is None or function.__code__ in seen:
         return 0
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
         return 0

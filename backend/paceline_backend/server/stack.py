@@ -19,7 +19,7 @@ from paceline.node.processes import die_with_parent
 
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
-_STOP_S = 25.0  # an agent ends its ranks, a server its streams, well before
+_STOP_S = 35.0  # an agent ends its ranks within 28 s, a server its streams well before
 
 
 class Stack:

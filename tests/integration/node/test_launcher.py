@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from paceline.node import logs, rundir
+from paceline.node import supervisor as supervising
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor
 from paceline.wire import Launch
@@ -302,7 +303,27 @@ def test_nothing_outlives_the_launcher(train: Train) -> None:
 
 
 @pytest.mark.ranks
-def test_stop_asks_then_kills(train: Train) -> None:
+def test_ranks_that_are_stopped_have_time_to_save(train: Train) -> None:
+    text = """
+        import signal, sys, time
+        def save(*_):
+            time.sleep(6)
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    supervisor = train(text, 1)
+    running(supervisor, 1)
+    supervisor.stop("enough")
+    finish(supervisor)
+    assert output(supervisor, 0) == "up\nsaved\n"
+
+
+@pytest.mark.ranks
+def test_stop_asks_then_kills(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "_KILL_AFTER_S", 2.0)
     text = """
         import os, signal, sys, time
         def bye(*_):

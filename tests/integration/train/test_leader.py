@@ -119,6 +119,7 @@ def test_ranks_keep_equal_parts_where_the_loss_allows_no_others(run: Run) -> Non
     steps = list(run.epoch())
     assert {step.samples for both in steps for step in both} == {2}
     assert {(each.source, each.why) for each in run.adopted} == {("equal", "the loss is wrong")}
+    assert max(each.steps for each in run.adopted) > 2, "no switch waits for a segment's end"
 
 
 def test_a_later_proposal_supersedes_an_earlier_one(run: Run) -> None:

@@ -19,11 +19,13 @@ from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
+from paceline.train.parts import Step
 from paceline.train.sync.outer import Outer
 from support.sessions import Numbered, network, parameters
 from support.waiting import until
 
 WAIT_S = 30
+LAST = Step(0, 0, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0, last=True)
 
 
 @pytest.fixture
@@ -153,6 +155,48 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert finished[:1] == [1]
     saver.close()
     assert finished == [1, 2]
+
+
+def test_a_state_dict_that_fails_is_tried_again_only_in_time(tmp_path: Path) -> None:
+    """And not at the end of each segment, which is a second long."""
+
+    class Failing(nn.Linear):
+        def state_dict(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("no")
+
+    model = Failing(1, 1)
+    contents = Contents.of(model, torch.optim.SGD(model.parameters(), 0.05), None, None)
+    saver = Saver(Schedule(tmp_path, None, 600.0, 1), contents, 0, 8, Outer())
+    saver._time -= 601
+    assert saver.due(LAST, stepped=True)
+    saver.save(Position(0, 1))
+    assert not saver.due(LAST, stepped=True)
+    saver.close()
+
+
+@pytest.mark.parametrize("stop", [321, 322, 323])
+def test_a_stop_between_two_accumulated_steps_loses_no_sample(tmp_path: Path, stop: int) -> None:
+    """It comes in the second of two epochs, of 300 steps each."""
+    stepped: list[int] = []
+    for attempt in range(2):
+        with contextlib.closing(paceline.Session(Numbered(1200), global_batch=4)) as session:
+            loader, model = session.loader(), session.wrap(network())
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            session.checkpoint(tmp_path, model, optimizer, every_steps=1000)
+            kept: list[int] = []
+            for _ in session.epochs(2):
+                for number, (i, x, y) in enumerate(loader):
+                    kept += i.tolist()
+                    mse_loss(model(x), y).backward()
+                    if number % 4 == 3:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        stepped += kept
+                        kept.clear()
+                    if session.step == stop and not attempt:
+                        session._loop._end_plan()
+            assert session.stopped is (not attempt)
+    assert sorted(stepped) == sorted([*range(1200)] * 2)
 
 
 def test_a_checkpoint_is_whole_only_once_its_steps_are_reported(

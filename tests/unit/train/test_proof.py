@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from textwrap import indent
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.terms import Terms
 from paceline.train import replay
+from paceline.train.profile import Limits
 from paceline.train.proof import (
     PROVEN,
     UNKNOWN,
@@ -18,9 +22,11 @@ from paceline.train.proof import (
     Answer,
     Arrangements,
     Judge,
+    NotProvableError,
     Outcome,
     Sketch,
     Trial,
+    arranged,
 )
 
 
@@ -34,6 +40,33 @@ def test_each_trial_has_each_sample_equally_often(world: int, name: str) -> None
     assert sorted(s for part in trial.parts for s in part) == sorted([1, 3, 4, 6] * world)
     for setting in ("samples", "size"):
         assert sum(trial.weights[setting]) == pytest.approx(1)
+
+
+TERMS = Terms(8, 4, 0, drop_last=False, loss_mean="samples", coast_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "samples"),
+    [
+        (Limits([]), [0, 2]),  # four samples where two are an equal part: small ones
+        (Limits([2, 4]), [0, 2]),
+        (Limits([], tokens=[3.0, 6.0]), [0, 1]),
+    ],
+)
+def test_parts_that_are_larger_than_in_training_have_small_samples(
+    limits: Limits, samples: list[int]
+) -> None:
+    sizes = np.arange(1.0, 9.0)
+    made = arranged(sizes, 2, TERMS, limits)
+    parts = made.trial("filler").parts
+    assert sorted({sample for part in parts for sample in part}) == samples
+    assert max(sizes[part].sum() for part in parts) <= 2 * sizes[-1]
+
+
+@pytest.mark.parametrize("limits", [Limits([0, 4]), Limits([3, 3]), Limits([], tokens=[3, 5.9])])
+def test_a_proof_respects_limits(limits: Limits) -> None:
+    with pytest.raises(NotProvableError, match="samples"):
+        arranged(np.arange(1.0, 9.0), 2, TERMS, limits)
 
 
 def judged(gradient: Any, declared: str = "samples", **more: Any) -> Answer:
@@ -127,7 +160,31 @@ def keeping(batch: Any) -> Any:
     return batch
 
 
+class Counting:
+    """A callable of the script."""
+
+    calls = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+class Meter:
+    """What a script counts with."""
+
+    total = 0.0
+
+    def update(self, value: Any, number: int = 1) -> None:
+        self.total += number
+
+
+def reading(batch: Any) -> Any:
+    return batch * METER.total
+
+
 KEPT: list[Any] = []
+METER = Meter()
 
 
 @pytest.mark.parametrize(
@@ -164,10 +221,57 @@ def test_what_leaves_nothing_behind_is_replayed(code: str) -> None:
         "print(batch)",
         "yield batch",
         "global count",
+        "x = counting(batch)",
+        "noise = torch.rand(2, generator=generator)",
     ],
 )
 def test_what_may_leave_something_behind_is_not(code: str) -> None:
     assert checked(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "meter.update(batch.sum().item(), len(batch))",
+        "meter.update(0.5)\nprint(meter.total)\nprint(1)",
+        "if count % 100 == 0:\n    print(batch)",
+        "if count:\n    x = next(other)\nelse:\n    y = batch * 2",
+        "items.append(batch)",
+    ],
+)
+def test_what_nothing_reads_before_the_gradients_is_left_out(code: str) -> None:
+    assert replayed(code) == "a turn of the loop computes no gradient of a wrapped model"
+    assert METER.total == 0 == len(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("meter.update(batch)", "line 2 calls meter.update()"),  # it may train on it
+        ("meter.update(1)\nx = batch * meter.total", "line 2 calls meter.update()"),
+        ("METER.update(1)\nx = reading(batch)", "line 2 calls METER.update()"),
+        ("items.append(1)\nif items:\n    x = batch", "line 2 calls items.append()"),
+        ("x = batch\nkeeping(batch)", "line 3 calls KEPT.append()"),
+        ("print(next(other))", "line 2 calls print()"),
+        ("if (x := next(other)):\n    print(x)", "line 2 calls next()"),
+    ],
+)
+def test_what_may_be_read_is_not_left_out(code: str, why: str) -> None:
+    assert replayed(code) == why
+
+
+def replayed(code: str) -> str:
+    """Why a loop with these statements is not provable; they run up to their end."""
+    body = replay._Body()
+    (loop,) = ast.parse("for batch in loader:\n" + indent(code, "    ")).body
+    assert isinstance(loop, ast.For)
+    own = {"meter": METER, "count": 0, "other": iter([1]), "items": KEPT}
+    body._loop, body._names, body._item = loop, {**globals(), **own}, lambda batch: batch
+    rehearsal: Any = SimpleNamespace(complete=False)
+    body.rehearsal = rehearsal
+    with pytest.raises(NotProvableError) as caught:
+        body.run(torch.ones(2))
+    return str(caught.value)
 
 
 def checked(code: str) -> str:
@@ -178,6 +282,8 @@ def checked(code: str) -> str:
         "count": 0,
         "shared": torch.ones(2),
         "other": iter([1]),
+        "counting": Counting(),
+        "generator": torch.Generator(),
     }
     try:
         replay._check(ast.parse(code).body, names, {"batch"})

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.optim import lr_scheduler
 
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
 from paceline.train.parts import Step
+from paceline.train.sync import gathers
 from paceline.train.sync.uneven import Schedules, own, refuse_collectives
 
 
@@ -88,6 +91,42 @@ def test_a_collective_that_not_all_ranks_come_to_is_refused(collective: Any) -> 
         collective()
     end()
     collective()
+
+
+class Nccl:
+    """A group whose backend takes lists of different shapes."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        self.shapes = shapes
+
+    def size(self) -> int:
+        return len(self.shapes)
+
+    def name(self) -> str:
+        return "nccl"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "refused"),
+    [
+        ("_allgather_base", (torch.ones(8, 1), torch.ones(2, 1)), True),
+        ("_reduce_scatter_base", (torch.ones(2, 1), torch.ones(8, 1)), True),
+        ("allgather", ([[torch.ones(2, 1), torch.ones(6, 1)]], [torch.ones(2, 1)]), False),
+        ("allgather", ([[torch.ones(2, 1), torch.ones(2, 1)]], [torch.ones(2, 1)]), True),
+    ],
+)
+def test_only_gathers_into_lists_take_different_shapes_on_nccl(
+    name: str, args: tuple[Any, ...], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, ...]] = [(2, 1), (6, 1)]
+    monkeypatch.setattr(gathers, "_gathered", lambda *_: shapes)
+    listeners: list[Any] = []
+    monkeypatch.setattr(gathers, "listen", lambda listener: listeners.append(listener) or list)
+    current = CurrentStep(2)
+    in_turn(current, replace(step(3), even=False))
+    gathers.refuse_uneven(current, lambda: False)
+    with pytest.raises(PacelineError, match="shapes") if refused else nullcontext():
+        listeners[0](name, Nccl(shapes), args)
 
 
 @pytest.mark.usefixtures("group")

@@ -38,14 +38,16 @@ from paceline.node.elastic.roll import Failure, Roll, Round
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
-GRACE_S = 5  # between asking ranks to end and killing them
+# Between asking ranks to end and killing them. After a failure the other ranks cannot go on; ranks
+# that a signal ends save a declared checkpoint, and Slurm and Kubernetes give the launcher 30 s.
+GRACE_S, STOP_GRACE_S = 5, 25
 # A rank that raised may take longer to exit than its peers take to fail because of it.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
 _KEPT_ATTEMPTS = 10  # whose logs are kept: a run may be restarted any number of times
 _LOOK_S = 0.05
 # How long all ranks get to end after the same step. A node that joins can wait while they train.
-_JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 10.0
+_JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
 _ROUNDS = 5  # of the rendezvous, before an attempt is given up
 _log = logging.getLogger(__name__)
 
@@ -199,6 +201,7 @@ class Agent(LocalElasticAgent):
             return super()._invoke_run(role)
         except SignalException as asked:
             if asked.sigval != signal.SIGINT:
+                self._shutdown_timeout = STOP_GRACE_S
                 raise
             self._end_before_leaving()
             raise SignalException("this node leaves the run", signal.SIGTERM) from None

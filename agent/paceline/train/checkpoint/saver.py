@@ -140,17 +140,21 @@ class Saver:
         by_time = s is not None and time.monotonic() - self._time >= s
         return self._all(stepped and (by_steps or by_time or self._rank > 0))
 
-    def save_last(
-        self, position: Position, stepped: bool, reported: threading.Event | None
-    ) -> None:
+    def save_last(self, position: Position | None, reported: threading.Event | None) -> None:
         """Saves where training is before this process ends; waits until all ranks have saved it.
 
         Args:
-            position: where training is.
-            stepped: an optimiser has stepped in the step before. Otherwise gradients accumulate.
+            position: where the optimiser has stepped last; None: gradients accumulate since a step
+                that cannot be gone back to.
             reported: see `save`.
         """
-        if self._all(stepped and position.step > self._steps):
+        if position is None and self._rank == 0:
+            logger.error(
+                "no checkpoint was saved: gradients accumulate since the epoch before; a restart "
+                "begins at step %d",
+                self._folder.newest() or 0,
+            )
+        if self._all(position is not None and position.step > self._steps) and position is not None:
             self.save(position, reported)
         self.wait()
         self._all(True)  # the first node that ends has the others' ranks ended soon after
@@ -171,7 +175,7 @@ class Saver:
                 whole before that: those steps are not trained again.
         """
         self.wait()
-        self._steps = position.step
+        self._steps, self._time = position.step, time.monotonic()
         state = self._copied(position)
         if state is None:
             self._saved = position.step
@@ -181,7 +185,6 @@ class Saver:
             target=self._write, args=work, name="paceline-checkpoint", daemon=True
         )
         self._thread.start()
-        self._time = time.monotonic()
         self._hold(position.step)
 
     def _copied(self, position: Position) -> State | None:

@@ -22,7 +22,6 @@ from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing
 from paceline.train.doctor.watching import Seen, watch
-from paceline.train.proof import NotProvableError, unknown
 from paceline.train.stacks import is_users
 
 _PACKAGE = str(Path(__file__).parents[2])
@@ -110,11 +109,7 @@ class Examination:
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False
-        if isinstance(error, NotProvableError):
-            known.answer = unknown(str(error))
-        else:
-            failed = f"{_place(error)}: {type(error).__name__}: {error}"
-            known.answer = known.rehearsal.failed(failed)
+        known.answer = known.rehearsal.failed(error, _place(error))
         return True
 
     def _asked_to_end(self, number: int, _frame: FrameType | None) -> None:

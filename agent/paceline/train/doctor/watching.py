@@ -163,6 +163,7 @@ def _note_loaders(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
             inner: Generator[Any] = original(loader)
             if known is None:
                 return inner
+            loader._loop.proves = False  # it is proven after the steps
             return _watched(known, loader, inner, steps, end)
 
         return passing

@@ -36,8 +36,8 @@ MOST_COASTED = 16
 # While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
 # takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
-# Where no control plane can plan, a segment lasts at least so long, in at most so many steps:
-# planning takes 0.5 ms of it, and there is no switch that would wait for its end.
+# Where no control plane can plan, or parts stay equal, a segment lasts at least so long, in at most
+# so many steps: planning takes 0.5 ms of it, and there is no switch that would wait for its end.
 ALONE_S, MOST_ALONE = 0.25, 64
 _PACE = 8  # segments by whose times a step's time is known
 
@@ -136,7 +136,8 @@ class Leader:
         self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
         self._waits = Waits()
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
-        # Steps that are adopted but not reached, with their samples.
+        # The epoch's steps that are adopted, with their samples, from the newest one on after which
+        # no gradients accumulate.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
@@ -196,15 +197,18 @@ class Leader:
             self._proposals is not None and self._proposals.stop_reason is not None
         )
 
-    def reached(self, step: int) -> None:
-        """Training has reached `step`: the samples of the steps up to it need not be kept."""
+    def stepped(self, step: int) -> None:
+        """The optimiser has stepped in `step`: the samples up to it need not be kept."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead.popleft()
 
     def used(self, step: int) -> Ints:
-        """The samples of the epoch that steps up to and including `step` have used, ascending."""
-        self.reached(step)
-        planned = [samples for _, samples in self._ahead]
+        """The samples of the epoch that steps up to and including `step` have used, ascending.
+
+        Args:
+            step: not before the newest one in which the optimiser stepped.
+        """
+        planned = [samples for number, samples in self._ahead if number > step]
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
@@ -336,7 +340,7 @@ class Leader:
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
         steps = min(self._coast_steps, self._most_coasted())
-        if self._proposals is None:
+        if self._proposals is None or self._equal_because:
             steps = max(steps, min(MOST_ALONE, self._steps_in(ALONE_S)))
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)

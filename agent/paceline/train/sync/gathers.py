@@ -67,9 +67,9 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
         if mine is None or mine.dim() == 0 or mine.dim() > _DIMENSIONS:
             return
         shapes = _gathered(mine, group)
-        if group.name() == "gloo":
+        if group.name() == "gloo" or not others:
             fits = len(set(shapes)) == 1
-        else:  # NCCL takes different shapes if each rank expects them
+        else:  # NCCL takes lists of different shapes if each rank expects them
             fits = all(tuple(t.shape) == shape for t, shape in zip(others, shapes, strict=False))
         if not fits:
             words = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes[:8]))
