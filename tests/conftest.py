@@ -138,7 +138,11 @@ LONG = (
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_memory.py",
     "integration/train/test_survival.py",
+    "integration/train/test_synchronisers.py::test_a_closed_session_leaves_no_threads",
+    "integration/train/test_synchronisers.py::test_a_rank_that_is_killed_ends_the_others",
+    "integration/train/test_synchronisers.py::test_a_rank_that_is_late_once_changes_nothing_else",
     "integration/train/test_synchronisers.py::test_all_leave_by_an_exception",
+    "integration/train/test_synchronisers.py::test_all_leave_early",
     "integration/train/test_synchronisers.py::test_gradients_are_reduced_again_where_the_next",
     "integration/train/test_synchronisers.py::test_ranks_that_share_batches_leave_no_loop_early",
     "security/test_nobody.py::test_nobody_runs_programs_as_the_agents_user",
@@ -181,14 +185,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _on_postgres_for_once(item: pytest.Item) -> bool:
     """Whether a test runs on Postgres, though it is not about the database."""
     of = getattr(item, "callspec", None)
-    if of is None or item.path.is_relative_to(_STORE) or item.path == _INGEST:
+    if of is None or item.path.is_relative_to(_STORE):
         return False
     return "postgres" in (of.params.get("database_url"), of.params.get("empty_database_url"))
 
 
 _DATABASES = ("sqlite", "postgres")
 _STORE = Path(__file__).parent / "integration" / "store"
-_INGEST = Path(__file__).parent / "integration" / "control" / "test_ingest.py"
 _LONGEST_S = 600  # of a test that waits for processes: above the deadlines in support/waiting.py
 
 
