@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.train.collectives import listen
+
 logger = logging.getLogger(__name__)
 
 _warned = set[str]()  # names of collectives
@@ -39,8 +41,6 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
         module: the model.
         current: the current step of the session.
     """
-    from paceline.train.sync.uneven import listen  # it imports this module
-
     # BatchNorm layers that Paceline adapted leave fillers out by themselves.
     layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
     restore = kept_tensors([layer._buffers for layer in layers])

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
+from paceline.train.collectives import listen, own
 from paceline.train.ddp import CurrentStep
-from paceline.train.sync.uneven import listen, own
 from paceline.wire import ALLREDUCE
 
 _DIMENSIONS = 15
