@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from support.web import serving
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+def store(tmp_path: Path, _sqlite: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{shutil.copy(_sqlite, tmp_path / 'paceline.db')}") as opened:
         yield opened
 
 
