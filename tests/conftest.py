@@ -207,7 +207,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder != "unit" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
-        if item.nodeid.removeprefix("tests/").startswith(LONG) or _on_postgres_for_once(item):
+        if item.nodeid.removeprefix("tests/").startswith(LONG) or _repeats_on_postgres(item):
             item.add_marker(pytest.mark.long)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -230,8 +230,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _on_postgres_for_once(item: pytest.Item) -> bool:
-    """Whether a test runs on Postgres, though it is not about the database."""
+def _repeats_on_postgres(item: pytest.Item) -> bool:
+    """Whether a test of something other than the store repeats on Postgres what SQLite shows."""
     of = getattr(item, "callspec", None)
     if of is None or item.path.is_relative_to(_STORE):
         return False
@@ -301,7 +301,7 @@ def _sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=_DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh database without rows: every test that takes this runs over both kinds."""
+    """A fresh database without rows, of both kinds; outside of `store/`, `make test` has SQLite."""
     if request.param == "sqlite":
         copy = shutil.copy(request.getfixturevalue("_sqlite"), tmp_path / "paceline.db")
         return f"sqlite:///{copy}"

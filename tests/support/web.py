@@ -111,7 +111,7 @@ _routes: dict[tuple[int, str], BaseRoute] = {}  # of the first application, by r
 def _share_routes(app: FastAPI) -> None:
     """Give an application the API's routes of the first one, for which FastAPI has prepared them.
 
-    That takes it half a second, and nothing in them is of one application.
+    Preparing them takes longer than most tests, and nothing in them is of one application.
     """
     for at, route in enumerate(app.router.routes):
         if isinstance(route, _IncludedRouter):

@@ -33,6 +33,8 @@ def test_the_verdict_and_its_advice(name: str, request: pytest.FixtureRequest) -
     assert facts["level"] in expected["levels"], facts["words"]
     causes = {cause["kind"]: cause for cause in facts["causes"]}
     assert set(causes) == {each["kind"] for each in expected["causes"]}, facts["words"]
+    if "first" in expected:
+        assert facts["causes"][0]["kind"] == expected["first"], facts["words"]
     for each in expected["causes"]:
         _check_cause(causes[each["kind"]], each)
     words = [facts["words"], *(cause["words"] for cause in facts["causes"])]
@@ -47,9 +49,13 @@ def _check_cause(cause: dict[str, Any], expected: dict[str, Any]) -> None:
     if "hidden" in expected:
         assert cause["hidden"] == expected["hidden"], cause["words"]
     for when in ("since", "until"):
-        if expected.get(when) is not None:
+        if when in expected and expected[when] is None:  # from the beginning, to the end
+            assert not cause[when], cause["words"]
+        elif when in expected:
             near = expected.get(f"{when}_within", NEAR)
             assert cause[when] == pytest.approx(expected[when], abs=near), cause["words"]
+    if "period" in expected:
+        assert cause["period"] == expected["period"], cause["words"]
     if "factor" in expected:
         low, high = expected["factor"]
         assert low <= cause["factor"] <= high, cause["words"]
