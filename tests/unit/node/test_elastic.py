@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
-from paceline.node import logs
+from paceline.node import logs, rundir
 from paceline.node.elastic import roll
 from paceline.node.elastic.place import use_interface
 from paceline.node.elastic.ranks import _Logs
@@ -225,3 +225,18 @@ def test_logs_of_the_newest_attempts_are_kept(tmp_path: Path) -> None:
         made.attempt = attempt
         made.reify({0: {"RANK": "0"}})
     assert logs.attempts(tmp_path) == list(range(12, 2, -1))
+
+
+def test_all_logs_that_grow_are_kept_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "KEPT_FIRST", 4096)
+    monkeypatch.setattr(logs, "KEPT_LAST", 4096)
+    made = _Logs(tmp_path)
+    made.reify({0: {"RANK": "0"}})
+    grown = [
+        tmp_path / "launcher.log",
+        *(rundir.rank_log(tmp_path, 0, 0, output) for output in ("stdout", "stderr")),
+    ]
+    for log in grown:
+        log.write_bytes(b"x" * 200_000)
+    made.shorten()
+    assert all(log.stat().st_blocks * 512 <= 4096 + 3 * 4096 for log in grown)

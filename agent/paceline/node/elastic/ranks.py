@@ -90,8 +90,9 @@ class _Logs(LogsSpecs):
         return made
 
     def shorten(self) -> None:
-        """Keep the attempt's logs short."""
-        for log in (self._directory / "logs" / f"attempt_{self.attempt}").glob("*/std*.log"):
+        """Keep the attempt's logs and the launcher's own short."""
+        of_ranks = (self._directory / "logs" / f"attempt_{self.attempt}").glob("*/std*.log")
+        for log in (self._directory / "launcher.log", *of_ranks):
             with suppress(OSError):  # a script may have removed it
                 logs.shorten(log)
 
