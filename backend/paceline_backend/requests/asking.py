@@ -78,7 +78,7 @@ class Asker:
         patience_s = ANSWER_S
         try:
             async with asyncio.timeout(patience_s), ours, self._all:
-                return await self._asked(node, key, run, question)
+                return await self._asked(node, key, run, question, patience_s)
         except TimeoutError as error:
             raise NoAnswerError(
                 f"node {node} did not answer within {patience_s:g} s: its agent is cut off or "
@@ -90,7 +90,9 @@ class Asker:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _asked(self, node: str, key: bytes, run: str, question: Question) -> Reply:
+    async def _asked(
+        self, node: str, key: bytes, run: str, question: Question, patience_s: float
+    ) -> Reply:
         ask = Ask(secrets.token_hex(16), question)
         place, orders = answers(node, ask.id), commands(node)
         entry = signed(encode(ask, run), orders, key)
@@ -101,17 +103,23 @@ class Asker:
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
             first, _, order = await opening.execute()
         try:
-            return await self._answer(place, first, key)
+            return await self._answer(place, first, key, patience_s)
         finally:
             await asyncio.shield(self._forget(place, orders, order))
 
-    async def _answer(self, place: str, last: bytes, key: bytes) -> Reply:
+    async def _answer(self, place: str, last: bytes, key: bytes, patience_s: float) -> Reply:
         """Waits for the node's answer.
 
-        Without a blocking read: that would need a connection for each question.
+        Without a blocking read: that would need a connection for each question. redis-py writes
+        with `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes as it ends.
+        So this ends by itself, too.
+
+        Raises:
+            TimeoutError: there is none in time.
         """
-        pause_s = _FIRST_PAUSE_S
-        while True:
+        pause_s, now = _FIRST_PAUSE_S, asyncio.get_running_loop().time
+        latest = now() + patience_s
+        while now() < latest:
             read: Any = await self._bus().xread({place: last}, count=1)
             for number, fields in read[0][1] if read else []:
                 last = number
@@ -120,6 +128,7 @@ class Asker:
             if not read:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S)
+        raise TimeoutError
 
     def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
         """What an entry says; None: the node did not write it."""

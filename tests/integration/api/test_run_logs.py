@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -221,6 +223,22 @@ def test_a_node_that_does_not_answer_is_named(
         assert answer.status_code == 504
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["detail"].startswith("node here did not answer within 0.3 s")
+    assert_tidy(bus)
+
+
+def test_a_client_of_the_bus_that_forgets_a_cancellation_holds_up_nobody(
+    client: httpx.Client, here: Node, bus: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11's `asyncio.wait_for`, with which redis-py writes, does at times."""
+
+    async def forget(*_: object, **__: object) -> list[object]:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        return []
+
+    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
+    monkeypatch.setattr(redis.asyncio.Redis, "xread", forget)
+    assert client.get(LOGS).status_code == 504
     assert_tidy(bus)
 
 
