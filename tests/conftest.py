@@ -108,7 +108,6 @@ LONG = (
     "e2e/test_relaxed.py",
     "e2e/test_restart_hung.py",
     "e2e/test_shapes.py",
-    "e2e/test_skew.py",
     "e2e/test_stacks.py",
     "e2e/test_streams.py",
     "e2e/test_tensor_parallel.py",

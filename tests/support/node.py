@@ -75,10 +75,7 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
 # Whatever runs on this machine's port 8000 is not for tests.
 _MAIN = f"""
 from paceline import cli
-try:
-    from paceline.commands import options
-except ImportError:  # release 0.1.0
-    from paceline import cli as options
+from paceline.commands import options
 options.DEFAULT_SERVER = {NOBODY!r}
 from paceline.node import client
 client.TIMEOUT_S = {DEADLINE_S}
