@@ -35,14 +35,15 @@ unit: setup-dev ## the unit tests alone, with few examples of each property
 test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
-# Four files at once, each with servers of its own: many tests wait for processes, not for the CPU.
-FILES = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
+# A file's tests stay together, with servers of their own. Three files at once in `make test`, as many
+# tests wait for processes and not for the CPU; two where trainings are heavier.
+FILES = --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
 
 test: setup-dev ## what must pass at every commit: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 pytest: setup-dev
-	.venv/bin/pytest $(or $(ARGS),$(FILES))
+	.venv/bin/pytest $(or $(ARGS),--numprocesses 3 $(FILES))
 
 test-all: ## every test there is, before a release: hours
 	@$(MAKE) --no-print-directory test ARGS=
@@ -50,7 +51,7 @@ test-all: ## every test there is, before a release: hours
 	@$(MAKE) --no-print-directory test-engines ARGS=
 
 test-long: setup-dev ## the tests that `make test` leaves out (`long`), and 500 examples of each property
-	.venv/bin/pytest tests -m long --ignore tests/engines $(FILES)
+	.venv/bin/pytest tests -m long --ignore tests/engines --numprocesses 2 $(FILES)
 	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile long
 
 test-engines: setup-dev ## runs over several nodes and on real engines, all cases; as root
@@ -63,7 +64,7 @@ run-against: setup-dev ## takes the last `make test-engines` into docs/backends/
 
 coverage: setup-dev ## every test, and the line coverage of the three packages
 	.venv/bin/coverage erase
-	.venv/bin/coverage run -m pytest $(FILES) -W default::coverage.exceptions.CoverageWarning
+	.venv/bin/coverage run -m pytest --numprocesses 3 $(FILES) -W default::coverage.exceptions.CoverageWarning
 	.venv/bin/coverage combine --quiet
 	.venv/bin/coverage report --skip-covered
 

@@ -16,7 +16,7 @@ import psutil
 import redis
 
 from paceline_backend.server.stack import Stack
-from support.waiting import DEADLINE_S, until
+from support.waiting import DEADLINE_S, TRAINING_S, until
 
 # A training that lends its environment to whoever asks for it: rank 0 writes it to a file.
 SCRIPT = """
@@ -129,7 +129,7 @@ def with_runs(stack: Stack, folder: Path) -> Field:
     theirs, mine = start("theirs", 2), start("mine", 1)
     made = Field(stack, folder, theirs, mine, {})
     for run in (mine, theirs):
-        until(_plans(made, run), f"plans of {run}", 150, 0.3)
+        until(_plans(made, run), f"plans of {run}", TRAINING_S, 0.3)
     made.stolen = json.loads((folder / "mine.json").read_text())
     for name in ("mine.json", "theirs.json"):
         (folder / name).chmod(0o600)

@@ -957,8 +957,10 @@ def _eager() -> Iterator[None]:
         yield
 
 
-def _random_state() -> tuple[bytes, ...]:
-    state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()  # type: ignore[index]
+def _random_state() -> tuple[object, ...]:
+    """What changes with each random number that is drawn."""
+    kind, key, *rest = np.random.get_state()
+    state = torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(key).tobytes(), *rest
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return *state, torch.cuda.get_rng_state().numpy().tobytes()
-    return *state, repr(random.getstate()).encode()
+    return state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import random
+from collections.abc import Callable
 from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.core.terms import Terms
-from paceline.train import replay
+from paceline.train import proof, replay
 from paceline.train.profile import Limits
 from paceline.train.proof import (
     PROVEN,
@@ -290,3 +292,26 @@ def checked(code: str) -> str:
     except replay._UnsafeError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(1),
+        random.random,
+        np.random.random,
+        np.random.standard_normal,
+        lambda: random.gauss(0, 1),
+    ],
+    ids=["torch", "random", "numpy", "numpy's normal", "random's normal"],
+)
+def test_each_random_number_is_noticed(
+    draw: Callable[[], object], on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_a_gpu)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8))
+    before = proof._random_state()
+    assert proof._random_state() == before
+    draw()
+    assert proof._random_state() != before
