@@ -35,7 +35,7 @@ unit: setup-dev ## the unit tests alone, with few examples of each property
 test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
-# A file's tests stay together, with servers of their own. Three files at once in `make test`, as many
+# A file's tests stay together, with servers of their own. Four files at once in `make test`, as many
 # tests wait for processes and not for the CPU; two where trainings are heavier.
 FILES = --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
 
@@ -43,7 +43,7 @@ test: setup-dev ## what must pass at every commit: real Redis protocol, SQLite, 
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 pytest: setup-dev
-	.venv/bin/pytest $(or $(ARGS),--numprocesses 3 $(FILES))
+	.venv/bin/pytest $(or $(ARGS),--numprocesses 4 $(FILES))
 
 test-all: ## every test there is, before a release: hours
 	@$(MAKE) --no-print-directory test ARGS=
@@ -64,7 +64,7 @@ run-against: setup-dev ## takes the last `make test-engines` into docs/backends/
 
 coverage: setup-dev ## every test, and the line coverage of the three packages
 	.venv/bin/coverage erase
-	.venv/bin/coverage run -m pytest --numprocesses 3 $(FILES) -W default::coverage.exceptions.CoverageWarning
+	.venv/bin/coverage run -m pytest --numprocesses 4 $(FILES) -W default::coverage.exceptions.CoverageWarning
 	.venv/bin/coverage combine --quiet
 	.venv/bin/coverage report --skip-covered
 
