@@ -960,7 +960,13 @@ def _eager() -> Iterator[None]:
 def _random_state() -> tuple[object, ...]:
     """What changes with each random number that is drawn."""
     kind, key, *rest = np.random.get_state()
-    state = torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(key).tobytes(), *rest
+    state = (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        kind,
+        np.asarray(key).tobytes(),
+        *rest,
+    )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return *state, torch.cuda.get_rng_state().numpy().tobytes()
     return state
