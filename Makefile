@@ -35,8 +35,8 @@ unit: setup-dev ## the unit tests alone, with few examples of each property
 test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
-# A file's tests stay together, with servers of their own. Four files at once in `make test`, as many
-# tests wait for processes and not for the CPU; two where trainings are heavier.
+# A file's tests stay together, with servers of their own. Four files at once in `make test`, where
+# many tests wait for processes and not for the CPU; two in `make test-long`, whose tests compute more.
 FILES = --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
 
 test: setup-dev ## what must pass at every commit: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types

@@ -34,9 +34,9 @@ settings.load_profile("paceline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Folders, files and tests that only `make test-all` runs: they need an engine, a wheel, an image or
-# the site, draw random input for minutes, inject faults by the hundred, or repeat with another
-# script what a quicker test shows. A single case of a test is marked `long` beside its parameters.
+# How the names begin of the folders, files, tests and cases that only `make test-all` runs: they need
+# an engine, a wheel, an image or the site, draw random input for minutes, inject faults by the
+# hundred, take long, or repeat with another script what a quicker test shows.
 LONG = (
     "browser/test_accessibility.py",
     "browser/test_actions.py::test_a_viewer_reads_alerts_and_is_offered_no_change",

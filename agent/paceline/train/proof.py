@@ -958,7 +958,7 @@ def _eager() -> Iterator[None]:
 
 
 def _random_state() -> tuple[object, ...]:
-    """What changes with each random number that is drawn."""
+    """Return the states of all generators, which differ after each number that is drawn."""
     kind, key, *rest = np.random.get_state()
     state = (
         torch.get_rng_state().numpy().tobytes(),

@@ -62,7 +62,7 @@ class Asker:
         self._forged = Refusals(log, "an answer that its node did not write is ignored")
 
     async def ask(self, node: str, key: bytes, run: str, question: Question) -> Reply:
-        """What a node answers.
+        """Ask a node; return its answer.
 
         Args:
             node: its name.
@@ -131,7 +131,7 @@ class Asker:
         raise TimeoutError
 
     def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
-        """What an entry says; None: the node did not write it."""
+        """Return the reply in an entry; None: the node did not write it."""
         try:
             _, message = decode_signed(fields, place, key)
             if not isinstance(message, Answer):
