@@ -34,8 +34,8 @@ settings.load_profile("paceline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# How the names begin of the folders, files, tests and cases that only `make test-all` runs: they need
-# an engine, a wheel, an image or the site, draw random input for minutes, inject faults by the
+# How the names begin of the folders, files, tests and cases that only `make test-all` runs: they
+# need an engine, a wheel, an image or the site, draw random input for minutes, inject faults by the
 # hundred, take long, or repeat with another script what a quicker test shows.
 LONG = (
     "browser/test_accessibility.py",
