@@ -64,7 +64,9 @@ class Progress(msgspec.Struct, array_like=True):
 
     def reduce(self, step: int, model: int) -> None:
         """Note that a reduction begins."""
-        self.newest = [*self.newest[1 - KEPT :], (self.reductions, step, model)]
+        self.newest.append((self.reductions, step, model))
+        if len(self.newest) > KEPT:
+            del self.newest[0]
 
     def skip(self, step: int) -> None:
         """Note a step without a backward pass."""

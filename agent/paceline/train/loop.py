@@ -692,18 +692,20 @@ class Loop:
     def _is_out_of_step(self) -> bool:
         return self.lockstep is not None and self.lockstep.failed
 
-    def _reducing(self, model: int) -> None:
-        running = self.current.running
-        if self.lockstep is not None and running is not None:
+    def _reducing(self, running: RunningStep, model: int) -> None:
+        if self.lockstep is not None:
             self.lockstep.reducing(running.step.step, model, running.meeting)
 
     def _keep_in_step(self, running: RunningStep) -> None:
         """Ends a body: waits for the other ranks if it had no backward pass."""
         if self.lockstep is None:
             return
-        passes, relaxed = running.passes or not self.gate.models, self.gate.relaxed is not None
-        with nullcontext() if passes or relaxed else running.waiting():
-            self.lockstep.end_body(running.step.step, passes=passes, relaxed=relaxed)
+        step, relaxed = running.step.step, self.gate.relaxed is not None
+        if running.passes or not self.gate.models:
+            self.lockstep.end_body(step, passes=True, relaxed=relaxed)
+            return
+        with nullcontext() if relaxed else running.waiting():
+            self.lockstep.end_body(step, passes=False, relaxed=relaxed)
 
     def _end_in_step(self, lockstep: Lockstep, ran_out: bool) -> None:
         """Ends the loop over the loader: all ranks leave it after the same step."""

@@ -122,7 +122,7 @@ def test_only_gathers_into_lists_take_different_shapes_on_nccl(
     shapes: list[tuple[int, ...]] = [(2, 1), (6, 1)]
     monkeypatch.setattr(gathers, "_gathered", lambda *_: shapes)
     listeners: list[Any] = []
-    monkeypatch.setattr(gathers, "listen", lambda listener: listeners.append(listener) or list)
+    monkeypatch.setattr(gathers, "listen", lambda listener, _: listeners.append(listener) or list)
     current = CurrentStep(2)
     in_turn(current, replace(step(3), even=False))
     gathers.refuse_uneven(current, lambda: False)

@@ -100,7 +100,7 @@ class Waits:
     def _before_backward(self, _: Tensor) -> None:
         running = self._current.running
         if running is not None and self._backward is not running:
-            self._current.reducing(self._model)
+            self._current.reducing(running, self._model)
             self._backward, self._ends = running, True
             _queue(self._computed)
         self._begin()

@@ -56,7 +56,7 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
 
     def refuse(name: str, group: dist.ProcessGroup, args: Sequence[Any]) -> None:
         running = current.running
-        if name not in _NAMES or running is None or not running.in_body or current.reduces:
+        if running is None or not running.in_body or current.reduces:
             return
         step = running.step
         if step.even and step.synchroniser == ALLREDUCE:
@@ -76,7 +76,7 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
             said = f"the ranks' tensors have different shapes, {words}"
             raise PacelineError(_REFUSED.format(name=_NAMES[name], step=step.step, shapes=said))
 
-    return listen(refuse)
+    return listen(refuse, _NAMES)
 
 
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
