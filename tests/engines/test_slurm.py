@@ -239,7 +239,7 @@ def test_a_job_of_ones_own_is_a_run(harness: SlurmHarness) -> None:
     assert (shown["backend"], shown["backend_jobs"], shown["nodes_min"]) == ("adopted", None, 2)
     hosts = {cluster.network.name(1), cluster.network.name(2)}
     assert {row["node"] for row in nodes_of(harness, run)} == {
-        f"{host}-{job}.0.{number}" for number, host in enumerate(sorted(hosts))
+        f"{host}-{job}.0.{number}.{run}" for number, host in enumerate(sorted(hosts))
     }
     assert harness.jobs() == [job]
     cluster.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
