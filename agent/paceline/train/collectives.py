@@ -17,7 +17,7 @@ import torch.distributed as dist
 # Called with the method's name, its group and its arguments, in the thread that calls it.
 Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 
-METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
+_METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",
@@ -58,16 +58,16 @@ def own() -> Iterator[None]:
         _mine.depth -= 1
 
 
-def listen(listener: Listener, methods: Collection[str] = METHODS) -> Callable[[], None]:
-    """Calls a listener before each collective of this process.
+def listen(listener: Listener, methods: Collection[str] = _METHODS) -> Callable[[], None]:
+    """Call a listener before each collective of this process.
 
     Args:
-        listener: is called.
-        methods: of the process groups, those that it is told of. Each call of a wrapped method
+        listener: the function to call.
+        methods: names of the methods of process groups to wrap. Each call of a wrapped method
             takes a few µs longer.
 
     Returns:
-        what ends it.
+        a function that ends this; calling it again does nothing.
     """
     present = [name for name in methods if name in vars(dist.ProcessGroup)]
     with _lock:

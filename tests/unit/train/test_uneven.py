@@ -130,6 +130,22 @@ def test_only_gathers_into_lists_take_different_shapes_on_nccl(
         listeners[0](name, Nccl(shapes), args)
 
 
+def test_no_method_is_wrapped_that_nobody_listens_to() -> None:
+    """DDP's all-reduce, which each step calls, pays nothing for the refusal of uneven gathers."""
+    kind = dist.ProcessGroup
+    before = dict(vars(kind))
+    end_gathers = gathers.refuse_uneven(CurrentStep(2), lambda: False)
+    assert vars(kind)["allgather"] is not before["allgather"]
+    assert vars(kind)["allreduce"] is before["allreduce"]
+    end_all = refuse_collectives(CurrentStep(2))
+    assert vars(kind)["allreduce"] is not before["allreduce"]
+    end_gathers()
+    end_gathers()
+    assert vars(kind)["allgather"] is not before["allgather"]  # one of the two still listens
+    end_all()
+    assert dict(vars(kind)) == before
+
+
 @pytest.mark.usefixtures("group")
 def test_a_collective_beside_rounds_on_the_devices_is_refused() -> None:
     current = CurrentStep(2)
