@@ -77,8 +77,8 @@ class Asker:
         ours = self._by_node.setdefault(node, asyncio.Semaphore(_OF_NODE))
         patience_s = ANSWER_S
         try:
-            async with asyncio.timeout(patience_s), ours, self._all:
-                return await self._asked(node, key, run, question, patience_s)
+            async with asyncio.timeout(patience_s) as limit, ours, self._all:
+                return await self._asked(node, key, run, question, limit)
         except TimeoutError as error:
             raise NoAnswerError(
                 f"node {node} did not answer within {patience_s:g} s: its agent is cut off or "
@@ -91,7 +91,7 @@ class Asker:
             await self._client.aclose()
 
     async def _asked(
-        self, node: str, key: bytes, run: str, question: Question, patience_s: float
+        self, node: str, key: bytes, run: str, question: Question, limit: asyncio.Timeout
     ) -> Reply:
         ask = Ask(secrets.token_hex(16), question)
         place, orders = answers(node, ask.id), commands(node)
@@ -103,23 +103,22 @@ class Asker:
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
             first, _, order = await opening.execute()
         try:
-            return await self._answer(place, first, key, patience_s)
+            return await self._answer(place, first, key, limit)
         finally:
             await asyncio.shield(self._forget(place, orders, order))
 
-    async def _answer(self, place: str, last: bytes, key: bytes, patience_s: float) -> Reply:
-        """Waits for the node's answer.
+    async def _answer(self, place: str, last: bytes, key: bytes, limit: asyncio.Timeout) -> Reply:
+        """Wait for the node's answer.
 
         Without a blocking read: that would need a connection for each question. redis-py writes
         with `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes as it ends.
-        So this ends by itself, too.
+        A limit cancels once, so this looks whether it has passed before it reads again.
 
         Raises:
             TimeoutError: there is none in time.
         """
-        pause_s, now = _FIRST_PAUSE_S, asyncio.get_running_loop().time
-        latest = now() + patience_s
-        while now() < latest:
+        pause_s = _FIRST_PAUSE_S
+        while not limit.expired():
             read: Any = await self._bus().xread({place: last}, count=1)
             for number, fields in read[0][1] if read else []:
                 last = number
