@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import paceline
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
-from support.relaxing import cpus_as_devices, planned
+from support.relaxing import planned
 
 WIDTH = 16  # values of a sample
 MOST_VALUES = 4096  # most values of a replica that a case returns
@@ -33,17 +33,15 @@ class Place:
     """Where models are.
 
     Args:
-        kind: "cuda" or "cpu".
-        gpu: number of the GPU; all ranks share the first one unless a case says otherwise.
+        kind: "cuda" (the first GPU, for all ranks) or "cpu".
     """
 
     kind: str
-    gpu: int = 0
 
     @property
     def device(self) -> torch.device:
         """PyTorch's name of the device."""
-        return torch.device("cuda", self.gpu) if self.kind == "cuda" else torch.device("cpu")
+        return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
 
     def synchronize(self) -> None:
         """Waits until the device has done all its work."""
@@ -269,8 +267,6 @@ class Training:
         overflow: step and rank whose loss is infinite.
         slow: a rank, and how many seconds longer its steps take.
         cpu_ranks: ranks whose replica is on the CPU, whatever the kind of device.
-        own_gpus: rank k computes on GPU k; else all share the first one.
-        device_rounds: whether rounds are reduced on the GPUs. CPUs do so over gloo.
     """
 
     chain: tuple[Synchronisation, ...]
@@ -281,8 +277,6 @@ class Training:
     overflow: tuple[int, int] | None = None
     slow: tuple[int, float] | None = None
     cpu_ranks: tuple[int, ...] = ()
-    own_gpus: bool = False
-    device_rounds: bool = False
     samples: int = 16 * 12
     batch: int = 12
     segment: int = 4
@@ -291,16 +285,14 @@ class Training:
 
 def trained(kind: str, work: Training) -> dict[str, Any]:
     """This rank's replica after training, the samples that it used, and its scaler's scale."""
-    rank = dist.get_rank()
-    place = Place("cpu" if rank in work.cpu_ranks else kind, rank if work.own_gpus else 0)
+    place = Place("cpu" if dist.get_rank() in work.cpu_ranks else kind)
     network = mlp(work.hidden, place.device, work.layers)
     optimizer = sgd(network, fused=work.fused)
     scaler = torch.amp.GradScaler(place.kind, init_scale=256.0, enabled=work.amp)
     used: list[list[int]] = [[] for _ in range(work.epochs)]
     with (
         planned(list(work.chain), steps=work.segment),
-        cpus_as_devices() if kind == "cpu" else contextlib.nullcontext(),
-        session_over(work.samples, work.batch, seed=3, device_rounds=work.device_rounds) as session,
+        session_over(work.samples, work.batch, seed=3) as session,
     ):
         model = session.wrap(network)
         loader = session.loader(pin_memory=place.kind == "cuda")

@@ -34,7 +34,6 @@ from paceline.wire.synchronisation import Synchronisation, convert
 from support.ranks import Ranks
 
 WORLD = 3  # ranks under gloo
-PAIR = 2  # ranks that have a GPU each
 WHOLE_S = 450.0  # time for all parts; the rest of 8 minutes is for starting and ending ranks
 CASE_S = 40.0  # time for a case and its ranks' start; a case that hangs leaves time for others
 LARGE_BYTES = 50 << 20  # smallest model whose copies are timed
@@ -63,14 +62,6 @@ SYNCHRONISERS = {
         {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
     ),
 }
-ON_DEVICES = {
-    "all": convert("partial", {"quorum": PAIR, "staleness": 0, "waits": True, "mean": False}),
-    "rna": RNA,
-    "hierarchical": convert(
-        "hierarchical",
-        {"groups": [[0], [1]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
-    ),
-}
 QUICK = ("allreduce", "rna", "stealing", "averaging", "pairwise", "hierarchical")
 
 
@@ -92,7 +83,7 @@ class Outcome:
 
 
 class Kit:
-    """Runs cases on ranks that share a device, or, as a pair, have one each.
+    """Runs cases on ranks that share a device.
 
     Args:
         kind: "cuda" or "cpu".
@@ -108,8 +99,7 @@ class Kit:
         backend = "nccl" if kind == "cuda" else "gloo"
         # Forked processes cannot use CUDA once their parent has asked whether there is a GPU.
         start = start or ("spawn" if kind == "cuda" else "forkserver")
-        self._pools = {WORLD: Ranks(WORLD, start=start)}
-        self._pools |= {world: Ranks(world, backend, start) for world in (1, PAIR)}
+        self._pools = {WORLD: Ranks(WORLD, start=start), 1: Ranks(1, backend, start)}
         self._ends_at = time.monotonic() + whole_s
         self._part_ends_at = self._ends_at
 
@@ -364,50 +354,16 @@ def _trained_well(outcome: Outcome, work: Training) -> list[Check]:
     ]
 
 
-def _conserved(outcome: Outcome, work: Training, world: int = WORLD) -> Check:
+def _conserved(outcome: Outcome, work: Training) -> Check:
     """Gradients that went into rounds or were dropped, beside those that ranks computed.
 
     All local batches have the same size, so dropped samples can be counted as gradients.
     """
     applied = sum(sum(record.staleness) for record in outcome.rounds)
-    dropped = sum(r.dropped for r in outcome.rounds) / (work.batch / world)
+    dropped = sum(r.dropped for r in outcome.rounds) / (work.batch / WORLD)
     steps = work.epochs * work.samples // work.batch - work.segment
-    off = abs(applied + dropped - steps * world)
+    off = abs(applied + dropped - steps * WORLD)
     return Check("gradients neither applied nor counted as dropped", off, 0, "<=")
-
-
-# Rounds on devices
-
-
-def device_rounds(kit: Kit) -> Result:
-    """Rounds that two ranks with a GPU each reduce there, by NCCL."""
-    if kit.cuda and (gpus := torch.cuda.device_count()) < PAIR:
-        return {"skipped": f"GPUs: {gpus}; needed: {PAIR}"}, []
-    return in_turn({name: partial(_on_devices, kit, name) for name in ON_DEVICES})
-
-
-def _on_devices(kit: Kit, name: str) -> Result:
-    epochs = 1 if kit.quick else 2
-    work = Training((ON_DEVICES[name],), epochs=epochs, own_gpus=True, device_rounds=True)
-    outcome = kit.run(gpu_cases.trained, work, world=PAIR)
-    copied_s = max(record.copied_s for record in outcome.rounds)
-    checks = [
-        *_trained_well(outcome, work),
-        _conserved(outcome, work, PAIR),
-        Check("rounds", len(outcome.rounds), 1, ">="),
-        Check("seconds of copying to the host", copied_s, 0.0, "<="),
-    ]
-    if name == "all":
-        plain = replace(work, chain=(ALLREDUCE,), device_rounds=False)
-        reduced = kit.run(gpu_cases.trained, plain, world=PAIR)
-        checks.append(Check("beside the all-reduce", _apart(outcome, reduced), 1e-5, "<="))
-    return _summary(outcome), checks
-
-
-def _apart(outcome: Outcome, other: Outcome) -> float:
-    """How far the first ranks' replicas are apart, relative to the other's values."""
-    got, want = (torch.tensor(each.answers[0]["values"]) for each in (outcome, other))
-    return float((got - want).norm() / want.norm())
 
 
 # Kinds
@@ -500,7 +456,8 @@ def _large(kit: Kit) -> Result:
     hidden = 4096 if kit.cuda else 64
     works = [Training((what,), hidden, samples=96, epochs=1) for what in (ALL, ALLREDUCE)]
     rounds, reduced = (kit.run(gpu_cases.trained, work) for work in works)
-    difference = _apart(rounds, reduced)
+    got, want = (torch.tensor(outcome.answers[0]["values"]) for outcome in (rounds, reduced))
+    difference = float((got - want).norm() / want.norm())
     copied_s = statistics.median(record.copied_s for record in rounds.rounds)
     checks = [
         Check("rounds of all ranks beside the all-reduce", difference, 1e-5, "<="),

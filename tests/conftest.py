@@ -188,7 +188,6 @@ LONG = (
     "integration/train/test_ddp.py::test_a_compiled_wrapped_model_has_the_gradient",
     "integration/train/test_ddp.py::test_accumulated_gradient_is_that_of_one_process[3]",
     "integration/train/test_ddp.py::test_weighted_gradient_is_that_of_one_process[3]",
-    "integration/train/test_device_rounds.py",
     "integration/train/test_fsdp.py::test_accumulated_gradient_is_that_of_one_process",
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_meeting.py::test_nodes_with_the_same_host_name_meet",

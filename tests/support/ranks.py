@@ -138,7 +138,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, backend: str) -> 
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     if backend == "nccl":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(0)
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
     # Collections, and searches for optimisers, pass over what torch's modules hold.
     gc.collect()

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.train.parts import Step
 from paceline.train.plan.leader import Leader
-from paceline.train.sync.base import BACKENDS, Round
+from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.suitability import Suitability
@@ -70,13 +70,6 @@ def planned(
         yield
 
 
-@contextmanager
-def cpus_as_devices() -> Iterator[None]:
-    """Rounds on devices where these are CPUs: gloo stands for NCCL, all other code is the same."""
-    with mock.patch.dict(BACKENDS, {"cpu": "gloo"}):
-        yield
-
-
 @dataclass
 class Script:
     """What the training does besides the usual."""
@@ -103,7 +96,6 @@ class Script:
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
     uneven: bool = False  # steps
-    on_devices: bool = False  # rounds: over gloo, as devices are CPUs here
     segment: int = 4  # steps
     gather: bool = False  # a collective in the loop's body
     spare_at: int = -1  # step from which there is another optimiser of the model, that never steps
@@ -145,18 +137,11 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     first = chain[0] if script.at_once else ALLREDUCE
     with (
         ExitStack() as undiscovered,
-        cpus_as_devices() if script.on_devices else nullcontext(),
         planned(chain, script.shares, script.segment, first),
         mock.patch("paceline.train.plan.leader._FAREWELL_S", farewell_s),
         mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
     ):
-        session = paceline.Session(
-            Data(),
-            global_batch=BATCH,
-            seed=3,
-            uneven_steps=script.uneven,
-            device_rounds=script.on_devices,
-        )
+        session = paceline.Session(Data(), global_batch=BATCH, seed=3, uneven_steps=script.uneven)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
         model = _wrapped(session, network, script)
@@ -217,7 +202,6 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "replica": [tensor.tolist() for tensor in state],
         "gradients": sum(sum(finished.staleness) for _, finished in reported),
         "dropped": sum(finished.dropped for _, finished in reported),
-        "bytes": sorted({finished.bytes for _, finished in reported}),
         "segments": sorted({segment for segment, _ in reported}),
     }
 
@@ -265,12 +249,12 @@ def _settled(count: Callable[[], int]) -> int:
     return seen[-1]
 
 
-def threads_after(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> int:
+def threads_after(chain: list[Synchronisation]) -> int:
     """This process's, also PyTorch's, where garbage collection ended none of them."""
     gc.collect()
     gc.disable()
     try:
-        train(chain, given)
+        train(chain)
         return _settled(psutil.Process().num_threads)
     finally:
         gc.enable()
@@ -281,18 +265,6 @@ def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> Non
     outcome = train([what], given)
     Path(directory, str(dist.get_rank())).write_text(outcome["error"])
     os._exit(1)
-
-
-def refused() -> str:
-    """Why a session whose rounds shall be on devices refuses a model on the CPU."""
-    session = paceline.Session(Data(), global_batch=BATCH, device_rounds=True)
-    try:
-        session.wrap(nn.Linear(WIDTH, 1))
-    except ValueError as error:
-        return str(error)
-    finally:
-        session.close()
-    return "nothing"
 
 
 def _wrapped(session: paceline.Session, network: nn.Sequential, script: Script) -> nn.Module:

@@ -7,10 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,14 +22,12 @@ from paceline.train.sync.base import Ranks, Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.rounds import Rounds, Sum
-from paceline.train.sync.roundvector import DeviceSums
 from paceline.wire.synchronisation import PartialRules
-from support.relaxing import cpus_as_devices
 from support.waiting import DEADLINE_S
 
 
 @contextmanager
-def ranks(timeout_s: float = 60.0, *, on_devices: bool = False) -> Iterator[Ranks]:
+def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
     rank, world = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]
     if rank == 0:
@@ -44,37 +40,26 @@ def ranks(timeout_s: float = 60.0, *, on_devices: bool = False) -> Iterator[Rank
     group = dist.new_group(backend="gloo")
     made = Ranks({"": group}, store, blocking_store, rank, world, timedelta(seconds=timeout_s))
     del group
-    if on_devices:
-        made = replace(made, device=torch.device("cpu"))
-        with cpus_as_devices():
-            made.open_device_group()
     yield made
     dist.barrier()  # the store goes with rank 0
     made.close()
 
 
 def make(
-    of: Ranks,
-    given: dict[str, Any],
-    length: int,
-    records: list[Round] | None = None,
-    on_device: int = 0,
+    of: Ranks, given: dict[str, Any], length: int, records: list[Round] | None = None
 ) -> Rounds:
     rules = convert(given, PartialRules)
     take = None if records is None else records.append
     call, drift = Call.of(rules, of.world, seed=3), Drift.of(rules)
-    return Rounds(of, "rounds", length, call, drift, take, on_device=on_device)
+    return Rounds(of, "rounds", length, call, drift, take)
 
 
-def exchange(
-    given: dict[str, Any], steps: int, seed: int, on_devices: bool = False
-) -> dict[str, Any]:
+def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     """Each rank offers 1 in its own place, of 3 samples, at random times; some steps have none."""
-    with ranks(on_devices=on_devices) as of:
+    with ranks() as of:
         draw = random.Random(f"{seed} {of.rank}")
         records: list[Round] = []
-        lengths = (0, of.world) if on_devices else (of.world, 0)
-        rounds = make(of, given, lengths[0], records, lengths[1])
+        rounds = make(of, given, of.world, records)
         offered, seen = 0, list[Sum]()
         most_ahead = 0
         for _ in range(steps):
@@ -83,57 +68,19 @@ def exchange(
             vector[of.rank] = 1
             empty = draw.random() < 0.1
             offered += not empty
-            gradient = Gradient(vector, 3)
-            if on_devices:
-                gradient = Gradient(torch.empty(0), 3, arrive=lambda: 0.0, on_device=vector)
-            rounds.offer(None if empty else gradient)
+            rounds.offer(None if empty else Gradient(vector, 3))
             most_ahead = max(most_ahead, rounds.ahead)
             seen += rounds.take()
         seen += rounds.finish()
     return {
         "offered": offered,
         "numbers": [record.number for record in records],
-        "totals": [_values(result, of.world) for result in seen],
+        "totals": [result.total.tolist() for result in seen],
         "contributors": [result.contributors for result in seen],
         "staleness": [record.staleness for record in records],
         "dropped": sum(record.dropped for record in records),
         "ahead": most_ahead,
     }
-
-
-def _values(result: Sum, length: int) -> list[float]:
-    """The summed gradients of a round, wherever they were reduced."""
-    if result.on_device is not None:
-        return result.on_device.tolist()
-    return result.total.tolist() or [0.0] * length
-
-
-def lagging(rounds_ahead: int) -> tuple[list[list[float]], int]:
-    """Rank 0 has so many rounds on devices while the others take none.
-
-    Returns:
-        the sums, and how many of them this rank kept on the host meanwhile.
-    """
-    moved = 0
-    to_host = DeviceSums.to_host
-
-    def note(sums: DeviceSums, total: torch.Tensor) -> torch.Tensor:
-        nonlocal moved
-        moved += 1
-        return to_host(sums, total)
-
-    with ranks(on_devices=True) as of, mock.patch.object(DeviceSums, "to_host", note):
-        rounds = Rounds(of, "rounds", 0, Call(quorum=1), Drift(mean=False), on_device=1)
-        seen = list[Sum]()
-        for number in range(rounds_ahead if of.rank == 0 else 0):
-            vector = torch.full((1,), 1.0 + number)
-            rounds.offer(Gradient(torch.empty(0), 1, arrive=lambda: 0.0, on_device=vector))
-            while len(seen) <= number:
-                seen += rounds.take()
-                time.sleep(0.001)
-        dist.barrier()
-        seen += rounds.finish()
-    return [_values(result, 1) for result in seen if result.contributors], moved
 
 
 def leftover() -> list[float]:

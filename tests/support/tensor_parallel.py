@@ -236,7 +236,7 @@ def refused(kind: str) -> str:
     dp, tp = mesh_of()
     data: Any = Numbered(12)
     options: dict[str, Any] = {"global_batch": 4, "mesh": tp if kind == "other part" else dp}
-    if kind in ("uneven_steps", "micro_batches", "device_rounds"):
+    if kind in ("uneven_steps", "micro_batches"):
         options[kind] = True
     if kind == "no mesh":
         options["mesh"] = 2

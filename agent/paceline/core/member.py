@@ -25,7 +25,7 @@ class WaitReason(Enum):
 
     PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
     ROUNDS = "it has done more steps than there were rounds"
-    COPYING = "its device has not finished its gradients, or not copied them to the host"
+    COPYING = "its gradients are still being copied to the host"
     LEAD = "it is further ahead of the slowest rank than its lead allows"
     MEETING = "it has no more steps, and others have"
 

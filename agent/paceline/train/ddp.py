@@ -78,7 +78,6 @@ class CurrentStep:
         self.filler = False  # this rank's batch is one; compiled models read it
         self.weighs = True  # False: gradients stay the means of each rank's own batch
         self.reduces = False  # in the call of a collective that is not the script's
-        self.device_rounds = False  # rounds are reduced on the ranks' devices now
         self.reduced = set[int]()  # `id`s of parameters that a wrapped model reduces
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from itertools import count
 from typing import Any
@@ -76,12 +75,6 @@ class Device:
         real = RankDevice(kind, name, machine.cores(), memory, threads=torch.get_num_threads())
         devices = [] if self._emulation is None else self._emulation.devices
         return devices[self._rank].of(real) if devices else real
-
-    def unit(self) -> tuple[str, str]:
-        """The kind of the model's device, and what no other device of that kind is called."""
-        if self._model.type == "cuda":
-            return "cuda", str(torch.cuda.get_device_properties(self._model).uuid)
-        return self.place.type, f"{self.place} of process {self._process.pid} of {socket.getfqdn()}"
 
     @property
     def on_cuda(self) -> bool:

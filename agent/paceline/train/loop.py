@@ -28,13 +28,12 @@ from paceline.train.environment import Environment
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
 from paceline.train.lockstep import Lockstep
-from paceline.train.meeting import Meeting, gathered, introduce, place
+from paceline.train.meeting import Meeting, introduce, place
 from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits, Profile, shared_moments
-from paceline.train.refusals import refuse_devices
 from paceline.train.streams.reader import Reader
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
@@ -75,7 +74,6 @@ class Loop:
         device: what this rank computes on.
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
-        device_rounds: see `Session`.
         data: where data lives on nodes.
         epoch_steps: of the run; None: each step has a global batch of samples.
         reader: of this rank, if the data is a stream.
@@ -90,7 +88,6 @@ class Loop:
         device: Device,
         limits: Limits,
         uneven_steps: bool = False,
-        device_rounds: bool = False,
         data: NodeData | None = None,
         epoch_steps: EpochSteps | None = None,
         reader: Reader | None = None,
@@ -110,15 +107,7 @@ class Loop:
         self.current = CurrentStep(
             meeting.world, accumulates=limits.micro_batches, group=meeting.group
         )
-        self._device_rounds = device_rounds and meeting.world > 1
-        self.gate = SyncGate(
-            self.current,
-            meeting.store,
-            meeting.rank,
-            terms.seed,
-            meeting.lanes,
-            device_rounds=device_rounds,
-        )
+        self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed, meeting.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
@@ -127,7 +116,7 @@ class Loop:
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)
-            if uneven_steps or limits.micro_batches or device_rounds
+            if uneven_steps or limits.micro_batches
             else lambda: None
         )
         self._refusing_gathers = (
@@ -208,13 +197,7 @@ class Loop:
         return self._meeting
 
     def introduce(self) -> None:
-        """Tells what this rank computes on; all ranks call it once a model is in place.
-
-        Raises:
-            ValueError: ranks cannot reduce on their devices, as the session shall.
-        """
-        if self._device_rounds:
-            refuse_devices(gathered(self.meeting.world, self.device.unit()))
+        """Tells what this rank computes on; all ranks call it once a model is in place."""
         known, own = self._environment.run is not None, self.device.described()
         self.devices = introduce(self.meeting, own, self._trial, may_try=known)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +15,6 @@ from paceline.train.fsdp.model import is_wrapped
 from paceline.train.fsdp.units import refuse, refuse_apart
 from paceline.train.meeting import Lanes
 from paceline.train.norms import layers as norms
-from paceline.train.sync.base import BACKENDS
 
 _OPTIONS = {
     "process_group": "gradients are weighted over all ranks: leave it out",
@@ -160,50 +156,3 @@ def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[s
                 f"wrap({name}=True) and Session(micro_batches=True) do not go together: {why}; "
                 "leave one of them out"
             )
-
-
-def refuse_devices(units: Sequence[tuple[str, str]]) -> None:
-    """Refuses devices on which ranks cannot reduce with each other. All ranks call it.
-
-    Args:
-        units: the kind and the name of each rank's device; no two devices have the same, [W].
-
-    Raises:
-        ValueError: the message names the ranks, and says what to do instead.
-    """
-    for rank, (kind, _) in enumerate(units):
-        if kind not in BACKENDS:
-            raise ValueError(
-                f"Session(device_rounds=True): rank {rank}'s model is on a device of the kind "
-                f"{kind}, and each rank needs a CUDA device of its own: move the model there "
-                "before session.wrap, or leave device_rounds out"
-            )
-    if units[0][0] == "cuda" and not dist.is_nccl_available():
-        raise ValueError(
-            "Session(device_rounds=True): this torch has no NCCL: install one that has, or leave "
-            "device_rounds out"
-        )
-    first: dict[tuple[str, str], int] = {}
-    for rank, unit in enumerate(units):
-        if (other := first.setdefault(unit, rank)) != rank:
-            raise ValueError(
-                f"Session(device_rounds=True): ranks {other} and {rank} share a device, and NCCL "
-                "takes one rank for each: start as many ranks on a node as it has GPUs, and put "
-                'the model of each on its own, such as torch.device("cuda", int(os.environ['
-                '"LOCAL_RANK"])); or leave device_rounds out'
-            )
-
-
-def refuse_second_device(models: Iterable[nn.Module]) -> None:
-    """Refuses models of one rank on several devices, for rounds that are reduced there.
-
-    Raises:
-        ValueError: the message names the devices.
-    """
-    devices: set[torch.device] = {p.device for model in models for p in model.parameters()}
-    if len(devices) > 1:
-        raise ValueError(
-            "Session(device_rounds=True): this rank has parameters on "
-            f"{' and '.join(sorted(map(str, devices)))}: put all of them on one device before "
-            "session.wrap, or leave device_rounds out"
-        )

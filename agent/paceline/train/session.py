@@ -50,7 +50,7 @@ from paceline.train.profile import (
     profile_ranks,
     shared_typical,
 )
-from paceline.train.refusals import refuse_accumulation, refuse_model, refuse_second_device
+from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.streams.reader import Reader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
@@ -112,9 +112,6 @@ class Session:
             policy lets ranks get on at their own pace. For loops that call no collective of their
             own in the body, step the optimiser in each turn, and end by themselves only. Not with
             `micro_batches`.
-        device_rounds: rounds of a relaxed policy are reduced on the GPUs, by NCCL, and not on the
-            host. For ranks that have a CUDA device each, and loops that call no collective of their
-            own in the body. It has never run on GPUs.
         shapes: keeps distinct shapes of batches few, for compiled models: each rank gets a multiple
             of so many samples in a step; `Shapes` also says to what lengths batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
@@ -145,16 +142,11 @@ class Session:
         token_limits: float | Sequence[float] | None = None,
         uneven_steps: bool = False,
         micro_batches: bool = False,
-        device_rounds: bool = False,
         shapes: int | Shapes | None = None,
         mesh: DeviceMesh | None = None,
         prove: bool = True,
     ) -> None:
-        yes_or_no = {
-            "uneven_steps": uneven_steps,
-            "micro_batches": micro_batches,
-            "device_rounds": device_rounds,
-        }
+        yes_or_no = {"uneven_steps": uneven_steps, "micro_batches": micro_batches}
         for name, value in (yes_or_no | {"prove": prove}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r}: give True or False")
@@ -201,7 +193,6 @@ class Session:
         if meeting.leads:
             environment.warn_unknown()
         self._dataset = dataset
-        self._device_rounds = device_rounds and self.world > 1
         device = Device(environment.emulate, self.rank, self.world)
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
@@ -214,7 +205,6 @@ class Session:
             device,
             limits_known,
             uneven_steps,
-            device_rounds,
             data,
             epoch_steps,
             reader,
@@ -339,8 +329,6 @@ class Session:
         refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
         if self._loop.limits.micro_batches:
             refuse_accumulation(model, batchnorm, options)
-        if self._device_rounds:
-            refuse_second_device([*self._loop.gate.models, model])
         if self._loop.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
                 "loss_mean='ranks' and synchronised BatchNorm do not go together: statistics go by "

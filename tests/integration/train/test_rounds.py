@@ -56,26 +56,6 @@ def test_every_gradient_counts_once_or_as_dropped(ranks: Ranks, name: str, seed:
         assert max(answer["ahead"] for answer in answers) <= given["lead"]
 
 
-@pytest.mark.parametrize("name", ["rna", "solo", "ssp"])
-def test_so_does_every_gradient_on_a_device(ranks: Ranks, name: str) -> None:
-    """With CPUs for devices, and gloo for NCCL."""
-    given = CALLS[name]
-    answers = ranks.run(rounds.exchange, given, 30, 0, True)
-    first = answers[0]
-    assert all(answer["totals"] == first["totals"] for answer in answers)
-    offered = sum(answer["offered"] for answer in answers)
-    went_in = np.sum(first["staleness"], axis=0)
-    assert went_in.sum() + first["dropped"] / 3 == offered
-    counts = first["contributors"] if given["mean"] else went_in
-    assert np.sum(first["totals"]) == pytest.approx(np.sum(counts))
-
-
-def test_a_rank_that_lags_behind_keeps_its_newest_sums_on_the_host(ranks: Ranks) -> None:
-    answers = ranks.run(rounds.lagging, 7)
-    assert [sums for sums, _ in answers] == [[[1.0 + number] for number in range(7)]] * WORLD
-    assert [moved for _, moved in answers] == [0, 3, 3, 3]
-
-
 def test_a_probed_rank_calls_as_it_ends_a_step_not_for_what_came_too_late(ranks: Ranks) -> None:
     assert ranks.run(rounds.leftover) == [[1.0, 6.0]] * WORLD
 

@@ -117,7 +117,6 @@ def test_checkpoints_are_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     [
         ("uneven_steps", "mesh and uneven_steps do not go together"),
         ("micro_batches", "mesh and micro_batches do not go together"),
-        ("device_rounds", "mesh and device_rounds do not go together"),
         ("stream", r"mesh and paceline\.data\.Stream do not go together"),
         ("no mesh", r"mesh=2: give the data-parallel part"),
         ("some", "mesh is "),

@@ -146,18 +146,6 @@ def test_no_method_is_wrapped_that_nobody_listens_to() -> None:
     assert dict(vars(kind)) == before
 
 
-@pytest.mark.usefixtures("group")
-def test_a_collective_beside_rounds_on_the_devices_is_refused() -> None:
-    current = CurrentStep(2)
-    end = refuse_collectives(current)
-    in_turn(current, step(7))
-    dist.barrier()
-    current.device_rounds = True
-    with pytest.raises(PacelineError, match=r"barrier in step 7: .*device_rounds=True"):
-        dist.barrier()
-    end()
-
-
 def rates(
     scheduler: Any, optimiser: torch.optim.Optimizer, turns: list[Step], *, each: int = 1
 ) -> list[float]:

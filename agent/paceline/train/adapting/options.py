@@ -33,7 +33,6 @@ _DECIDED = {
     "drop_last": "the framework's own drop_last decides it",
     "micro_batches": "a framework's loop makes one turn for each batch",
     "uneven_steps": "a framework's loop makes equally many steps on all ranks",
-    "device_rounds": "a framework's loop calls collectives of its own",
 }
 
 

@@ -15,7 +15,6 @@ from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of, ra
 _BESIDE = {
     "uneven_steps": "ranks of a group make each step together: leave uneven_steps out",
     "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
-    "device_rounds": "relaxed policies take no sharded model: leave device_rounds out",
 }
 
 

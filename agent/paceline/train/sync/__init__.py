@@ -47,7 +47,6 @@ def make(
         case synchronisation.Hierarchical(rules):
             return _hierarchical(rules, ranks, prefix, parameters, optimiser, seed, on_round)
         case synchronisation.Partial(rules):
-            ranks.open_device_group()
             call, drift = Call.of(rules, ranks.world, seed), Drift.of(rules)
             return Partial(ranks, prefix, parameters, optimiser, call, drift, of_first)
         case synchronisation.AllReduce():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 _KEPT = 4  # groupings whose process groups are kept for when they come again
-BACKENDS = {"cuda": "nccl"}  # by kind of device: what reduces rounds on the ranks' devices
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -34,24 +33,11 @@ class Ranks:
     timeout: timedelta
     name: str = ""  # of their process group; "": all ranks of the run
     members: Sequence[int] = ()  # the run's numbers of these ranks; (): all ranks of the run
-    # Gradients are reduced on it, each rank's own; None: on the host, over gloo.
-    device: torch.device | None = None
-    device_groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)  # as `groups`
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The process group of these ranks."""
         return self.groups[self.name]
-
-    @property
-    def device_group(self) -> dist.ProcessGroup:
-        """The process group of these ranks' devices."""
-        return self.device_groups[self.name]
-
-    def open_device_group(self) -> None:
-        """Makes `device_group` of all ranks, if rounds are on devices; all call it at once."""
-        if self.device is not None and self.name not in self.device_groups:
-            self._connect(self._new_device_group(None))
 
     def of_run(self, rank: int) -> int:
         """The run's number of one of these ranks."""
@@ -74,51 +60,22 @@ class Ranks:
             parts = [key for key in self.groups if key]
             if len(parts) == _KEPT:
                 dist.destroy_process_group(self.groups.pop(parts[0]))
-                if parts[0] in self.device_groups:
-                    dist.destroy_process_group(self.device_groups.pop(parts[0]))
-            on_device = None
             for group in groups:
                 made = dist.new_group(list(group), self.timeout, backend="gloo")
-                beside = None if self.device is None else self._new_device_group(list(group))
                 if group is mine:
-                    self.groups[name], on_device = made, beside
-            if on_device is not None:
-                replace(self, name=name)._connect(on_device)
+                    self.groups[name] = made
         rank = mine.index(self.rank)
         return replace(self, name=name, rank=rank, world=len(mine), members=mine)
 
-    def _new_device_group(self, ranks: list[int] | None) -> dist.ProcessGroup:
-        assert self.device is not None
-        backend = BACKENDS[self.device.type]
-        made: dist.ProcessGroup = dist.new_group(ranks, self.timeout, backend=backend)
-        return made
-
-    def _connect(self, group: dist.ProcessGroup) -> None:
-        """Takes a group into use. NCCL connects its ranks, and loads its kernels, at the first sum.
-
-        Both may wait for the whole device. So that is done here, where all ranks are, and not
-        beside the training.
-        """
-        torch.get_device_module(self.device).synchronize(self.device)
-        first = torch.ones(1, device=self.device)
-        dist.all_reduce(first, group=group)
-        first.item()
-        self.device_groups[self.name] = group
-
-    def close(self, *, failed: bool = False) -> None:
+    def close(self) -> None:
         """Ends the process groups, each of which has threads and connections.
-
-        After a failure the devices' groups end with the process: NCCL would wait for ranks that
-        may be gone.
 
         A group that is still in use ends with its last reference. That reference must not be in a
         cycle: the garbage collection of a forked process, as of a loader, would end threads that
         the fork does not have.
         """
-        if failed:
-            self.device_groups.clear()
-        while self.groups or self.device_groups:
-            _, group = (self.device_groups or self.groups).popitem()
+        while self.groups:
+            _, group = self.groups.popitem()
             with suppress(ValueError):  # ended before: for others to fail, or by the script
                 dist.destroy_process_group(group)
 

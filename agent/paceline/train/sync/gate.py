@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
-from paceline.train.fsdp.model import device_of
 from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
 from paceline.train.sync import make
@@ -88,7 +86,6 @@ class SyncGate:
         rank: this rank.
         seed: of the run.
         lanes: where several ranks share each batch.
-        device_rounds: see `Session`.
     """
 
     def __init__(
@@ -98,11 +95,8 @@ class SyncGate:
         rank: int,
         seed: int,
         lanes: Lanes | None = None,
-        *,
-        device_rounds: bool = False,
     ) -> None:
         self._current, self._lanes = current, lanes
-        self._device_rounds = device_rounds
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
         self.models: list[sharded.Wrapped] = []  # `Session.wrap` adds to it
@@ -314,7 +308,7 @@ class SyncGate:
                 with suppress(RuntimeError, ValueError):
                     self._relaxed.abort(f"left its loop in step {self._step.step}: {why}")
         if self._ranks_made is not None:
-            self._ranks_made.close(failed=self._step is not None or self._failure is not None)
+            self._ranks_made.close()
         self._relaxed = self._ranks_made = self._agreement = None
         # Let go of the optimiser and the store.
         self._script = ScriptOptimiser()
@@ -350,7 +344,6 @@ class SyncGate:
         if self._relaxed is None:
             return
         relaxed, self._relaxed = self._relaxed, None
-        self._current.device_rounds = False
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
             relaxed.meet(self._script.chosen())
@@ -363,12 +356,9 @@ class SyncGate:
     def _relax(self, step: Step) -> None:
         self._scales_differ = True
         self._reduced_steps = step.step - self._first_step
-        ranks = self._ranks()
-        if self._device_rounds and ranks.device is None:
-            self._ranks_made = ranks = replace(ranks, device=device_of(self.models[0]))
         self._relaxed = make(
             step.synchroniser,
-            ranks,
+            self._ranks(),
             f"rounds/{step.segment}",
             self._parameters(),
             self._script.chosen(),
@@ -378,7 +368,6 @@ class SyncGate:
         )
         self._reduce(False)
         self._current.weighs = self._relaxed.weighs
-        self._current.device_rounds = self._device_rounds and isinstance(self._relaxed, Partial)
 
     def _equal_scales(self) -> None:
         """Back under all-reduce, every rank must use one loss scale: take the smallest."""

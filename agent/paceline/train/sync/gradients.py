@@ -22,8 +22,6 @@ class Gradient:
     samples: int  # that it is of
     copied_s: float = 0.0  # what copying into the vector took, if it is there
     arrive: Callable[[], float] | None = None  # waits until it is; what copying took
-    # The weighted gradient, if it is reduced on the device: then `vector` has only the rest.
-    on_device: torch.Tensor | None = None
 
 
 class Flat:
@@ -31,22 +29,17 @@ class Flat:
 
     A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, the
     contributors' weight, and their mean settings (learning rate, momentum, …): so all replicas
-    apply it alike, wherever their schedules are. On the CPU, in 32 bits; with a device, gradients
-    are a vector of their own there, and only the rest is on the CPU.
+    apply it alike, wherever their schedules are. On the CPU, in 32 bits.
 
     Args:
         parameters: that are trained, in the same order on all ranks.
         optimiser: of them.
-        device: that gradients are reduced on, and all parameters are on; None: the host.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
-        device: torch.device | None = None,
+        self, parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
     ) -> None:
-        self.parameters, self._device = list(parameters), device
+        self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
         self._settings = _settings(optimiser)
         self._written = set[_Setting]()  # by the optimiser's own steps, alike on all ranks
@@ -54,20 +47,14 @@ class Flat:
     @property
     def length(self) -> int:
         """Of a vector."""
-        rest = len(self.parameters) + 2 + len(self._settings)
-        return int(self._ends[-1]) - self.on_device + rest
-
-    @property
-    def on_device(self) -> int:
-        """Length of a gradient that is reduced on the device; 0: it is in the vector."""
-        return int(self._ends[-1]) if self._device is not None else 0
+        return int(self._ends[-1]) + len(self.parameters) + 2 + len(self._settings)
 
     def read(
         self, optimiser: torch.optim.Optimizer, factor: float, weight: float, samples: int
     ) -> Gradient:
         """What is in ``.grad`` now, times a factor, of one contributor.
 
-        From one GPU it is copied beside what that computes next, unless it is reduced there.
+        From one GPU it is copied beside what that computes next.
 
         Args:
             optimiser: whose settings are read.
@@ -77,52 +64,38 @@ class Flat:
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        rest = [float(p.grad is not None) for p in self.parameters]
-        rest += [1.0, weight, *(setting.read(optimiser) for setting in self._settings)]
-        if self._device is not None:
-            flat = _flat(grads).mul_(factor)
-            computed = _computed(self._device)
-            return Gradient(torch.tensor(rest), samples, arrive=computed, on_device=flat)
         devices = {grad.device for grad in grads}
         beside = len(devices) == 1 and next(iter(devices)).type == "cuda"
         vector = torch.empty(self.length, pin_memory=beside)
         began = time.perf_counter()
         arrive = None
         if beside:
-            arrive = _copied(_flat(grads).mul_(factor), vector[:used])
+            flat = torch.cat([grad.detach().reshape(-1).to(torch.float32) for grad in grads])
+            arrive = _copied(flat.mul_(factor), vector[:used])
         else:
             joined(grads, vector[:used]).mul_(factor)
         copied_s = time.perf_counter() - began
+        rest = [float(p.grad is not None) for p in self.parameters]
+        rest += [1.0, weight, *(setting.read(optimiser) for setting in self._settings)]
         vector[used:] = torch.tensor(rest)
         return Gradient(vector, samples, copied_s, arrive)
 
     @contextmanager
-    def applying(
-        self,
-        optimiser: torch.optim.Optimizer,
-        vector: torch.Tensor,
-        on_device: torch.Tensor | None = None,
-    ) -> Iterator[None]:
+    def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
         """Puts a round's sum into ``.grad`` and its settings into the optimiser, for a while.
 
         ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
         contributors' weight (RNA's linear scaling, Sec. 3.3). For plain SGD the product is the sum.
         Adam and weight decay ignore how large gradients are: with the whole rate, each round would
         count as a whole step.
-
-        Args:
-            optimiser: of the parameters.
-            vector: a sum of vectors that `read` gave. It is changed.
-            on_device: the sum of gradients, if that is not in the vector. It is changed.
         """
-        used = self._ends[-1]
-        sum_, rest = (vector[:used], vector[used:]) if on_device is None else (on_device, vector)
-        contributors, weight, *sums = rest[len(self.parameters) :].tolist()
+        at = self._ends[-1] + len(self.parameters)
+        contributors, weight, *sums = vector[at:].tolist()
         rates = [setting for setting in self._settings if setting.name == "lr"]
         scales = weight > 0 and len(rates) == len(optimiser.param_groups)
         if scales:
-            sum_ /= weight
-        self._write(sum_, rest[: len(self.parameters)].tolist())
+            vector[: self._ends[-1]] /= weight
+        self.write(vector)
         mine = {setting: setting.read(optimiser) for setting in self._settings}
         scaled = dict.fromkeys(rates, weight) if scales else {}
         given = {}
@@ -139,12 +112,13 @@ class Flat:
                 else:
                     self._written.add(setting)
 
-    def _write(self, vector: torch.Tensor, there: Sequence[float]) -> None:
+    def write(self, vector: torch.Tensor) -> None:
         """Puts a sum into ``.grad``, as views of it: none where nobody had one."""
+        used = self._ends[-1]
+        there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}
         if len(devices) == 1:  # one copy
-            vector = vector.to(devices.pop())
-        keep(vector)  # a sum on a device was made in another stream
+            vector = vector[:used].to(devices.pop())
         start = 0
         for parameter, end, some in zip(self.parameters, self._ends, there, strict=True):
             part = vector[start:end].view_as(parameter)
@@ -154,7 +128,7 @@ class Flat:
 
 def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
     """Copies from a GPU into page-locked memory in a stream of its own; see `Gradient.arrive`."""
-    stream = stream_of(flat.device)
+    stream = _stream(flat.device)
     stream.wait_stream(torch.cuda.current_stream(flat.device))
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -170,36 +144,8 @@ def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
     return arrive
 
 
-def _computed(device: torch.device) -> Callable[[], float]:
-    """Waits until a device has computed what it was given so far; see `Gradient.arrive`."""
-    computed = event_of(device)
-    computed.record(torch.get_device_module(device).current_stream(device))
-
-    def arrive() -> float:
-        computed.synchronize()
-        return 0.0
-
-    return arrive
-
-
-def event_of(device: torch.device) -> Any:
-    """An event whose `synchronize` leaves the processor to others. On a CPU all is done at once."""
-    if device.type != "cuda":
-        return torch.get_device_module(device).Event()
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-
-
-def keep(tensor: torch.Tensor) -> None:
-    """Its memory is not given to others before the current stream is through with it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 @cache
-def stream_of(device: torch.device) -> Any:
-    """A device's stream for copies or sums beside the training. A CPU has none: it only says so."""
-    if device.type != "cuda":
-        return torch.get_device_module(device).Stream()
+def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -241,11 +187,6 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
             elif isinstance(value, float | torch.Tensor) or (name == "lr" and type(value) is int):
                 settings.append(_Setting(k, name, None))
     return settings
-
-
-def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of all values as one vector, on the tensors' device, in 32 bits."""
-    return torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:

@@ -47,10 +47,8 @@ class Partial:
         share: float = 1.0,
     ) -> None:
         self._world, self._share = ranks.world, share
-        self._flat = flat = Flat(parameters, optimiser, ranks.device)
-        self._rounds = Rounds(
-            ranks, prefix, flat.length, call, drift, on_round, extra, flat.on_device
-        )
+        self._flat = Flat(parameters, optimiser)
+        self._rounds = Rounds(ranks, prefix, self._flat.length, call, drift, on_round, extra)
         self._samples = 0  # whose gradients are in .grad
         self._weights: list[float] = []  # of the steps whose gradients are in .grad
         self._counted: Step | None = None  # the newest body whose samples are in `_samples`
@@ -108,5 +106,5 @@ class Partial:
     def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
         for result in sums:
             if result.contributors:
-                with self._flat.applying(optimiser, result.total, result.on_device):
+                with self._flat.applying(optimiser, result.total):
                     optimiser.step()

@@ -26,7 +26,7 @@ from paceline.core.rounds import Call, Drift, Progress
 from paceline.train.sync.base import OnRound, Ranks, Round
 from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Gradient
-from paceline.train.sync.roundvector import DeviceSums, Facts, RoundVector
+from paceline.train.sync.roundvector import Facts, RoundVector
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +34,15 @@ logger = logging.getLogger(__name__)
 # the wait ends with an error.
 _PULSE_S = 4.0
 _LOG_S = 1.0  # a wait that lasts longer is logged
-_SUMS_ON_DEVICE = 4  # that the training thread has not taken; further ones wait on the host
 
 
 @dataclass(frozen=True)
 class Sum:
     """The result of a round: the same on all ranks."""
 
-    total: torch.Tensor  # Σ of the contributions' vectors
+    total: torch.Tensor  # Σ of the contributions
     contributors: int
     extra: torch.Tensor | None = None  # what rank 0 gave to all, if anything
-    on_device: torch.Tensor | None = None  # Σ of the gradients, if they are not in `total`
 
 
 class Rounds:
@@ -62,7 +60,6 @@ class Rounds:
         drift: how far ranks may drift apart.
         on_round: called with each round, in the communication thread.
         extra: length of what rank 0 may `give`.
-        on_device: length of what is reduced on the ranks' devices; 0: all is in the vector.
     """
 
     def __init__(
@@ -74,21 +71,16 @@ class Rounds:
         drift: Drift,
         on_round: OnRound | None = None,
         extra: int = 0,
-        on_device: int = 0,
     ) -> None:
         self._rank, self._world = ranks.rank, ranks.world
         self._ranks, self._calls = ranks, RoundCalls(ranks, prefix)
         self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
         self._on_round, self._extra = on_round, extra
-        self._device_sums = None
-        if on_device:
-            assert ranks.device is not None
-            self._device_sums = DeviceSums(ranks.device, on_device)
         self._changed = threading.Condition()  # its lock is reentrant
         # All below is under the lock.
         self._progress = Progress(ranks.world, call, drift)
-        self._member = Member[Gradient](ranks.rank, self._progress)
+        self._member = Member[torch.Tensor](ranks.rank, self._progress)
         self._sums: list[Sum] = []  # that the training thread has not taken
         self._copied_s = 0.0  # seconds that copying the pending gradients took
         self._given: torch.Tensor | None = None  # what all ranks get with the next round
@@ -176,8 +168,8 @@ class Rounds:
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
         """The lock is held."""
-        on_host = gradient.arrive is None
-        self._member.offer(gradient, gradient.samples, ends_step=ends_step, on_host=on_host)
+        vector, on_host = gradient.vector, gradient.arrive is None
+        self._member.offer(vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:
             self._copied_s += gradient.copied_s
             return
@@ -185,7 +177,7 @@ class Rounds:
         self._copier.submit(self._arrive, gradient.arrive)
 
     def _arrive(self, arrive: Callable[[], float]) -> None:
-        """Waits in the copying thread until the oldest gradient under way may go into a round."""
+        """Waits in the copying thread until the oldest gradient under way is on the host."""
         try:
             copied_s = arrive()
             with self._changed:
@@ -278,87 +270,43 @@ class Rounds:
         self._calls.wait(number)
         called = time.perf_counter()
         with self._changed:
-            vector, own, extra, copied_s = self._contribution()
-        group = self._ranks.group  # both are kept here: `Ranks.close` removes them
-        beside = None if self._device_sums is None else self._ranks.device_group
-        on_device = self._pack_on_device(own)
+            vector, extra, copied_s = self._contribution()
+        group = self._ranks.group  # kept here: `Ranks.close` removes it
         dist.all_reduce(vector, group=group)
         total, facts = self._vector.unpack(vector)
-        if on_device is not None and beside is not None:
-            on_device = self._reduce_on_device(on_device, facts, beside)
         if facts.extra:
             extra = torch.empty(self._extra) if extra is None else extra
             dist.broadcast(extra, group=group, group_src=0)
         ended = time.perf_counter()
-        size = vector.nbytes + (0 if on_device is None else on_device.nbytes)
-        self._end(facts, Sum(total, facts.contributors, extra, on_device))
+        self._end(facts, Sum(total, facts.contributors, extra))
         if self._on_round is not None:
             counts = facts.contributors, facts.ages, facts.dropped
             times = called - began, ended - called
             self._on_round(
-                Round(number, self._world, *counts, *times, bytes=size, copied_s=copied_s)
+                Round(number, self._world, *counts, *times, bytes=vector.nbytes, copied_s=copied_s)
             )
 
-    def _contribution(
-        self,
-    ) -> tuple[torch.Tensor, list[tuple[Gradient, float]], torch.Tensor | None, float]:
+    def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
         """What this rank gives to the round, and what copying it took; the lock is held.
 
         Returns:
-            the vector to reduce, the gradients and weights that are in it, what rank 0 gives to
-            all besides, and seconds of copying.
+            the vector to reduce, what rank 0 gives to all besides, and seconds of copying.
         """
         tally = Tally(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()
         weights = self._drift.weights([born for born, _, _ in entries])
-        own = [
-            (gradient, weight) for (_, _, gradient), weight in zip(entries, weights, strict=True)
-        ]
         extra, self._given = self._given, None
         copied_s, self._copied_s = self._copied_s, 0.0
         vector = self._vector.pack(
-            [(gradient.vector, weight) for gradient, weight in own],
+            [(vector, weight) for (_, _, vector), weight in zip(entries, weights, strict=True)],
             tally,
             extra=extra is not None,
             rank=self._rank,
             clock=self._member.reported_clock,
             through=self._member.done,
         )
-        return vector, own, extra, copied_s
-
-    def _pack_on_device(self, own: list[tuple[Gradient, float]]) -> torch.Tensor | None:
-        """What this rank gives to the sum on the devices; None: all is in the vector.
-
-        Called before the facts are reduced: a rank that has no memory for it fails there, where
-        the others learn it from gloo.
-        """
-        if self._device_sums is None:
-            return None
-        return self._device_sums.pack(
-            [
-                (gradient.on_device, weight)
-                for gradient, weight in own
-                if gradient.on_device is not None
-            ]
-        )
-
-    def _reduce_on_device(
-        self, own: torch.Tensor, facts: Facts, group: dist.ProcessGroup
-    ) -> torch.Tensor | None:
-        """The sum on the devices; None: nobody has contributed.
-
-        All ranks have reduced the facts before, so none waits here for one that is not in the
-        round. A rank that lags behind keeps its newest sums on the host, as its device has no room
-        for a whole segment's.
-        """
-        if not facts.contributors:
-            return None
-        assert self._device_sums is not None
-        self._device_sums.reduce(own, group)
-        with self._changed:
-            full = len(self._sums) >= _SUMS_ON_DEVICE
-        return self._device_sums.to_host(own) if full else own
+        return vector, extra, copied_s
 
     def _end(self, facts: Facts, result: Sum) -> None:
         """A round is over, with these facts and this result."""

@@ -1,7 +1,6 @@
 """What ranks reduce in a round of a partial all-reduce: one vector of gradients and facts.
 
-The facts travel with the gradients, so that all ranks learn the same from the same sum. If
-gradients are reduced on the ranks' devices, they follow the facts in a sum of their own.
+The facts travel with the gradients, so that all ranks learn the same from the same sum.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from paceline.core.member import Tally
-from paceline.train.sync.gradients import event_of, keep, stream_of
 
 _COUNTS = 3  # contributors, dropped samples, ranks that give more than a gradient
 
@@ -65,7 +62,13 @@ class RoundVector:
         """
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
-        _add_up(gradients, own)
+        if not gradients:
+            own.zero_()
+        for at, (gradient, weight) in enumerate(gradients):
+            if at == 0:
+                torch.mul(gradient, weight, out=own)
+            else:
+                own.add_(gradient, alpha=weight)
         facts[0], facts[1], facts[2] = tally.contributors, tally.dropped, extra
         facts[_COUNTS : -2 * world] = torch.tensor(tally.ages)
         facts[-2 * world + rank] = clock
@@ -81,55 +84,3 @@ class RoundVector:
         through = [rank for rank, done in enumerate(facts[-world:]) if done]
         facts_of_all = Facts(contributors, dropped, bool(extra), ages, clocks, through)
         return vector[: self._length], facts_of_all
-
-
-class DeviceSums:
-    """Sums of gradients over the ranks' devices, in a stream beside the training. For one thread.
-
-    Gradients that it gets are computed, and a sum that it gives is complete. So neither stream
-    waits for the other, and a sum that waits for another rank does not hold up the training.
-
-    Args:
-        device: of this rank.
-        length: of a gradient.
-    """
-
-    def __init__(self, device: torch.device, length: int) -> None:
-        self._device, self._length = device, length
-        self._module, self._stream = torch.get_device_module(device), stream_of(device)
-        # The all-reduce of the latest step must be over: NCCL does not promise that two process
-        # groups of one device get on at once.
-        self._module.synchronize(device)
-
-    def pack(self, gradients: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
-        """One rank's weighted gradients, added up; zeros if it has none."""
-        with self._module.stream(self._stream):
-            own = torch.empty(self._length, device=self._device)
-            _add_up(gradients, own)
-            for gradient, _ in gradients:
-                keep(gradient)
-        return own
-
-    def reduce(self, own: torch.Tensor, group: dist.ProcessGroup) -> None:
-        """Makes what `pack` gave the sum over all ranks of a group. Waits for it."""
-        done = event_of(self._device)
-        with self._module.stream(self._stream):
-            dist.all_reduce(own, group=group)
-            done.record(self._stream)
-        done.synchronize()
-
-    def to_host(self, total: torch.Tensor) -> torch.Tensor:
-        """A sum on the host."""
-        with self._module.stream(self._stream):
-            return total.cpu()
-
-
-def _add_up(gradients: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor) -> None:
-    """Puts the weighted sum of gradients into a tensor."""
-    if not gradients:
-        out.zero_()
-    for at, (gradient, weight) in enumerate(gradients):
-        if at == 0:
-            torch.mul(gradient, weight, out=out)
-        else:
-            out.add_(gradient, alpha=weight)

@@ -32,15 +32,9 @@ _REFUSED_BEFORE_LAST = (
     "Call collectives where session.batch.last is true, or outside of the loop"
 )
 
-_REFUSED_BESIDE = (
-    "{name} in step {step}: under this policy rounds are reduced on the GPUs at any time, and NCCL "
-    "may hang where ranks begin two reductions in different orders. Call collectives outside of "
-    "the loop over session.loader(), or leave out Session(device_rounds=True)"
-)
-
 
 def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
-    """Refuses the script's own collectives in turns that not all ranks have, or beside rounds.
+    """Refuses the script's own collectives in turns that not all ranks have.
 
     Without that, the ranks that call one would wait for the others for half an hour.
 
@@ -62,8 +56,6 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
         if step.pooled or step.more:
             said = _REFUSED if step.pooled else _REFUSED_BEFORE_LAST
             raise PacelineError(said.format(name=name.strip("_"), step=step.step))
-        if current.device_rounds:
-            raise PacelineError(_REFUSED_BESIDE.format(name=name.strip("_"), step=step.step))
 
     return listen(refuse)
 
