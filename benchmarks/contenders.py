@@ -242,15 +242,6 @@ SCENARIOS = {
     "planned-even": _planned("no stragglers", _steps(*[0.005] * WORLD, sample_s=[0.002] * WORLD)),
     "5x-long": _one_slow(5, 512, long=True),
     "10x-long": _one_slow(10, 512, long=True),
-    # What a step takes depends on its samples: so parts of its work can be taken over.
-    "5x-samples": Scenario(
-        "one 5x slower, by samples",
-        "digits",
-        512,
-        _steps(*[0.004] * (WORLD - 1), 0.02, sample_s=[*[0.002] * (WORLD - 1), 0.01]),
-        {name: CONTENDERS[name] for name in ("bsp", "flexrr")},
-        foretold=False,
-    ),
     "planned-speech": _planned(
         SPEECH, lambda seed: Emulation([5e-5, 5e-5, 7.5e-5, 15e-5], [0.005] * 4, seed=seed), "plaid"
     ),

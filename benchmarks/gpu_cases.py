@@ -265,7 +265,6 @@ class Training:
         amp: whether the case trains with autocast and a gradient scaler.
         fused: whether the optimiser unscales gradients by itself.
         overflow: step and rank whose loss is infinite.
-        slow: a rank, and how many seconds longer its steps take.
         cpu_ranks: ranks whose replica is on the CPU, whatever the kind of device.
     """
 
@@ -275,7 +274,6 @@ class Training:
     amp: bool = False
     fused: bool = False
     overflow: tuple[int, int] | None = None
-    slow: tuple[int, float] | None = None
     cpu_ranks: tuple[int, ...] = ()
     samples: int = 16 * 12
     batch: int = 12
@@ -299,8 +297,6 @@ def trained(kind: str, work: Training) -> dict[str, Any]:
         for epoch in range(work.epochs):
             for indices, x, y in loader:
                 used[epoch] += [] if session.batch.empty else indices.tolist()
-                if work.slow is not None and session.rank == work.slow[0]:
-                    time.sleep(work.slow[1])
                 _train_step(session, model, optimizer, scaler, work, x, y)
     return _replica(network, optimizer) | {"used": used, "scale": scaler.get_scale()}
 

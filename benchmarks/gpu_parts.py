@@ -43,9 +43,6 @@ ALL = convert(
     "partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False}
 )  # a partial reduction that is an all-reduce
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
-STEALING = convert(
-    "partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True}
-)
 SYNCHRONISERS = {
     "allreduce": ALLREDUCE,
     "rna": RNA,
@@ -53,7 +50,7 @@ SYNCHRONISERS = {
     "n-soft": convert("partial", {"parts": 2, "staleness": 4, "mean": False}),
     "ssp": convert("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False}),
     "backup": convert("partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}),
-    "stealing": STEALING,
+    "flexrr": convert("partial", {"quorum": 1, "staleness": None, "mean": False}),
     "averaging": convert("averaging", {"every": 3}),
     "one-shot averaging": convert("averaging", {"every": None}),
     "pairwise": convert("pairwise"),
@@ -62,7 +59,7 @@ SYNCHRONISERS = {
         {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
     ),
 }
-QUICK = ("allreduce", "rna", "stealing", "averaging", "pairwise", "hierarchical")
+QUICK = ("allreduce", "rna", "flexrr", "averaging", "pairwise", "hierarchical")
 
 
 @dataclass
@@ -312,11 +309,10 @@ def synchronisers(kit: Kit) -> Result:
 
 def _synchroniser(kit: Kit, name: str) -> Result:
     what = SYNCHRONISERS[name]
-    slow = (2, 0.01) if what is STEALING else None
-    work = Training((what,), slow=slow, epochs=1 if kit.quick else 2)
+    work = Training((what,), epochs=1 if kit.quick else 2)
     outcome = kit.run(gpu_cases.trained, work)
     checks = _trained_well(outcome, work)
-    if what.name in ("partial", "hierarchical") and what is not STEALING:
+    if what.name in ("partial", "hierarchical"):
         checks.append(_conserved(outcome, work))
     if what.name != "allreduce":
         checks.append(Check("rounds", len(outcome.rounds), 1, ">="))

@@ -398,7 +398,6 @@ def checks_of(
         check(even, "seconds", "rna", "bsp", 1.05, "<=")
     # The ratio shrinks where groups are further apart, so only the first scenario has this bound.
     check(GROUPS[0], "gradients_s", "rna-hierarchical", "bsp", 1.2, ">=")
-    check(SCENARIOS["5x-samples"].name, "gradients_s", "flexrr", "bsp", 2.0, ">=")
     for name in ("rna", "ad-psgd"):
         # An epoch's work in 0.6 of the time.
         check(f"{SPEECH}, planned", "gradients_s", name, "bsp", 1 / 0.6, ">=")

@@ -24,7 +24,6 @@ from paceline.train.parts import Step
 from paceline.train.plan.leader import Leader
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
-from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.suitability import Suitability
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
@@ -149,7 +148,9 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         def report(step: Step, finished: Round) -> None:
             reported.append((step.segment, finished))
             relaxed = session._loop.gate.relaxed
-            if isinstance(relaxed, Partial) and max(relaxed.clocks) < script.segment:
+            if not isinstance(relaxed, Partial):
+                return
+            if max(relaxed._rounds._progress.clocks) < script.segment:
                 outcome["contributors"].append(finished.contributors)
 
         session._loop.gate.on_round = report
@@ -221,23 +222,6 @@ def impatient(what: Synchronisation, given: dict[str, Any]) -> list[int]:
     ):
         train([what], given)
     return reported
-
-
-def clocks(what: Synchronisation, given: dict[str, Any]) -> tuple[dict[int, list[int]], int]:
-    """How far work stealing believes all ranks to be, where it is known, and samples used.
-
-    The former is keyed by the step to be loaded.
-    """
-    known: dict[int, list[int]] = {}
-    batch = Stealing.batch
-
-    def note(stealing: Stealing, step: Step, clocks: list[int] | None) -> Step:
-        if clocks is not None:
-            known[step.step] = clocks
-        return batch(stealing, step, clocks)
-
-    with mock.patch.object(Stealing, "batch", note):
-        return known, train([what], given)["samples"]
 
 
 def _settled(count: Callable[[], int]) -> int:

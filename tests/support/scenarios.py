@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from paceline.core.stealing import Piece
 from paceline.wire.synchronisation import RoundRules, Synchronisation, convert
-from paceline_backend.simulator.sync import Bodies, Prices
 
 RNA = {"probes": 2, "staleness": 4, "mean": True}
 SOLO = {"probes": None, "staleness": 4, "mean": False}
@@ -30,7 +27,6 @@ PARTIAL: dict[str, dict[str, Any]] = {
     "all": {"quorum": 99, "staleness": 4, "mean": False},
     "led": {"probes": None, "staleness": None, "lead": 1, "mean": True},
 }
-STEALING = {"quorum": 1, "staleness": None, "lead": 3, "mean": False, "steals": True}
 
 
 @dataclass(frozen=True)
@@ -94,9 +90,6 @@ def _what(draw: random.Random, world: int, kind: str) -> Synchronisation:
         return convert(kind, {"every": draw.choice([None, 1, 2, 3, 5])})
     if kind == "pairwise":
         return convert(kind)
-    if kind == "stealing":
-        drift = {"lead": draw.choice([None, 1, 3])}
-        return convert("partial", STEALING | drift)
     if kind == "hierarchical":
         of = [draw.randint(0, 2) for _ in range(world)]
         groups = [[rank for rank in range(world) if of[rank] == group] for group in sorted(set(of))]
@@ -105,7 +98,7 @@ def _what(draw: random.Random, world: int, kind: str) -> Synchronisation:
     return convert("partial", _partial(draw, world))
 
 
-KINDS = ("partial", "stealing", "hierarchical", "pairwise", "averaging")
+KINDS = ("partial", "hierarchical", "pairwise", "averaging")
 
 
 def scenario(
@@ -156,33 +149,6 @@ def scenarios(kind: str, *, ties: bool = True) -> st.SearchStrategy[Scenario]:
     )
 
 
-class Dealt:
-    """Each sample takes a rank as long as its planned step's samples do in the mean."""
-
-    def __init__(self, work_s: Any, samples: Any, most: int = 12) -> None:
-        self._each_s = np.array(work_s) / np.maximum(samples, 1)
-        self._most = most
-        self.pieces: list[list[Any]] = []  # rank, step and batch, in the order of dealing
-
-    def work_s(self, rank: int, at: int, pieces: Sequence[Piece]) -> tuple[float, int]:
-        """See `simulator.sync.Dealing.work_s`."""
-        self.pieces.append([rank, at, *(list(piece) for piece in pieces)])
-        count = sum(piece[3] - piece[2] for piece in pieces)
-        return float(self._each_s[at, rank] * count), count
-
-    def room(self, rank: int, samples: int) -> int:
-        """See `simulator.sync.Dealing.room`."""
-        return self._most - samples
-
-    def prices(self, at: int) -> Prices:
-        """See `simulator.sync.Dealing.prices`. The models themselves do not ask."""
-        raise NotImplementedError
-
-    def pool(self, bodies: Bodies) -> None:
-        """See `simulator.sync.Dealing.pool`. The models themselves do not tell."""
-        raise NotImplementedError
-
-
 def simulated(given: Scenario, sync: Any) -> list[Any]:
     """The trace of a scenario in a simulator, segment by segment.
 
@@ -191,7 +157,7 @@ def simulated(given: Scenario, sync: Any) -> list[Any]:
         sync: a package as `paceline_backend.simulator.sync`.
 
     Returns:
-        of each segment: ends of steps, waits, communication, rounds, and what was dealt.
+        of each segment: ends of steps, work, waits, communication, and rounds.
     """
     costs = sync.Costs(given.round_s, given.call_s, 7, pair_s=given.pair_s)
     work_s, samples = np.array(given.work_s), np.array(given.samples)
@@ -201,9 +167,8 @@ def simulated(given: Scenario, sync: Any) -> list[Any]:
         part, last = slice(first, first + steps), number == len(given.segments) - 1
         if not model.goes_on:
             model = sync.make(given.what, given.world, given.seed + number)
-        dealt = Dealt(work_s[part], samples[part])
         nothing = np.zeros_like(work_s[part])
-        work = sync.Work(first, work_s[part], samples[part], nothing, costs, last, dealt)
+        work = sync.Work(first, work_s[part], samples[part], nothing, costs, last)
         base = float(now.min())
         made = model.run(now - base, work)
         ends = now + np.cumsum(made.work_s + made.wait_s + made.communication_s, axis=0)
@@ -226,5 +191,5 @@ def simulated(given: Scenario, sync: Any) -> list[Any]:
             for each in made.rounds
         ]
         arrays = (ends, made.work_s, made.wait_s, made.communication_s)
-        trace.append([*(array.tolist() for array in arrays), rounds, dealt.pieces])
+        trace.append([*(array.tolist() for array in arrays), rounds])
     return trace

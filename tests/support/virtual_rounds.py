@@ -12,13 +12,10 @@ import torch
 from paceline.core.errors import PacelineError
 from paceline.core.rounds import Call, Drift
 from paceline.train.sync import rounds as rank_rounds
-from paceline.train.sync.base import Ranks, Round
+from paceline.train.sync.base import Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.rounds import Rounds
 from support import virtual
-
-# Rank, step and clocks as the last round told; None: of the first step.
-Deal = Callable[[int, int, list[int] | None], tuple[float, int]]
 
 
 @dataclass
@@ -40,7 +37,6 @@ def train(
     round_s: float,
     call_s: float,
     *,
-    deals: Callable[[list[Ranks]], Deal] | None = None,
     leaves: Callable[[int, int], str | None] = lambda rank, step: None,
     timeout_s: float = 1e7,
     pulse_s: float = math.inf,
@@ -55,8 +51,6 @@ def train(
         samples: of these steps; where there are none, there is no gradient.
         round_s: what a reduction takes.
         call_s: from a call until all know.
-        deals: makes what says how long a step takes a rank, and of how many samples it is, as the
-            rank begins it; None: as planned.
         leaves: whether a rank leaves after it computed a step: "aborts", or "dies", or
             is "stuck".
         timeout_s: after which a rank that waits gives up.
@@ -64,10 +58,6 @@ def train(
         members: the run's numbers of these ranks, if they are a group; (): all ranks of the run.
     """
     world = len(work_s)
-
-    def planned(rank: int, step: int, clocks: list[int] | None) -> tuple[float, int]:
-        return work_s[rank][step], samples[rank][step]
-
     ran = Ran([[] for _ in work_s], errors=[None] * world, gave_up_at=[math.inf] * world)
     ran.totals = [[] for _ in work_s]
     with (
@@ -75,14 +65,13 @@ def train(
         mock.patch.object(rank_rounds, "_PULSE_S", pulse_s),
     ):
         made = [replace(of, members=members) for of in made]
-        deal = deals(made) if deals is not None else planned
 
         def tell(each: Round) -> None:
             ran.rounds.append((each, scheduler.now))
 
         def steps(rank: int, rounds: Rounds) -> None:
             for step in range(len(work_s[rank])):
-                lasts_s, given = deal(rank, step, rounds.clocks if step else None)
+                lasts_s, given = work_s[rank][step], samples[rank][step]
                 ends = scheduler.now + lasts_s
                 scheduler.wait(lambda ends=ends: ends)  # type: ignore[misc]
                 if (how := leaves(rank, step)) is not None:

@@ -98,9 +98,9 @@ class Share(NamedTuple):
 def is_pooled(what: Synchronisation) -> bool:
     """Whether ranks take batches over from each other under a synchroniser.
 
-    Not where its rules compare ranks' numbers of steps: under SSP and FlexRR, whose fast ranks wait
-    for slow ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks
-    out (backup workers).
+    Not where its rules compare ranks' numbers of steps: under SSP, whose fast ranks wait for slow
+    ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks out
+    (backup workers).
     """
     if isinstance(what, Averaging | Pairwise):
         return True
@@ -108,7 +108,7 @@ def is_pooled(what: Synchronisation) -> bool:
         return False
     rules = what.parameters
     stepwise = rules.paced or (rules.waits and rules.spare is UNSET)
-    return rules.lead is None and not (stepwise or what.steals)
+    return rules.lead is None and not stepwise
 
 
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:

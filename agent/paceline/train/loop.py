@@ -39,7 +39,6 @@ from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.gathers import refuse_uneven
 from paceline.train.sync.pool import Pool, ends_span
-from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.telling.compiling import ShapeWarning
 from paceline.train.telling.trial import flops
@@ -435,7 +434,7 @@ class Loop:
         plans_first = self.wiring.leader is not None and self.limits.micro_batches
         steps = self.wiring.follower.steps(self.epoch, self._lookahead if plans_first else 0)
         try:
-            yield from map(self.gate.adjust, steps)
+            yield from steps
         except DistError as error:
             raise (error if self.lockstep is None else self.lockstep.explained(error)) from error
 
@@ -817,11 +816,6 @@ class Loop:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback
         most = limits.of_parts
-        limit = most[self.rank] if most else None
-        by_size = terms.loss_mean == "size"
-        if not limits.cuts and meeting.lanes is None:
-            store = meeting.store
-            self.gate.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:
             self.pool = Pool(meeting.store, self.rank, meeting.world, most)
         return wiring

@@ -91,8 +91,6 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
 class PartialRules(RoundRules, frozen=True, kw_only=True):
     """Rounds among all ranks."""
 
-    steals: bool = False  # a rank that is ahead takes over part of the slowest one's next batch
-
 
 class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
     """Rounds within groups of ranks, and a parameter server between the groups."""
@@ -113,11 +111,6 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         # As a mapping: the order of a Struct's fields is that of its declaration.
         text = msgspec.json.encode(msgspec.to_builtins(self), order="deterministic")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
-
-    @property
-    def steals(self) -> bool:
-        """Whether a rank that is ahead takes over part of another one's next batch."""
-        return False
 
     @property
     def alone(self) -> int | None:
@@ -188,11 +181,6 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
     def stale(self) -> bool:
         """Whether rounds may apply gradients that were computed rounds before."""
         return self.parameters.staleness != 0
-
-    @property
-    def steals(self) -> bool:
-        """Whether a rank that is ahead takes over part of the slowest one's next batch."""
-        return self.parameters.steals
 
 
 class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):

@@ -1,4 +1,4 @@
-"""A segment's batches and their compute times, also where samples move between ranks."""
+"""A segment's batches and their compute times, also where ranks take over batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from paceline.core.cost import Features, features
 from paceline.core.emulation import Emulation
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.simulator.sync import Bodies, Piece, Prices
+from paceline_backend.simulator.sync import Bodies, Prices
 
 
 class Batches:
-    """The batches of a segment: at first as planned, then with the samples that moved.
+    """The batches of a segment: at first as planned, then as ranks shared them.
 
     Args:
         devices: of the ranks.
@@ -39,9 +39,8 @@ class Batches:
     ) -> None:
         self.features = features(sizes, counts.copy())
         self.data_s, self.compute_s = data_s, np.zeros(counts.shape)
-        self._devices, self._first_step, self._sizes = devices, first_step, sizes
+        self._devices, self._first_step, self._samples = devices, first_step, len(sizes)
         self._threads, self._limits, self._load_s = threads, limits, load_s
-        self._starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
         for at in range(len(counts)):
             self.compute_s[at] = self._taken_s(at)
 
@@ -49,22 +48,9 @@ class Batches:
         """The batches of a step of the segment, [W]."""
         return Features(*(column[at] for column in self.features))
 
-    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
-        """See `Dealing.work_s`."""
-        parts = []
-        for whose, step, first, end in pieces:
-            start = self._starts[step, whose]
-            parts.append(self._sizes[start + first : start + end])
-        sizes = np.concatenate(parts)
-        now = (len(sizes), sizes.sum(), (sizes**2).sum(), sizes.max(initial=0.0))
-        for column, value in zip(self.features, now, strict=True):
-            column[at, rank] = value
-        self.compute_s[at, rank] = self._taken_s(at)[rank]
-        return float(self.data_s[at, rank] + self.compute_s[at, rank]), len(sizes)
-
-    def room(self, rank: int, samples: int) -> int:
+    def room(self, rank: int) -> int:
         """See `Dealing.room`."""
-        return self._limits[rank] - samples if self._limits else len(self._sizes)
+        return self._limits[rank] if self._limits else self._samples
 
     def prices(self, at: int) -> Prices:
         """See `Dealing.prices`."""

@@ -99,7 +99,7 @@ class TrainedSegment:
     def ett_s(self) -> Floats | None:
         """The plan's forecast of `compute_s`; None: the models were not known.
 
-        NaN where the batch differs from the plan, because samples moved between ranks.
+        NaN where the batch differs from the plan, because ranks took over batches of each other.
         """
         if not self.segment.ett_s:
             return None

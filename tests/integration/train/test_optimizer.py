@@ -176,17 +176,6 @@ def test_a_run_that_begins_relaxed_reduces_until_its_optimiser_has_stepped(ranks
             assert trained[0]["segments"][0] == 0
 
 
-def test_where_a_run_begins_relaxed_steals_know_of_the_steps_before(ranks: Ranks) -> None:
-    """All ranks are through with the first step, which was all-reduced."""
-    rules = {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True}
-    given = {"at_once": True, "segment": 8}
-    known = ranks.run(relaxing.clocks, convert("partial", rules), given)
-    for clocks, _ in known:
-        assert {step for step in clocks if step < 8} == set(range(2, 8))
-        assert min(min(clocks[step]) for step in range(2, 8)) >= 1
-    assert sum(samples for _, samples in known) == 2 * relaxing.SAMPLES
-
-
 # Refusals
 
 

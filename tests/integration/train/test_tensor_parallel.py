@@ -91,7 +91,7 @@ def test_batchnorm_is_synchronised_over_groups(ranks: Ranks) -> None:
 
 
 def test_a_relaxed_policy_leaves_gradients_reduced(ranks: Ranks) -> None:
-    rounds = {"quorum": 1, "staleness": None, "lead": 3, "mean": False, "steals": True}
+    rounds = {"quorum": 1, "staleness": None, "lead": 3, "mean": False}
     chain = [convert("partial", rounds), convert("averaging", {"every": 3})]
     logs = ranks.run(partial(tensor_parallel.train, partial(fsdp.by_synchronisers, chain), 2))
     check(logs, 2)

@@ -28,7 +28,6 @@ GROUPS = PARTIAL | {"groups": [[0], [1]], "every": 4}
         (convert("partial", PARTIAL), True),
         (convert("hierarchical", GROUPS), True),
         (convert("partial", PARTIAL | {"lead": 3}), False),
-        (convert("partial", PARTIAL | {"steals": True}), False),
         (convert("partial", PARTIAL | {"paced": True}), False),
         (convert("partial", PARTIAL | {"waits": True}), False),
         (convert("partial", {"spare": 1, "staleness": 0, "mean": False, "waits": True}), True),

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec import convert, structs
+from msgspec import convert
 
 from paceline.core.rounds import Call, Drift
-from paceline.train.parts import Part
-from paceline.train.sync.base import Ranks
-from paceline.train.sync.stealing import Stealing, put
 from paceline.wire.synchronisation import PartialRules
 from paceline_backend.simulator import sync
-from paceline_backend.simulator.sync import stealing as simulated
 from paceline_backend.simulator.sync.rounds import Segment
 from support import scenarios
 from support.scenarios import Scenario
-from support.virtual_rounds import Deal, Ran, train
+from support.virtual_rounds import Ran, train
 
 EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 30 or 500
 
@@ -41,7 +35,7 @@ def released() -> list[tuple[str, int, bool, Any]]:
 def test_the_simulator_gives_the_traces_of_the_released_one(
     released: list[tuple[str, int, bool, Any]], kind: str
 ) -> None:
-    """Rounds, ends of steps, waits and what was stolen, to the last bit."""
+    """Rounds, ends of steps and waits, to the last bit."""
     compared = 0
     for of_kind, seed, ties, expected in released:
         if of_kind == kind:
@@ -112,65 +106,6 @@ def test_ranks_may_make_different_numbers_of_steps(given: Scenario, steps: list[
     dropped = sum(each.dropped for each in rounds)
     assert 0 <= offered - went_in <= dropped
     assert bool(dropped) == (offered > went_in)
-
-
-def stealing(given: Scenario, most: int) -> Callable[[list[Ranks]], Deal]:
-    """The ranks' own stealing: each loads a batch as it begins the step."""
-    counts, each_s = given.of_ranks(given.samples), given.of_ranks(given.work_s)
-
-    def make(ranks: list[Ranks]) -> Deal:
-        parts = [
-            Part(
-                epoch=0,
-                segment=0,
-                first_step=0,
-                counts=of_rank,
-                loads=[float(count) for count in of_rank],
-                weights=[0.0] * len(of_rank),
-                ett_s=[],
-                indices=np.arange(sum(of_rank), dtype="<u4").tobytes(),
-                epoch_end=False,
-                squares=[0.0] * len(of_rank),
-                longest=[0.0] * len(of_rank),
-            )
-            for of_rank in counts
-        ]
-        put(ranks[0].store, parts, [np.ones(sum(of_rank)) for of_rank in counts])
-        queues = [Stealing(of.store, of.rank, 0, most, by_size=False) for of in ranks]
-        planned = [list(part.steps()) for part in parts]
-
-        def deal(rank: int, step: int, clocks: list[int] | None) -> tuple[float, int]:
-            batch = queues[rank].batch(planned[rank][step], clocks)
-            if batch is planned[rank][step]:
-                return each_s[rank][step], counts[rank][step]
-            one_s = each_s[rank][step] / max(counts[rank][step], 1)
-            return one_s * len(batch.indices), len(batch.indices)
-
-        return deal
-
-    return make
-
-
-@settings(max_examples=2 * EXAMPLES)
-@given(scenarios.scenarios("stealing", ties=False))
-def test_ranks_steal_as_the_simulator_says(given: Scenario) -> None:
-    """Without a lead: ranks that a round frees begin at the same moment, and any may be first."""
-    most, rules = 12, structs.replace(given.rules, lead=None)
-    work_s, samples = given.of_ranks(given.work_s), given.of_ranks(given.samples)
-    call, drift = Call.of(rules, given.world, given.seed), Drift.of(rules)
-    times = given.round_s, given.call_s
-    ran = train(call, drift, work_s, samples, *times, deals=stealing(given, most))
-    dealt = scenarios.Dealt(given.work_s, given.samples, most)
-    costs, moves = sync.Costs(*times), simulated.Stealing(samples, dealt)
-    segment = Segment(call, drift, work_s, samples, costs, moves)
-    segment.run([0.0] * given.world)
-    assert [
-        (each.contributors, each.staleness, each.dropped, ended) for each, ended in ran.rounds
-    ] == [
-        (each.contributors, each.staleness, each.dropped, each.ended_at) for each in segment.rounds
-    ]
-    for mine, theirs in zip(ran.ended_at, segment.ended_at, strict=True):
-        assert mine[:-1] == theirs[:-1]
 
 
 @settings(max_examples=2 * EXAMPLES)

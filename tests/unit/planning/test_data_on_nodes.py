@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from paceline.core.terms import Terms
-from paceline.train.parts import get_part
+from paceline.train.parts import decode_part, get_part
 from paceline.train.plan.leader import Leader
-from paceline.train.sync.stealing import Queues, queues_key
 from paceline.wire import Moves, Segment, pack_indices
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
@@ -220,19 +219,18 @@ def test_without_shards_nothing_is_decided_ahead() -> None:
     assert segment.moves is None and not segment.homes
 
 
-def test_queues_that_ranks_share_have_nothing_that_is_for_one_node() -> None:
+def test_batches_that_ranks_share_have_nothing_that_is_for_one_node() -> None:
     """What nodes hold is as long as the data set, and only its node needs it."""
     store, terms = HashStore(), Terms(8, 4, 0, False, "samples", 2)
-    leader = Leader(terms, 2, np.ones(8), store, shards=shards((0, 1), (99, 99), np.full(8, 10)))
-    synchroniser = Partial(
-        parameters=PartialRules(staleness=None, mean=False, quorum=1, steals=True)
-    )
+    held = shards((0, 1), (99, 99), np.full(8, 10))
+    leader = Leader(terms, 2, np.ones(8), store, shards=held, uneven=lambda: True)
+    synchroniser = Partial(parameters=PartialRules(staleness=None, mean=False, quorum=1))
     counts, indices = pack_indices(np.arange(8).reshape(2, 2, 2))
     own = leader._adopt(
         Segment(0, 0, 0, counts, indices, "x", 0, "controller", True, synchroniser=synchroniser)
     )
-    queues = msgspec.msgpack.decode(store.get(queues_key(0)), type=Queues)
-    assert [part.node for part in queues.parts] == [None, None]
+    shared = [decode_part(store.get(f"pool/0/part/{rank}")) for rank in range(2)]
+    assert [part.node for part in shared] == [None, None]
     nodes = [own.node, get_part(store, 0, 1).node]
     assert [node and np.frombuffer(node.holds or b"", "<u4").tolist() for node in nodes] == [
         [0, 1, 4, 5],

@@ -13,10 +13,7 @@ from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import (
-    Bodies,
     Costs,
-    Piece,
-    Prices,
     Timeline,
     Work,
     make,
@@ -244,70 +241,6 @@ def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
     assert timeline.rounds == []
 
 
-class Moved:
-    """Each sample takes each rank a second; what was moved is kept."""
-
-    def __init__(self, most: int = 99) -> None:
-        self.pieces: dict[tuple[int, int], list[Piece]] = {}
-        self.most = most
-
-    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
-        assert (rank, at) not in self.pieces
-        self.pieces[rank, at] = pieces
-        count = sum(end - first for _, _, first, end in pieces)
-        return count, count
-
-    def room(self, rank: int, samples: int) -> int:
-        return self.most - samples
-
-    def prices(self, at: int) -> Prices:
-        raise NotImplementedError
-
-    def pool(self, bodies: Bodies) -> None:
-        raise NotImplementedError
-
-
-STEALS = {"quorum": 1, "staleness": None, "lead": 4, "mean": False, "steals": True}
-
-
-def test_a_rank_that_is_ahead_takes_part_of_the_slowest_ones_next_batch() -> None:
-    """Batches of 4 and 12 samples of a second each."""
-    planned = np.array([[4, 12]] * 3)
-    moved = Moved()
-    work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
-    timeline = make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
-    # At 4 rank 0 begins its second step, one ahead: it takes half of rank 1's second batch; at 14
-    # rank 1 is in that: two thirds of the third would be 8, but rank 0 is one step ahead only.
-    assert moved.pieces == {
-        (0, 1): [(0, 1, 0, 4), (1, 1, 6, 12)],
-        (1, 1): [(1, 1, 0, 6)],
-        (0, 2): [(0, 2, 0, 4), (1, 2, 6, 12)],
-        (1, 2): [(1, 2, 0, 6)],
-    }
-    assert timeline.work_s.tolist() == [[4, 12], [10, 6], [10, 6]]
-    assert ended_at(timeline, timeline.work_s)[-1].tolist() == [24, 24]
-    # No more than fits into its memory, and nothing without a dealing.
-    moved = Moved(most=6)
-    work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
-    make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
-    assert moved.pieces[0, 1] == [(0, 1, 0, 4), (1, 1, 10, 12)]
-    assert run(partial(**STEALS), planned, samples=planned).work_s.tolist() == planned.tolist()
-
-
-@given(shape=st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31)))
-def test_each_sample_is_dealt_once(shape: tuple[int, int, int]) -> None:
-    world, steps, seed = shape
-    planned = np.random.default_rng(seed).integers(0, 9, (steps, world))
-    moved = Moved()
-    work = Work(0, planned * 1.0, planned, np.zeros((steps, world)), FREE, False, moved)
-    make(partial(**STEALS), world, 0).run(np.zeros(world), work)
-    used = {(rank, at): np.zeros(planned[at, rank], int) for at, rank in np.ndindex(planned.shape)}
-    for (rank, at), uses in used.items():
-        for whose, step, first, end in moved.pieces.get((rank, at), [(rank, at, 0, len(uses))]):
-            used[whose, step][first:end] += 1
-    assert all((uses == 1).all() for uses in used.values())
-
-
 work = st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(0, 2**31))
 
 
@@ -353,10 +286,6 @@ def test_the_mean_time_of_a_step() -> None:
     # What exchanges take a rank itself is in each of its steps.
     own = Costs(round_s=0.25, own_s=np.array([0.125, 0.5]))
     assert step_time_s(apart, work_s, own, 2) == pytest.approx((4.25 + 1.75) / 3)
-    # Of rank 1's second batch of two samples rank 0 takes one.
-    slow = np.array([[1.0, 3.0], [1.0, 3.0]])
-    alike = step_time_s(partial(**STEALS), slow, FREE, 2, samples=np.full((2, 2), 2))
-    assert alike == pytest.approx(4.5 / 2)
 
 
 @pytest.mark.parametrize("name", ["partial", "pairwise", "averaging", "hierarchical"])

@@ -26,7 +26,7 @@ GOOD = [
     convert("averaging", {"every": 3}),
     convert("pairwise"),
     convert("partial", ROUNDS),
-    convert("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True}),
+    convert("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False}),
     convert("hierarchical", ROUNDS | {"groups": [[0], [1]], "every": 4}),
 ]
 

@@ -34,11 +34,6 @@ RELEASED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("partial", {"parts": 2, "staleness": 4, "mean": False}, "89827af31099a4eb"),
     ("partial", {"quorum": 1, "staleness": None, "lead": 0, "mean": False}, "0954a97b5f99e1cf"),
-    (
-        "partial",
-        {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True},
-        "7977831073e74e3a",
-    ),
     ("partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}, "ff3ce2672f5090b1"),
     ("hierarchical", RNA | {"groups": [[0, 2], [1]], "every": 4}, "3a8994c8382e6eb4"),
 ]
@@ -99,7 +94,6 @@ FIT: dict[str, dict[str, Any]] = {
         {"lead": float("nan")},
         {"lead": 2**40},
         {"mean": None},
-        {"steals": 1},
         {"other": 1},
         {1: 2},
     ],

@@ -25,7 +25,7 @@ from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
 from paceline.train.streams.gathering import Gathering
-from paceline.train.sync import pool, stealing
+from paceline.train.sync import pool
 from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, Shards, pack_indices
 
 logger = logging.getLogger(__name__)
@@ -379,10 +379,6 @@ class Leader:
                 cut_part(part, most, self._sizes, self._terms)
                 for part, most in zip(parts, self._micro, strict=True)
             ]
-        several = len(self._stores) > 1  # ranks that share a batch
-        if segment.synchroniser.steals and not self._micro and not several:  # else nobody steals
-            sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
-            stealing.put(self._store, parts, sizes)
         if segment.pooled:
             pool.put(self._store, parts)
         if self._homes is not None:  # last, as what nodes hold is long and not for all ranks

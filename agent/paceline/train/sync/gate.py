@@ -26,8 +26,6 @@ from paceline.train.sync.base import Ranks, Round, Synchroniser, no_gradient
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import Scales, ScriptOptimiser, has_more, unscaled
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.partial import Partial
-from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.suitability import Suitability, Suits
 from paceline.train.unwrapped import UnwrappedModels
 from paceline.wire import ALLREDUCE
@@ -101,14 +99,11 @@ class SyncGate:
         self._rank, self._seed = rank, seed
         self.models: list[sharded.Wrapped] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
-        self.stealing: Stealing | None = None  # None until training begins
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
         self.suitability = Suitability(self._script, self.models)  # it reports fallbacks
         self._step: Step | None = None  # the current step, or the last one of the epoch
-        self._first_step = 0  # of the current step's segment
-        self._reduced_steps = 0  # of the segment, before a relaxed synchroniser came into force
         self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
         self._scales = Scales(self._script)
@@ -159,8 +154,6 @@ class SyncGate:
         sharded.begin(self.models)
         before, self._step = self._step, step
         same_segment = before is not None and before.segment == step.segment
-        if not same_segment:
-            self._first_step = step.step
         if self._agreement is not None and (
             step.synchroniser != ALLREDUCE
             or (before is not None and before.synchroniser != ALLREDUCE)
@@ -187,16 +180,6 @@ class SyncGate:
                 self.suitability.tell(step)
         else:
             self._relax(step)
-
-    def adjust(self, step: Step) -> Step:
-        """A step as it is to be loaded: with more or fewer samples where ranks steal work."""
-        if not step.synchroniser.steals or self.stealing is None:
-            return step
-        here = self._step is not None and self._step.segment == step.segment
-        clocks = None
-        if here and isinstance(self._relaxed, Partial):
-            clocks = [self._reduced_steps + clock for clock in self._relaxed.clocks]
-        return self.stealing.batch(step, clocks)
 
     def begin_turn(self, step: Step) -> None:
         """Begins a turn of the script's loop: the step's that has begun, or a micro-batch's."""
@@ -314,7 +297,7 @@ class SyncGate:
         self._script = ScriptOptimiser()
         self._scales = Scales(self._script)
         self.suitability = Suitability(self._script, self.models)
-        self._store = self.stealing = None
+        self._store = None
 
     def _leave(self, raised: bool) -> None:
         step = self._step
@@ -355,7 +338,6 @@ class SyncGate:
 
     def _relax(self, step: Step) -> None:
         self._scales_differ = True
-        self._reduced_steps = step.step - self._first_step
         self._relaxed = make(
             step.synchroniser,
             self._ranks(),

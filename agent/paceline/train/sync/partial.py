@@ -82,11 +82,6 @@ class Partial:
         """See `Synchroniser.abort`."""
         self._rounds.abort(reason)
 
-    @property
-    def clocks(self) -> list[int]:
-        """Steps that ranks are through with since this began, as the last round told, [W]."""
-        return self._rounds.clocks
-
     def _count(self, step: Step) -> None:
         if self._counted is not step:
             self._counted = step

@@ -129,12 +129,6 @@ class Rounds:
             self._given = extra
 
     @property
-    def clocks(self) -> list[int]:
-        """Steps that ranks are through with, as the last round told, [W]."""
-        with self._changed:
-            return self._progress.clocks
-
-    @property
     def ahead(self) -> int:
         """Steps that this rank is ahead of the slowest other rank at work."""
         with self._changed:

@@ -5,9 +5,9 @@ Each is a `_preset`: its synchroniser, and the parameters that this one takes fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -20,7 +20,7 @@ from paceline.wire.synchronisation import (
     PartialRules,
     Synchronisation,
 )
-from paceline_backend.policies.base import Policy, Preset
+from paceline_backend.policies.base import Choice, Chooser, Feedback, Policy, Preset
 from paceline_backend.policies.parameters import BatchesOf, Parameters
 from paceline_backend.policies.registry import make as policy_of
 
@@ -46,7 +46,7 @@ def _preset(
     name: str,
     summary: str,
     source: str,
-    synchroniser: Callable[[R], Synchronisation],
+    synchroniser: Callable[[R], Synchronisation | Chooser],
     parameters: type[R],
 ) -> Preset[R]:
     def make(values: R) -> Policy:
@@ -189,19 +189,49 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
     """What `flexrr` takes."""
 
     staleness: Annotated[
-        int, Meta(ge=1, le=64, description="Steps that a rank may be ahead of the slowest.")
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Steps that a rank may be ahead of the slowest, where the script does not"
+            " let ranks take over batches.",
+        ),
     ] = 2
 
 
+@dataclass(frozen=True)
+class Flexrr:
+    """Applies gradients as they come, and bounds a rank's lead unless ranks share batches.
+
+    Ranks that share batches end each segment together, which bounds how far they drift apart. A
+    slow rank gives batches away, so it makes fewer steps than the others. A lead would make these
+    wait for it.
+
+    Args:
+        staleness: the lead where all ranks make equally many steps.
+        uneven: ranks share batches.
+    """
+
+    staleness: int
+    uneven: bool = True
+
+    def on_steps(self, first: int, *, uneven: bool) -> Flexrr:
+        """See `StepsChooser.on_steps`."""
+        return replace(self, uneven=uneven)
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """See `Chooser.choose`."""
+        lead = None if self.uneven else self.staleness
+        return Choice(Partial(PartialRules(quorum=1, staleness=None, lead=lead, mean=False)))
+
+
 # In the paper a worker gives away small parts of the rest of its iteration. A training loop's body
-# takes a whole batch in each step. Here samples therefore move before a batch is loaded.
+# takes a whole batch in each step, so here ranks take over whole batches (`paceline.core.pool`).
 flexrr = _preset(
     "flexrr",
-    "As ssp; a rank that is ahead takes over part of the slowest one's next batch.",
+    "Each rank's gradient is applied as it comes; fast ranks take over batches of slow ones.",
     "FlexRR: Addressing the straggler problem for iterative convergent parallel ML",
-    lambda values: Partial(
-        PartialRules(quorum=1, staleness=None, lead=values.staleness, mean=False, steals=True)
-    ),
+    lambda values: Flexrr(values.staleness),
     FlexrrParameters,
 )
 

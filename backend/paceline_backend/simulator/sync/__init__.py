@@ -6,7 +6,6 @@ import numpy as np
 
 from paceline.core.partners import groups
 from paceline.core.rounds import Call, Drift
-from paceline.core.stealing import Piece
 from paceline.wire import ALLREDUCE, synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
@@ -29,7 +28,6 @@ __all__ = [
     "Bodies",
     "Costs",
     "Dealing",
-    "Piece",
     "Pool",
     "Prices",
     "Round",
@@ -60,7 +58,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
             return Pairwise(world, seed)
         case synchronisation.Partial(rules):
             call = Call.of(rules, world, seed)
-            return Partial(call, Drift.of(rules), steals=rules.steals)
+            return Partial(call, Drift.of(rules))
         case synchronisation.Hierarchical(rules):
             drift = Drift.of(rules)
             return Hierarchical(
@@ -96,8 +94,8 @@ def step_time_s(
         segment_steps: steps of a segment. All ranks meet at its end unless the synchroniser goes
             on.
         samples: of each step and rank, [S, W]; None: no batch is empty.
-        sample_s: s that a sample takes each rank, [W], for samples that move; None: the time of a
-            rank's step is spread evenly over its samples.
+        sample_s: s that a sample takes each rank, [W], for batches that it takes over; None: the
+            time of a rank's step is spread evenly over its samples.
         seed: of the run.
     """
     steps, world = work_s.shape
@@ -127,11 +125,7 @@ class _Alike:
         self._sample_s = np.broadcast_to(each, work_s.shape)
         self._step_s = work_s - samples * self._sample_s
 
-    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
-        count = sum(end - first for _, _, first, end in pieces)
-        return float(self._step_s[at, rank] + count * self._sample_s[at, rank]), count
-
-    def room(self, rank: int, samples: int) -> int:
+    def room(self, rank: int) -> int:
         return 2**31
 
     def prices(self, at: int) -> Prices:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.stealing import Piece
 from paceline_backend.policies.base import Floats, Ints
 
 
@@ -82,17 +81,10 @@ class Bodies:
 
 
 class Dealing(Protocol):
-    """What steps take with batches that differ from the planned ones."""
+    """What batches take ranks that were not planned for them."""
 
-    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
-        """The seconds and the samples of a rank's step with these pieces of batches.
-
-        Called once for each step that differs from the plan, when the rank begins the step.
-        """
-        ...
-
-    def room(self, rank: int, samples: int) -> int:
-        """How many samples a rank may take on in addition to this many."""
+    def room(self, rank: int) -> int:
+        """How many samples a rank's memory has room for."""
         ...
 
     def prices(self, at: int) -> Prices:
@@ -118,7 +110,7 @@ class Work:
     all_reduce_s: Floats  # [S, W] s of each step's all-reduce
     costs: Costs
     epoch_end: bool = False  # the epoch is over with the last step
-    dealing: Dealing | None = None  # None: samples do not move between ranks
+    dealing: Dealing | None = None  # None: batches do not move between ranks
     steps: Ints | None = None  # [W] each rank's number of steps; None: S
     planned: int | None = None  # steps of the plan that the work is of; None: S
 
@@ -171,7 +163,7 @@ class Timeline:
     the last row has the wait for the end of all, also that of ranks with fewer steps.
     """
 
-    work_s: Floats  # that of `Work`, except where samples moved
+    work_s: Floats  # that of `Work`
     wait_s: Floats
     communication_s: Floats
     rounds: list[Round]

@@ -15,7 +15,6 @@ from paceline.core.member import Member, Says, Tally
 from paceline.core.rounds import Call, Drift, Progress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
-from paceline_backend.simulator.sync.stealing import Stealing
 
 
 class Partial:
@@ -24,38 +23,32 @@ class Partial:
     Args:
         call: who calls a round.
         drift: how far ranks may drift apart.
-        steals: a rank that is ahead takes over part of the slowest one's next batch.
     """
 
     goes_on = False
 
-    def __init__(self, call: Call, drift: Drift, *, steals: bool = False) -> None:
-        self._call, self._drift, self._steals = call, drift, steals
+    def __init__(self, call: Call, drift: Drift) -> None:
+        self._call, self._drift = call, drift
 
     def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
         if not len(work.work_s):
             return Timeline(work.work_s, work.work_s, work.work_s, [])
-        samples = work.of_ranks(work.samples)
-        stealing = None
-        if self._steals and work.dealing is not None:
-            stealing = Stealing(samples, work.dealing)
-        work_s = work.of_ranks(work.work_s)
-        segment = Segment(self._call, self._drift, work_s, samples, work.costs, stealing)
+        work_s, samples = work.of_ranks(work.work_s), work.of_ranks(work.samples)
+        segment = Segment(self._call, self._drift, work_s, samples, work.costs)
         segment.run(starts.tolist())
-        took_s = work.work_s if stealing is None else work.table(work_s)
         ended_at = work.table(segment.ended_at)
         begun = np.concatenate([starts[None], ended_at[:-1]])
-        wait_s = ended_at - begun - took_s
+        wait_s = ended_at - begun - work.work_s
         if work.steps is not None:
             wait_s[~work.made] = 0.0
             rank = np.flatnonzero(work.steps)
             wait_s[work.steps[rank] - 1, rank] = 0.0
-            busy_s = np.where(work.made, took_s, 0.0).sum(axis=0) + wait_s.sum(axis=0)
+            busy_s = np.where(work.made, work.work_s, 0.0).sum(axis=0) + wait_s.sum(axis=0)
             wait_s[-1] += segment.met_at - starts - busy_s
         # Rounding of sums may make a wait slightly negative.
         wait_s = np.maximum(wait_s, 0.0)
-        return Timeline(took_s, wait_s, np.zeros_like(wait_s), segment.rounds)
+        return Timeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
@@ -68,10 +61,9 @@ class Segment:
     Args:
         call: who calls a round.
         drift: how far ranks may drift apart.
-        work_s: what each step takes each rank, [W][its steps]; changed where samples move.
-        samples: of each step and rank, [W][its steps]; changed where samples move.
+        work_s: what each step takes each rank, [W][its steps].
+        samples: of each step and rank, [W][its steps].
         costs: of exchanges.
-        stealing: moves samples between ranks; None: none move.
     """
 
     def __init__(
@@ -81,14 +73,13 @@ class Segment:
         work_s: list[list[float]],
         samples: list[list[int]],
         costs: Costs,
-        stealing: Stealing | None = None,
     ) -> None:
         world = len(work_s)
         self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
         self.met_at = 0.0  # when all ranks have met
         self.rounds: list[Round] = []
         self._work_s, self._samples = work_s, samples
-        self._costs, self._stealing = costs, stealing
+        self._costs = costs
         self._progress = Progress(world, call, drift)
         self._members = [Member[int](rank, self._progress) for rank in range(world)]
         self._clocks = [0] * world
@@ -175,10 +166,6 @@ class Segment:
             self._end_steps(rank)
             return
         member.take()
-        if self._stealing is not None:
-            other = self._stealing.work_s(rank, clock, self._progress.clocks)
-            if other is not None:
-                work_s[clock], self._samples[rank][clock] = other
         heapq.heappush(self._computed, (now + work_s[clock], rank))
 
     def _end_steps(self, rank: int) -> None:

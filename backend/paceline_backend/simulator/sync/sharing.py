@@ -220,7 +220,7 @@ class Events:
         self._samples: list[list[int]] = samples.tolist()
         self._dealing = dealing
         self._prices: dict[int, Prices] = {}  # of a step's batches
-        self._room = [dealing.room(rank, 0) for rank in range(self._world)]
+        self._room = [dealing.room(rank) for rank in range(self._world)]
         # A batch that fits into its owner's memory may fit into no other rank's.
         self._may_leave = min(self._room) >= int(samples.max())
 
