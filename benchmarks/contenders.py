@@ -65,7 +65,6 @@ COMPOSED = ("rna", "local-sgd")
 OWN = "paceline-relaxed"
 PLANNED = {
     "bsp": Contender("bsp"),
-    "adaptive": Contender("adaptive"),
     **{name: Contender(name) for name in SCHEDULERS + COMPOSED},
     **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
     "ad-psgd": Contender("ad-psgd"),

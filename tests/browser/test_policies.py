@@ -510,7 +510,7 @@ def test_why_a_synchroniser_was_chosen_is_told(
     wait_for_chart(page, "se", 9)
     why, earlier = page.locator("#policy-why"), page.locator("#policy-choices li")
     expect(why).to_be_hidden()
-    training.switch("adaptive")
+    training.switch("paceline-relaxed")
     training.why = "all-reduce: too few steps are known: 10 of 16"
     training.train(6)
     expect(why).to_have_text(f"Since step 10 {training.why}.")

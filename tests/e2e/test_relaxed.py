@@ -99,8 +99,8 @@ def test_switches_among_all_relaxed_presets(
     # (A controller may be slow to begin with.)
     assert {s["policy"] for s in segments if s["source"] == "controller"} >= set(chain[1:])
     assert {s["synchroniser"] for s in segments} == set(SYNCHRONISERS)
-    # `osa` has no rounds; the other two may stay with the all-reduce.
-    without = {"adaptive", "paceline-relaxed", "osa"}
+    # `osa` has no rounds; the other may stay with the all-reduce.
+    without = {"paceline-relaxed", "osa"}
     assert {period["policy"] for period in rounds["in_force"]} >= set(relaxed) - without
     ranks = [
         [json.loads(line) for line in (tmp_path / f"replicas-{rank}").read_text().splitlines()]

@@ -120,12 +120,12 @@ class Chosen(BaseModel):
 
     attempt: int = Field(examples=[0])
     version: int = Field(description="of the policy", examples=[1])
-    policy: str = Field(examples=["adaptive"])
-    synchroniser: str = Field(examples=["partial"])
+    policy: str = Field(examples=["paceline-relaxed"])
+    synchroniser: str = Field(examples=["pairwise"])
     from_: int = Field(alias="from", description="first step", examples=[128])
     why: str = Field(
         description="with the figures of then",
-        examples=["all-reduce: too few steps are known: 4 of 16"],
+        examples=["all-reduce: fewer than 16 of its steps are known"],
     )
 
     before: str | None = Field(

@@ -14,7 +14,6 @@ from paceline.wire import Synchronisation
 from paceline_backend.policies.base import Parameters, Preset
 from paceline_backend.policies.parameters import properties
 from paceline_backend.policies.presets import (
-    adaptive,
     boa,
     bsp,
     chronica,
@@ -37,7 +36,7 @@ def _schema(kind: type[Parameters], name: str) -> Mapping[str, Any]:
 
 _CAPACITY = _schema(static_batching.StaticBatchingParameters, "capacity")
 _PRESETS: tuple[Preset[Any], ...] = (
-    *(module.preset for module in (adaptive, boa, bsp, chronica, dynamic_batching, ep4ddl, lbb)),
+    *(module.preset for module in (boa, bsp, chronica, dynamic_batching, ep4ddl, lbb)),
     *(module.preset for module in (paceline, rna_hierarchical, sata, static_batching)),
     *(value for value in vars(relaxed).values() if isinstance(value, Preset)),
 )

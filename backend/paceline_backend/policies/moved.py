@@ -17,8 +17,7 @@ from types import ModuleType
 
 _POLICIES = "paceline_backend.policies"
 _PRESETS = (
-    "adaptive boa bsp chronica dynamic_batching ep4ddl lbb paceline rna_hierarchical sata "
-    "static_batching"
+    "boa bsp chronica dynamic_batching ep4ddl lbb paceline rna_hierarchical sata static_batching"
 )
 _RELAXED = "ad_psgd backup_workers eager_sgd flexrr local_sgd n_soft osa rna ssp"
 _SOLVERS = "balance compose exchange holdings minmax padded workers"

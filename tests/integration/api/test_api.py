@@ -283,7 +283,7 @@ def test_every_relaxed_preset_may_be_asked_for(
     """With any preset's batches; another's name is refused, and the parameter named."""
     add_run(store, "r", state="running", backend=backend)
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
-    assert {"adaptive", "rna"} <= set(relaxed)
+    assert {"paceline-relaxed", "rna"} <= set(relaxed)
     listed = {
         preset["name"]: preset["parameters"] for preset in client.get(f"{V1}/policies").json()
     }

@@ -119,12 +119,12 @@ def test_every_plan_comes_out_the_same(
 
 def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: str) -> None:
     """With its memory: across coasting, a takeover and a switch away and back."""
-    chooses = {"saving": 0.0, "hold": 2, "steps": 64}
-    run = new_run(store, "adaptive", **chooses)
+    chooses = {"saving": 0.0, "hold": 2, "steps": 64, "batches": "bsp"}
+    run = new_run(store, "paceline-relaxed", **chooses)
     sizes = np.random.default_rng(0).exponential(100, 2_000)  # three ranks of which each is slow
     with (
         working(ingest(store, bus_url)),
-        Leading(bus_url, run, sizes, np.full(3, 1e-5), global_batch=12) as training,
+        Leading(bus_url, run, sizes, np.full(3, 1e-5), global_batch=12, step_s=0.02) as training,
     ):
         with working(ControllerManager(store, bus_url, "one").run):
             training.follow(24)
@@ -135,20 +135,20 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
             version = switch(store, bus_url, run, "bsp")
             training.proposed(lambda s: s.version == version)
             training.follow(2)
-            version = switch(store, bus_url, run, "adaptive", **chooses)
+            version = switch(store, bus_url, run, "paceline-relaxed", **chooses)
             training.proposed(lambda s: s.version == version)
-            again = training.follow(4)
+            again = training.follow(6)
         training.stored(store)
     report = replay(store, run)
     assert report == replace(report, identical=report.segments, unknown=0)
     made = [segment for segment in training.segments if segment.source == "controller"]
-    assert {segment.synchroniser.name for segment in made} == {"allreduce", "partial"}
+    assert {segment.synchroniser.name for segment in made} == {"allreduce", "pairwise"}
     counts = [segment.memory["synchroniser"]["segments"] for segment in again]
     assert counts[0] == 1, "a switch begins anew"
     assert all(after in (1, before + 1) for before, after in pairwise(counts))
     assert 2 in counts, "the memory goes on"
     coasted = next(s for s in training.segments if s.source == "coast")
-    assert (coasted.synchroniser.name, coasted.why) == ("partial", "")
+    assert (coasted.synchroniser.name, coasted.why) == ("pairwise", "")
 
     last = again[-1]
     with store.write() as connection:
@@ -158,7 +158,7 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
     replayed = replay(store, run)
     assert replayed.identical == report.identical - 1
     assert replayed.first_difference is not None
-    assert "synchroniser, why differ. synchroniser: Partial(" in replayed.first_difference
+    assert "synchroniser, why differ. synchroniser: Pairwise(" in replayed.first_difference
     assert replayed.first_difference.endswith("planned again, 'because' recorded")
 
 

@@ -35,10 +35,10 @@ RELAXED = (
     "ad-psgd",
     "rna-hierarchical",
 )
-PRESETS = ("bsp", "paceline", "adaptive", *RELAXED)
-ALONE = {"local-sgd": 8, "osa": None, "ad-psgd": 1, "rna": 4, "rna-hierarchical": 4, "adaptive": 4}
-ALONE |= {"ssp": 3, "flexrr": 2}
-STALE = ("adaptive", "rna", "ssp", "flexrr", "rna-hierarchical")
+PRESETS = ("bsp", "paceline", *RELAXED)
+ALONE = {"local-sgd": 8, "osa": None, "ad-psgd": 1, "rna": 4, "rna-hierarchical": 4}
+ALONE |= {"ssp": 3, "flexrr": None}
+STALE = ("rna", "ssp", "flexrr", "rna-hierarchical")
 SIZES = drawn(6_000, 0.5)
 EQUAL = Emulation(a_s=[1e-5] * 4, b_s=[0.005] * 4, noise=0.03)
 SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
@@ -206,7 +206,7 @@ def test_auto_chooses_them_only_where_it_may() -> None:
     assert np.isclose(allowed.saving, best.saving)
 
 
-@pytest.mark.parametrize("policy", ["rna", "adaptive"])
+@pytest.mark.parametrize("policy", ["rna", "flexrr"])
 def test_segments_that_fell_back_count_as_all_reduced(
     database_url: str, then: dict[str, float], policy: str
 ) -> None:
@@ -233,7 +233,7 @@ def test_segments_that_fell_back_count_as_all_reduced(
     assert answer.fit_error < 0.03
     left_out = {item.policy: item.reason for item in answer.left_out}
     assert left_out == dict.fromkeys(
-        {*RELAXED, "adaptive"} - {policy},
+        {*RELAXED} - {policy},
         "gradients would be all-reduced, because it has 2 optimisers",
     )
     in_force = answer.of(policy)

@@ -36,7 +36,7 @@ def write(store: Store, *plans: Plan, attempt: int = 0, first_step: int = 0) -> 
             seq,
             first_step + 2 * seq,
             version,
-            policy="adaptive",
+            policy="paceline-relaxed",
             synchroniser=how,
             why=why,
             attempt=attempt,
@@ -127,7 +127,7 @@ def test_what_a_policy_chose_and_why(
         {
             "attempt": 0,
             "version": plans[seq][0],
-            "policy": "adaptive",
+            "policy": "paceline-relaxed",
             "synchroniser": plans[seq][1].name,
             "from": 2 * seq,
             "why": plans[seq][2],
@@ -149,10 +149,10 @@ def test_what_a_policy_chose_and_why(
     print_report(
         figures
         | {
-            "switches": [{"policy": "adaptive", "effective_step": 0}],
+            "switches": [{"policy": "paceline-relaxed", "effective_step": 0}],
             "accuracy": 0.5,
             "emulated": {"slowdowns": [1.0]},
         }
     )
     printed = " ".join(capsys.readouterr().out.split())
-    assert "adaptive, from step 4: partial: slow in turn" in printed
+    assert "paceline-relaxed, from step 4: partial: slow in turn" in printed

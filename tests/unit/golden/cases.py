@@ -8,7 +8,6 @@ Plain = dict[str, Any]
 
 VARIANTS: dict[str, list[Plain]] = {
     "ad-psgd": [{}, {"batches": "chronica"}],
-    "adaptive": [{}, {"saving": 0.02, "back": 0.0, "steps": 16, "hold": 1, "probes": 1}],
     "backup-workers": [{}, {"spare": 2, "batches": "static-batching"}],
     "boa": [{}, {"which": "levelled", "window": 8}],
     "bsp": [{}],
@@ -103,7 +102,6 @@ GROUPED: Plain = {
 }
 RELAXED = (
     "ad-psgd",
-    "adaptive",
     "backup-workers",
     "eager-sgd",
     "flexrr",

@@ -56,7 +56,7 @@ _SCENARIOS: list[Plain] = [
     {"name": "relaxed", "policy": "ssp", "switches": [{"step": 33, "policy": "local-sgd"}]},
     {
         "name": "chosen",
-        "policy": "adaptive",
+        "policy": "paceline-relaxed",
         "parameters": {"saving": 0.02, "hold": 1, "steps": 16},
         "devices": {
             "unit_s": 3e-4,

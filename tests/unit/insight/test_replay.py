@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[list[Kind], list[tuple[str, dict[str, Any]]]]] = {
     ),
     "nodes": (
         [Kind(name, world=4, placement=("a", "a", "b", "c")) for name in ("chronica", "rna")],
-        plainly("chronica", "rna-hierarchical", "adaptive", "bsp"),
+        plainly("chronica", "rna-hierarchical", "paceline-relaxed", "bsp"),
     ),
     "data on nodes": (
         [
@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[list[Kind], list[tuple[str, dict[str, Any]]]]] = {
     ),
     "shared batches": (
         [Kind(name, uneven_steps=True) for name in ("paceline-relaxed", "rna", "flexrr")],
-        plainly("local-sgd", "adaptive", "paceline-relaxed", "ad-psgd", "paceline"),
+        plainly("local-sgd", "paceline-relaxed", "ad-psgd", "paceline"),
     ),
 }
 

@@ -234,7 +234,7 @@ def test_policies_written_for_the_released_wire_work_with_a_warning() -> None:
 def test_batches_of_a_preset_from_elsewhere_can_be_combined(register: Callable[..., None]) -> None:
     register(replace(policies.get("bsp"), name="other", combines=True))
     batches = policies.properties(policies.get("rna").parameters)["batches"]
-    assert batches == policies.properties(policies.get("adaptive").parameters)["batches"]
+    assert batches == policies.properties(policies.get("ssp").parameters)["batches"]
     choices = batches["enum"]
     assert choices[0] == "bsp" and "other" in choices and "rna" not in choices
     made = policies.make("rna", {"batches": "other"})

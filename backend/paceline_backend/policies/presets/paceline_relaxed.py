@@ -9,25 +9,23 @@ another's computing, and means are taken while ranks compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from paceline.wire.synchronisation import ALLREDUCE, Pairwise, Synchronisation
 from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, Policy, Preset
-from paceline_backend.policies.presets.adaptive import (
-    BLOCKS,
-    FEWEST,
-    ChoiceParameters,
-    half_interval,
-    in_ms,
-)
+from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
+_BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
+_T = 2.365  # 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom
+_FEWEST = 2 * _BLOCKS  # steps that a choice needs
 _AGREE = 2  # choices in a row that must speak against what is in force and relaxed
 # Segments, about as many seconds, after which a try of which nothing gets known is given up.
 _BLIND, _BLIND_S = 16, 60.0
@@ -138,7 +136,7 @@ class Measured:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {FEWEST} of its steps are known"
+            words = f"fewer than {_FEWEST} of its steps are known"
             if now.relaxed and now.segments >= _BLIND:
                 words, now.tried_s = f"pairwise means were tried, but {words}", _BLIND_S
                 self._change(now)
@@ -148,7 +146,7 @@ class Measured:
             now.exchange_s = float(steps.sync_s.min(axis=1).mean())
             now.rest_s = max(0.0, steps.taken_s - steps.slowest_s - now.exchange_s)
         gain = self._gain(steps, now)
-        error = half_interval(len(steps.step_s), lambda rows: self._gain(steps.only(rows), now))
+        error = _half_interval(len(steps.step_s), lambda rows: self._gain(steps.only(rows), now))
         words = self._words(steps, now, f"{gain:.2f} times the work (± {error:.2f})")
         saves, loses = 1 / (1 - self.saving), 1 / (1 - min(self.back, self.saving))
         if now.relaxed:
@@ -170,8 +168,8 @@ class Measured:
         # A rank with samples and no time compiled code again: the step would seem too fast.
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
-        newest = newest[len(newest) % BLOCKS :]
-        if len(newest) < FEWEST:
+        newest = newest[len(newest) % _BLOCKS :]
+        if len(newest) < _FEWEST:
             return None
         compute_s = rows.compute_s[newest]
         # Where ranks share batches, a record may be of no batch, or be left out as one of several.
@@ -212,14 +210,14 @@ class Measured:
         if now.relaxed:
             reduced_s = self._gain(steps, now) * steps.taken_s
             return (
-                f"the work of a step takes {in_ms(steps.taken_s)}, under the all-reduce it would "
-                f"take {in_ms(reduced_s)}: {gain}"
+                f"the work of a step takes {_in_ms(steps.taken_s)}, under the all-reduce it would "
+                f"take {_in_ms(reduced_s)}: {gain}"
             )
         alone_s = steps.computing_s(shared=self.uneven) + now.rest_s
         words = (
-            f"a step takes {in_ms(steps.taken_s)}: its slowest rank computes "
-            f"{in_ms(steps.slowest_s)}, the exchange takes {in_ms(now.exchange_s)}; without "
-            f"waiting, ranks would need {in_ms(alone_s)}: pairwise means might do {gain}"
+            f"a step takes {_in_ms(steps.taken_s)}: its slowest rank computes "
+            f"{_in_ms(steps.slowest_s)}, the exchange takes {_in_ms(now.exchange_s)}; without "
+            f"waiting, ranks would need {_in_ms(alone_s)}: pairwise means might do {gain}"
         )
         if now.wait_s:
             words += f"; they were tried and saved too little: not again for {now.wait_s:.0f} s"
@@ -239,9 +237,50 @@ def _recall(memory: Mapping[str, Any]) -> _Memory:
         return _Memory()
 
 
-class PacelineRelaxedParameters(ChoiceParameters, frozen=True, kw_only=True):
+def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
+    """Half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
+
+    Args:
+        steps: from `_BLOCKS` on.
+        estimate: from those steps that a mask [steps] keeps.
+    """
+    blocks = np.arange(steps) * _BLOCKS // steps
+    values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
+    deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((values - values.mean()) ** 2).sum())
+    return float(_T * deviation)
+
+
+def _in_ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
     """What `paceline-relaxed` takes."""
 
+    saving: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.9,
+            description="Share of the time for the same work that pairwise means must save: the"
+            " lower bound of the 95 % interval.",
+        ),
+    ] = 0.15
+    back: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.9,
+            description="Share below which, by the upper bound, the all-reduce comes back; not "
+            "above `saving`.",
+        ),
+    ] = 0.1
+    steps: Annotated[
+        int, Meta(ge=_FEWEST, le=64, description="The newest steps, whose times it rests on.")
+    ] = 32
+    hold: Annotated[
+        int, Meta(ge=1, le=1024, description="Segments that a choice is kept for, at least.")
+    ] = 4
     batches: BatchesOf = "paceline"
 
 

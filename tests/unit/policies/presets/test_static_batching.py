@@ -83,7 +83,6 @@ def first_counts(
         ("rna", {"batches": "static-batching"}),
         ("local-sgd", {"batches": "static-batching"}),
         ("ad-psgd", {"batches": "static-batching"}),
-        ("adaptive", {"batches": "static-batching"}),
         ("paceline-relaxed", {"batches": "static-batching"}),
         ("rna-hierarchical", {"batches": "static-batching"}),
     ],
