@@ -24,7 +24,7 @@ def presets() -> list[str]:
 
 def test_no_preset_has_gone() -> None:
     assert set(presets()) <= set(product.presets())
-    assert len(presets()) == 20
+    assert len(presets()) == 19
 
 
 @pytest.mark.parametrize("preset", presets())
