@@ -24,10 +24,9 @@ def fill_rollups(store: Store, stop: threading.Event) -> None:
     Raises:
         StoreError: the database did not answer.
     """
-    run: int | None = 0
-    while (run := fill.fill(store, run)) is not None:
-        if stop.wait(_PAUSE_S):
-            return
+    run = fill.fill(store, 0)
+    while run is not None and not stop.wait(_PAUSE_S):
+        run = fill.fill(store, run)
 
 
 def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:

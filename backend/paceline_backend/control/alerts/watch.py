@@ -63,15 +63,15 @@ class AlertWatch:
             if not duties.hold(connection, DUTY, self._owner, HOLD_S):
                 return False
             _apply(connection, rules, conditions, running, at)
-        self._forget()
+        self._forget(at)
         return True
 
-    def _forget(self) -> None:
+    def _forget(self, at: float) -> None:
         if time.monotonic() < self._forget_at:
             return
         self._forget_at = time.monotonic() + _FORGET_EVERY_S
         with self._store.write() as connection:
-            rows.forget(connection, now(connection) - KEEP_S)
+            rows.forget(connection, at - KEEP_S)
 
 
 def _apply(
