@@ -65,22 +65,20 @@ class ControllerManager:
         self._warming: threading.Thread | None = None  # compiles kernels
         self._reaped = False
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """Extend the leases, end controllers of runs that are over, start those that are missing.
+
+        Returns:
+            Whether there are active runs.
 
         Raises:
             StoreUnavailableError: the database is away.
         """
-        if self._warming is None:
-            # Kernels that no cache holds yet take half a minute; `bsp` does without.
-            policies.names()  # imports all presets: seconds that no run's first plan should wait
-            self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
-            self._warming.start()
         if not self._reaped:
             leases.reap(self._store)  # of control planes that died
             self._reaped = True
         self._extend()
-        self._scan()
+        return self._scan()
 
     def end(self) -> None:
         """End all controllers, and give the leases back."""
@@ -108,8 +106,7 @@ class ControllerManager:
             self.lost += 1
         self._extended = now
 
-    def _scan(self) -> None:
-        """Ends controllers of runs that are over, starts those of runs that have none."""
+    def _scan(self) -> bool:
         with self._store.read() as connection:
             active = runs.active(connection, backends.planned())
         for key, owned in list(self._owned.items()):
@@ -118,6 +115,10 @@ class ControllerManager:
             if not owned.thread.is_alive():
                 leases.release(self._store, owned.lease)
                 del self._owned[key]
+        if active and self._warming is None:
+            # Kernels that no cache holds yet take half a minute; `bsp` does without.
+            self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
+            self._warming.start()
         now = time.monotonic()
         for key, run_id in active.items():
             if key in self._owned or now < self._not_before.get(key, now):
@@ -126,6 +127,7 @@ class ControllerManager:
             if lease is not None:
                 self.taken += 1
                 self._start(key, run_id, lease)
+        return bool(active or self._owned)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:
         controller = Controller(self._store, self._bus_url, key, run_id, lease, self._turns)

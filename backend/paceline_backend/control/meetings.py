@@ -45,8 +45,8 @@ class Meetings:
         self._bus_url = bus_url
         self._ordered_at: dict[_Order, float] = {}  # clock's time
 
-    def look(self, client: redis.Redis) -> None:
-        """Looks at all runs once.
+    def look(self, client: redis.Redis) -> bool:
+        """Look at all runs once; return whether some are on several nodes.
 
         Raises:
             redis.RedisError: the bus is away.
@@ -58,6 +58,7 @@ class Meetings:
             ids = {group.id for group in groups}
             self._ordered_at = {name: at for name, at in self._ordered_at.items() if name[1] in ids}
             self._attend(client, groups)
+            return bool(groups)
         except (StoreError, redis.RedisError):
             self._ordered_at.clear()  # whoever got no order gets it in the next round
             raise

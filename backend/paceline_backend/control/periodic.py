@@ -26,8 +26,9 @@ class Periodic:
     Args:
         name: of the work, in log messages.
         every_s: pause between two rounds, in seconds.
-        work: one round.
+        work: one round. If it returns False, there was nothing to look after.
         end: called once, after the last round.
+        idle_s: pause after a round that found nothing to look after; None: `every_s`.
     """
 
     def __init__(
@@ -36,11 +37,14 @@ class Periodic:
         every_s: float,
         work: Callable[[], object],
         end: Callable[[], None] | None = None,
+        *,
+        idle_s: float | None = None,
     ) -> None:
         self.name = name
         self._every_s = every_s
         self._work = work
         self._end = end
+        self._idle_s = every_s if idle_s is None else idle_s
 
     def run(self, stop: threading.Event) -> None:
         """Work at once, then after each pause, until `stop` is set."""
@@ -49,7 +53,8 @@ class Periodic:
         while not stop.wait(pause_s):
             pause_s = self._every_s
             try:
-                self._work()
+                if self._work() is False:
+                    pause_s = self._idle_s
                 outage.over()
             except (StoreError, redis.RedisError) as error:
                 pause_s = max(pause_s, outage.failed(error))

@@ -111,16 +111,16 @@ def _parts(
 
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye),
-        Periodic("controllers", 0.25, controllers.look, controllers.end),
-        Periodic("rendezvous", 0.2, partial(meetings.look, bus)),
-        Periodic("replacements", 0.2, partial(replacements.look, bus)),
+        Periodic("controllers", 0.25, controllers.look, controllers.end, idle_s=1.0),
+        Periodic("rendezvous", 0.2, partial(meetings.look, bus), idle_s=1.0),
+        Periodic("replacements", 0.2, partial(replacements.look, bus), idle_s=1.0),
         # A thief writes some 300 MB a second.
         Periodic("flood guard", 0.25, partial(floods.look, store, guard)),
-        Periodic("engines", 0.5, partial(engines.look, bus), engines.end),
+        Periodic("engines", 0.5, partial(engines.look, bus), engines.end, idle_s=1.0),
         Periodic("claims on engines' runs", claims.LEASE_S / 3, engines.keep_claims),
         Periodic("users of the bus", 1.0, partial(users.look, bus)),
-        Periodic("auto", 1.0, partial(auto.scan, forecaster, stop)),
-        Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop)),
+        Periodic("auto", 1.0, partial(auto.scan, forecaster, stop), idle_s=5.0),
+        Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop), idle_s=5.0),
         Periodic("webhooks", 1.0, partial(Sender(store, settings.webhook_origins).send, stop)),
         Periodic("hangs", SCAN_S, HangWatch(store, settings.bus, owner).scan),
         Periodic("fleet", 2.0, partial(fleet.look, stop), fleet.end),

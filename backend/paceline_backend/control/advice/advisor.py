@@ -120,8 +120,8 @@ class Advisor:
         self._pause_s = pause_s
         self._next: dict[int, NextLook] = {}  # by run
 
-    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
-        """Look at all runs whose turn it is.
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
+        """Look at all runs whose turn it is; return whether `auto` is on in any.
 
         Raises:
             StoreUnavailableError: the database is away.
@@ -143,7 +143,8 @@ class Advisor:
                 made = self._advise(run, look, forecaster, stop)
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
-                return
+                break
+        return bool(watched)
 
     def _advise(
         self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event

@@ -76,8 +76,8 @@ class Engines:
         """Give the claims back, so that another worker need not wait."""
         self._claims.give_back()
 
-    def look(self, client: redis.Redis) -> None:
-        """Looks once at the engines whose turn it is.
+    def look(self, client: redis.Redis) -> bool:
+        """Look once at the engines whose turn it is; return whether there is any.
 
         Raises:
             redis.RedisError: the bus is away.
@@ -103,6 +103,7 @@ class Engines:
             untold = [word for word in words if word.backend == name]
             if untold:
                 self._tell(engine, untold)
+        return bool(known or left or words)
 
     def _due(self, engine: Engine, own: Sequence[EngineRun]) -> bool:
         name = engine.name

@@ -38,8 +38,8 @@ class Replacements:
         self._bus_url = bus_url
         self._failed_at: dict[tuple[str, str], float] = {}  # run and lost node → clock's time
 
-    def look(self, client: redis.Redis) -> None:
-        """Looks at all runs once.
+    def look(self, client: redis.Redis) -> bool:
+        """Look at all runs once; return whether some are on several nodes.
 
         Raises:
             redis.RedisError: the bus is away.
@@ -56,6 +56,7 @@ class Replacements:
             if spares.of_run(group.id, listed) and not _host_is_gone(group):
                 for node in spares.missed(group):
                     self._stand_in(group, node)
+        return bool(groups)
 
     def _let_go(self, client: redis.Redis, group: Group, row: RunNode) -> None:
         log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)

@@ -54,8 +54,8 @@ class Watch:
         # Run → attempt, step and the clock's time from which the next look is due.
         self._next: dict[int, tuple[int, int, float]] = {}
 
-    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
-        """Looks at all runs that are due.
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
+        """Look at all runs that are due; return whether there are runs to look after.
 
         Raises:
             StoreUnavailableError: the database is away.
@@ -72,6 +72,7 @@ class Watch:
                 due, pauses = (step + LOOK_STEPS, 1) if settled else (0, _AGAIN)
                 at = time.monotonic() + pauses * self._pause_s
                 self._next[run.key] = (run.attempt, due, at)
+        return bool(watched)
 
     def _is_due(self, run: Watched, step: int) -> bool:
         attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
