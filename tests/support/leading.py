@@ -31,7 +31,9 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect, publish
+from paceline_backend.control import ControllerManager
 from paceline_backend.control.ingest import Ingest
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.store import Store, new_runs, runs, schema, switches
 from paceline_backend.store.new_runs import NewRun
 from support.waiting import DEADLINE_S, until
@@ -53,6 +55,11 @@ def working(*parts: Callable[[threading.Event], None]) -> Iterator[None]:
         for thread in threads:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "it did not stop"
+
+
+def planning(manager: ControllerManager) -> Callable[[threading.Event], None]:
+    """Return what plans runs until its event is set."""
+    return Periodic("controllers", 0.25, manager.look, manager.end).run
 
 
 def ingest(store: Store, bus_url: str) -> Callable[[threading.Event], None]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline_backend import requests
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.insight import hangs
-from paceline_backend.store import Store, StoreError, StoreUnavailableError
+from paceline_backend.store import Store, StoreUnavailableError
 from paceline_backend.store.audit import CONTROL_PLANE, Requester
 from paceline_backend.store.nodes import hanging
 from paceline_backend.store.nodes.hanging import Restarted
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0  # until an order that changed nothing is given again
 
-_SCAN_S = 2.0
+SCAN_S = 2.0
 # A run has to stand still for so long from the first look that finds it hung. A rank whose steps
 # take less than ten seconds says nothing but their ends, and others may wait for it meanwhile.
 _CONFIRM_S = 15.0
@@ -52,20 +50,10 @@ class HangWatch:
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
-        self._listened = ListeningClock(_SCAN_S, clock)
+        self._listened = ListeningClock(SCAN_S, clock)
         self._at = 0.0  # of this scan
         self._ordered: dict[int, tuple[int, float]] = {}  # run → attempt, time listened
         self._still: dict[int, tuple[object, float]] = {}  # run → where it hangs, since when
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        outage = Outage(log, "runs that hang start again later", "runs that hang start again")
-        while not stop.wait(_SCAN_S):
-            try:
-                self.scan()
-                outage.over()
-            except (StoreError, redis.RedisError) as error:
-                stop.wait(outage.failed(error))
 
     def scan(self) -> None:
         """Looks at all runs that start again when they hang.

@@ -25,7 +25,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -189,6 +189,7 @@ class Ingest:
         self._repeated = False  # the batch was delivered before
         self._blameless: Counter[str] = Counter()  # tries that the bus ended, by entry
         self._held: list[Received] = []  # ends of runs whose own streams hold more
+        self.on_step: Callable[[], None] = lambda: None  # called after each batch, and while idle
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set. Waits out a bus or a database that is away."""
@@ -212,6 +213,7 @@ class Ingest:
                     return
                 outage.over()
                 database.over()
+                self.on_step()
                 if count and not self.behind:
                     took_s = time.monotonic() - began
                     period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))

@@ -13,6 +13,8 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 # A batch of ingest makes tens of thousands of objects, none of them in a circle. With Python's own
 # bounds, the search for circles takes a third of ingest's time.
 GARBAGE = (50_000, 20, 20)
-_TELL_S = 0.05  # from one look of the child at what its ingest has done to the next
+_SEND_S = 0.05  # pause between two messages about what ingest has done
 _LOOK_S = 0.25  # how long `IngestProcess.run` may take to notice that it should stop
 _END_S = 20.0  # that the child may take to end, once it is asked to
 
@@ -106,35 +108,36 @@ def _work(settings: Settings, owner: str, parent: Connection, parents_end: Conne
 
 
 def _ingest(ingest: Ingest, parent: Connection) -> bool:
-    """Ingests until the parent asks for the end or dies; False if ingest failed before."""
-    stop = threading.Event()
+    """Ingest until the parent asks for the end or dies; False if ingest failed before."""
+    stop, sent = threading.Event(), _Sent(ingest, parent)
+    ingest.on_step = sent.send
 
-    def work() -> None:
-        try:
-            ingest.run(stop)
-        except Exception:
-            log.exception("ingest failed")
-
-    thread = threading.Thread(target=work, name="ingest")
-    thread.start()
-    try:
-        return _tell(ingest, thread, parent)
-    finally:
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            parent.recv()  # the parent says nothing: this is its end
         stop.set()
-        thread.join()
 
-
-def _tell(ingest: Ingest, thread: threading.Thread, parent: Connection) -> bool:
-    """Tells the parent what ingest has done; True when the parent ends, False when ingest does."""
-    sent: _State | None = None
+    threading.Thread(target=watch, name="parent", daemon=True).start()
     try:
-        while thread.is_alive():
-            now = (replace(ingest.stats), ingest.behind)
-            if now != sent:
-                parent.send(now)
-                sent = now
-            if parent.poll(_TELL_S):
-                parent.recv()  # the parent says nothing: this is its end
-    except (EOFError, OSError):
-        return True
-    return False
+        ingest.run(stop)
+    except Exception:
+        log.exception("ingest failed")
+    return stop.is_set()
+
+
+class _Sent:
+    """What the parent knows of an ingest."""
+
+    def __init__(self, ingest: Ingest, parent: Connection) -> None:
+        self._ingest, self._parent = ingest, parent
+        self._known: _State | None = None
+        self._at = 0.0
+
+    def send(self) -> None:
+        """Send what has changed, at most every `_SEND_S`."""
+        now, at = (replace(self._ingest.stats), self._ingest.behind), time.monotonic()
+        if now == self._known or at < self._at + _SEND_S:
+            return
+        with suppress(OSError):  # the parent has ended, and so does ingest
+            self._parent.send(now)
+        self._known, self._at = now, at

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import run_telemetry, writer_of
 from paceline.wire.bus import connect, without_password
 from paceline_backend.server import bus_limits, floods, users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, StoreError, meta, nodes
+from paceline_backend.store import Store, meta, nodes
 from paceline_backend.store.access import tokens
 from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 1.0
 _LEFT_S = 3_600  # a stream that nobody reads any more stays for so long
 _REFUSED_S = 60.0  # before a bus that has no users for us is asked again
 
@@ -44,19 +41,15 @@ class Keeper:
         self._runs: set[str] | None = None  # that had a session lately
         self._tried_door = False
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set. Waits out a bus or a database that is away."""
-        outage = Outage(log, "users of the bus wait", "users of the bus are kept again")
-        with connect(self._bus_url) as client:
-            while True:
-                try:
-                    self.keep(client)
-                    self.try_door()
-                    outage.over()
-                except (redis.RedisError, StoreError) as error:
-                    outage.failed(error)
-                if stop.wait(_EVERY_S):
-                    return
+    def look(self, client: redis.Redis) -> None:
+        """Keep the users, and try once whether the bus lets everybody in.
+
+        Raises:
+            redis.RedisError: the bus is away.
+            StoreError: or one of its kinds.
+        """
+        self.keep(client)
+        self.try_door()
 
     def keep(self, client: redis.Redis) -> None:
         """Looks once.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.core.outage import Outage
 from paceline_backend import backends, policies
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 3.0  # the first plan of who takes over comes within 5 s of a death
 
-_SCAN_S = 0.25
 _AGAIN_S = 5.0  # before a run whose controller failed is planned again
 
 
@@ -64,30 +62,37 @@ class ControllerManager:
         self._owned: dict[int, _Owned] = {}
         self._extended = 0.0  # monotonic time
         self._not_before: dict[int, float] = {}  # next try of failed controllers, by run
+        self._warming: threading.Thread | None = None  # compiles kernels
+        self._reaped = False
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
-        policies.names()  # imports all presets: seconds that no run's first plan should wait for
-        # Kernels that no cache holds yet take half a minute; `bsp` does without.
-        warming = threading.Thread(target=policies.warm_up, name="warm-up")
-        warming.start()
-        outage = Outage(
-            logger, "controllers wait for the database", "controllers go on: the database is back"
-        )
-        reaped = False
-        while not stop.is_set():
+    def look(self) -> bool:
+        """Extend the leases, end controllers of runs that are over, start those that are missing.
+
+        Returns:
+            Whether there are active runs.
+
+        Raises:
+            StoreUnavailableError: the database is away.
+        """
+        if not self._reaped:
+            leases.reap(self._store)  # of control planes that died
+            self._reaped = True
+        self._extend()
+        return self._scan()
+
+    def end(self) -> None:
+        """End all controllers, and give the leases back."""
+        for owned in self._owned.values():
+            owned.stop.set()
+        for owned in self._owned.values():
+            owned.thread.join()
             try:
-                if not reaped:
-                    leases.reap(self._store)  # of control planes that died
-                    reaped = True
-                self._extend()
-                self._scan()
-                outage.over()
+                leases.release(self._store, owned.lease)
             except StoreUnavailableError as error:
-                outage.failed(error)
-            stop.wait(min(_SCAN_S, self._lease_s / 5))
-        self._end_all()
-        warming.join()
+                logger.warning("run %s: its lease runs on until it expires: %s", owned.id, error)
+        self._owned.clear()
+        if self._warming is not None:
+            self._warming.join()
 
     def _extend(self) -> None:
         now = time.monotonic()
@@ -101,8 +106,7 @@ class ControllerManager:
             self.lost += 1
         self._extended = now
 
-    def _scan(self) -> None:
-        """Ends controllers of runs that are over, starts those of runs that have none."""
+    def _scan(self) -> bool:
         with self._store.read() as connection:
             active = runs.active(connection, backends.planned())
         for key, owned in list(self._owned.items()):
@@ -111,6 +115,10 @@ class ControllerManager:
             if not owned.thread.is_alive():
                 leases.release(self._store, owned.lease)
                 del self._owned[key]
+        if active and self._warming is None:
+            # Kernels that no cache holds yet take half a minute; `bsp` does without.
+            self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
+            self._warming.start()
         now = time.monotonic()
         for key, run_id in active.items():
             if key in self._owned or now < self._not_before.get(key, now):
@@ -119,6 +127,7 @@ class ControllerManager:
             if lease is not None:
                 self.taken += 1
                 self._start(key, run_id, lease)
+        return bool(active or self._owned)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:
         controller = Controller(self._store, self._bus_url, key, run_id, lease, self._turns)
@@ -134,14 +143,3 @@ class ControllerManager:
         thread = threading.Thread(target=work, name=f"controller-{run_id}")
         self._owned[key] = _Owned(run_id, lease, thread, stop)
         thread.start()
-
-    def _end_all(self) -> None:
-        for owned in self._owned.values():
-            owned.stop.set()
-        for owned in self._owned.values():
-            owned.thread.join()
-            try:
-                leases.release(self._store, owned.lease)
-            except StoreUnavailableError as error:
-                logger.warning("run %s: its lease runs on until it expires: %s", owned.id, error)
-        self._owned.clear()

@@ -13,15 +13,13 @@ itself fails the run.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import TypeAlias
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import COMMANDS_LENGTH, Kill, Meet, State, commands
-from paceline.wire.bus import connect, is_loopback, publish
+from paceline.wire.bus import is_loopback, publish
 from paceline_backend.requests import regroup, sessions
 from paceline_backend.store import Store, StoreError
 from paceline_backend.store.nodes import run_nodes
@@ -31,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _Order: TypeAlias = tuple[str, str, str, float]  # what, run, node, when it was launched there
 
-_EVERY_S = 0.2
 _AGAIN_S = 10.0  # a node that does not train by then may have missed its `Meet`
 
 
@@ -48,29 +45,25 @@ class Meetings:
         self._bus_url = bus_url
         self._ordered_at: dict[_Order, float] = {}  # clock's time
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        outage = Outage(log, "launchers meet later", "launchers can meet again")
-        with connect(self._bus_url) as client:
-            while not stop.wait(_EVERY_S):
-                try:
-                    self.look(client)
-                    outage.over()
-                except (StoreError, redis.RedisError) as error:
-                    self._ordered_at.clear()  # who was not told is told at the next look
-                    outage.failed(error)
-
-    def look(self, client: redis.Redis) -> None:
-        """Looks at all runs once.
+    def look(self, client: redis.Redis) -> bool:
+        """Look at all runs once; return whether some are on several nodes.
 
         Raises:
             redis.RedisError: the bus is away.
             StoreError: or one of its kinds.
         """
-        with self._store.read() as connection:
-            groups = run_nodes.groups(connection)
-        ids = {group.id for group in groups}
-        self._ordered_at = {name: at for name, at in self._ordered_at.items() if name[1] in ids}
+        try:
+            with self._store.read() as connection:
+                groups = run_nodes.groups(connection)
+            ids = {group.id for group in groups}
+            self._ordered_at = {name: at for name, at in self._ordered_at.items() if name[1] in ids}
+            self._attend(client, groups)
+            return bool(groups)
+        except (StoreError, redis.RedisError):
+            self._ordered_at.clear()  # whoever got no order gets it in the next round
+            raise
+
+    def _attend(self, client: redis.Redis, groups: list[Group]) -> None:
         for group in groups:
             if group.rendezvous == run_nodes.GONE:
                 self._regroup(client, group)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import TELEMETRY, State, node_telemetry, run_telemetry
 from paceline.wire.bus import connect
 from paceline_backend import backends
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
-from paceline_backend.store import Store, StoreError, jobs, nodes, runs, telemetry
+from paceline_backend.store import Store, jobs, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
@@ -65,17 +63,6 @@ class Sweep:
         self._steps: dict[tuple[str, str], tuple[int, float]] = {}  # as `_trains` last saw them
         self._agents_since: _Silences[tuple[str, str]] = {}  # of run and node
         self._launches_since: _Silences[tuple[str, str]] = {}  # as these, while nothing came
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        begins, ends = "lost runs are looked for again later", "lost runs are looked for again"
-        outage = Outage(log, begins, ends)
-        while not stop.wait(LOOK_S):
-            try:
-                self.look()
-                outage.over()
-            except (StoreError, redis.RedisError) as error:
-                outage.failed(error)
 
     def look(self) -> list[str]:
         """Looks at all runs once; the ids of those that it failed.

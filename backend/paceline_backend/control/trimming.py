@@ -7,7 +7,6 @@ slow. Hundreds of small runs would fill the bus with what nobody asks for any mo
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,17 +14,13 @@ from typing import Any
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import live
-from paceline.wire.bus import connect
-from paceline_backend.store import Store, StoreError, runs
+from paceline_backend.store import Store, runs
 
 log = logging.getLogger(__name__)
 
 KEPT_S = 60.0  # what came in so long stays,
 LEAST = 500  # and so many entries of a run that says little
-
-_LOOK_S = 10.0
 
 
 class Trimmer:
@@ -33,29 +28,14 @@ class Trimmer:
 
     Args:
         store: knows the runs.
-        bus_url: ``redis://…``.
         clock: monotonic time in seconds.
     """
 
-    def __init__(
-        self, store: Store, bus_url: str, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._bus_url = bus_url
         self._clock = clock
         # By run, of the last minute and a little more: when, and entries ever added by then.
         self._added: dict[str, deque[tuple[float, int]]] = {}
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set. Waits out bus and database."""
-        outage = Outage(log, "live streams are trimmed later", "live streams are trimmed again")
-        with connect(self._bus_url) as client:
-            while not stop.wait(_LOOK_S):
-                try:
-                    self.look(client)
-                    outage.over()
-                except (redis.RedisError, StoreError) as error:
-                    outage.failed(error)
 
     def look(self, client: redis.Redis) -> None:
         """Trims what came more than `KEPT_S` ago, as far as earlier looks tell.

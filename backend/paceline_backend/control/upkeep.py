@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import replace
 from itertools import chain, islice
 
-from paceline.core.outage import Outage
-from paceline_backend.store import Store, StoreError
+from paceline_backend.store import Store
 from paceline_backend.store.history import days
 from paceline_backend.store.rollups import fill
 from paceline_backend.store.upkeep.prune import Keep, prune
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 5.0  # roll-ups
-_PRUNE_EVERY_S = 60.0
 _MOST_SUMMED = 50  # runs in one look
 _PAUSE_S = 0.05  # between two transactions: ingest takes its turns
 
 
-def run(store: Store, keep: Keep, stop: threading.Event) -> None:
-    """Works until `stop` is set. Waits out a database that is away."""
-    outage = Outage(log, "the database is looked after later", "the database is looked after again")
-    prune_at = time.monotonic()
-    run: int | None = 0
-    while True:
-        try:
-            while time.monotonic() < prune_at and (run := fill.fill(store, run or 0)) is not None:
-                if stop.wait(_PAUSE_S):
-                    return
-            sum_up(store, stop)
-            if time.monotonic() >= prune_at:
-                _prune(store, keep, stop)
-                prune_at = time.monotonic() + _PRUNE_EVERY_S
-            outage.over()
-        except StoreError as error:
-            outage.failed(error)
-        if stop.wait(_EVERY_S):
-            return
+def fill_rollups(store: Store, stop: threading.Event) -> None:
+    """Make the roll-ups that are due; `stop` ends it early.
+
+    Raises:
+        StoreError: the database did not answer.
+    """
+    run = fill.fill(store, 0)
+    while run is not None and not stop.wait(_PAUSE_S):
+        run = fill.fill(store, run)
 
 
-def _prune(store: Store, keep: Keep, stop: threading.Event) -> None:
+def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:
+    """Delete the runs that are beyond what is kept.
+
+    Raises:
+        StoreError: the database did not answer.
+    """
     # For bytes, one run a look: how many there are may be known only later.
     by_bytes = islice(prune(store, keep, stop.wait), 1)
     for gone in chain(prune(store, replace(keep, bytes=None), stop.wait), by_bytes):

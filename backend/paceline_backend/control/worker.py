@@ -1,4 +1,4 @@
-"""The worker: ingest in a child process; controllers, `auto`, sweeps and the like in threads."""
+"""The worker: ingest in a child process, everything else as a list of `Periodic`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import gc
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from functools import partial
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire.bus import connect
-from paceline_backend.control import ControllerManager, floods, upkeep
+from paceline_backend.control import floods, silence, upkeep
 from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.control.advice.effects import Effects
 from paceline_backend.control.alerts.sender import Sender
 from paceline_backend.control.alerts.watch import AlertWatch
+from paceline_backend.control.engines import claims
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.fleet.watch import FleetWatch
-from paceline_backend.control.hangs import HangWatch
+from paceline_backend.control.hangs import SCAN_S, HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.manager import ControllerManager
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.control.nodes.watch import Watch
-from paceline_backend.control.silence import Sweep
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.trimming import Trimmer
+from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
+from paceline_backend.server.floods import Guard
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 from paceline_backend.store.upkeep.prune import Keep
@@ -37,9 +40,9 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, owner: str) -> int:
-    """Works until SIGTERM or SIGINT; its exit code.
+    """Work until SIGTERM or SIGINT; return the exit code.
 
-    A part that fails ends the process: the supervisor starts it anew.
+    If ingest ends, so does the process: the supervisor starts it again.
 
     Args:
         settings: which database and bus.
@@ -51,76 +54,81 @@ def run(settings: Settings, owner: str) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    failed: list[str] = []
-    keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
     ingest = IngestProcess(settings, owner)  # first of all: it is a fork
     tracing.configure("worker")
-    with Store.open(settings.database) as store:
-        controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
-
-        def sign() -> heartbeat.Beat:
-            stats = dataclasses.asdict(ingest.stats)
-            leases = {"leases_taken": controllers.taken, "leases_lost": controllers.lost}
-            return heartbeat.Beat(owner, **stats, **leases)
-
-        parts: dict[str, Callable[[threading.Event], None]] = {
-            "ingest": ingest.run,
-            "controllers": controllers.run,
-            "users": Keeper(store, settings.bus).run,
-            "auto": Advisor(store, settings.bus, owner).run,
-            "effects": Effects(store, owner).run,
-            "heartbeat": lambda event: _beat(settings.bus, sign, event),
-            "engines": Engines(store, settings.bus, owner).run,
-            "meetings": Meetings(store, settings.bus).run,
-            "hangs": HangWatch(store, settings.bus, owner).run,
-            "replacements": Replacements(store, settings.bus).run,
-            "slow nodes": Watch(store, settings.bus, owner).run,
-            "fleet": FleetWatch(store, owner).run,
-            "alerts": AlertWatch(store, owner).run,
-            "webhooks": Sender(store, settings.webhook_origins).run,
-            "sweep": Sweep(store, settings.bus).run,
-            "trimming": Trimmer(store, settings.bus).run,
-            "floods": lambda event: floods.watch(store, settings.bus, event),
-            "upkeep": lambda event: upkeep.run(store, keep, event),
-        }
+    with (
+        Store.open(settings.database) as store,
+        connect(settings.bus, keep=True) as bus,
+        Forecaster(settings.database) as forecaster,
+    ):
+        parts = _parts(settings, owner, store, bus, forecaster, ingest, stop)
         threads = [
-            threading.Thread(target=_guarded, args=(name, part, stop, failed), name=name)
-            for name, part in parts.items()
+            threading.Thread(target=part.run, args=(stop,), name=part.name) for part in parts
         ]
         gc.set_threshold(*GARBAGE)  # controllers read all records, too
         gc.freeze()
         for thread in threads:
             thread.start()
+        try:
+            ingest.run(stop)
+        except RuntimeError as error:
+            log.error("the worker ends: %s", error)
+        failed = not stop.is_set()
+        stop.set()
         for thread in threads:
             thread.join()
     return 1 if failed else 0
 
 
-def _guarded(
-    name: str, part: Callable[[threading.Event], None], stop: threading.Event, failed: list[str]
-) -> None:
-    try:
-        part(stop)
-        if not stop.is_set():
-            raise RuntimeError("ended by itself")
-    except Exception:
-        log.exception("%s failed: the worker ends", name)
-        failed.append(name)
-        stop.set()
+def _parts(
+    settings: Settings,
+    owner: str,
+    store: Store,
+    bus: redis.Redis,
+    forecaster: Forecaster,
+    ingest: IngestProcess,
+    stop: threading.Event,
+) -> list[Periodic]:
+    """Return everything that the worker repeats, with the seconds between two rounds."""
+    controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
+    engines, fleet = Engines(store, owner), FleetWatch(store, owner)
+    alerts, effects = AlertWatch(store, owner), Effects(store, owner)
+    auto, slow_nodes = Advisor(store, settings.bus, owner), Watch(store, settings.bus, owner)
+    users, meetings = Keeper(store, settings.bus), Meetings(store, settings.bus)
+    replacements, guard = Replacements(store, settings.bus), Guard(bus)
+    keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 
+    def beat() -> None:
+        stats = dataclasses.asdict(ingest.stats)
+        leases = {"leases_taken": controllers.taken, "leases_lost": controllers.lost}
+        heartbeat.beat(bus, heartbeat.Beat(owner, **stats, **leases))
 
-def _beat(bus_url: str, sign: Callable[[], heartbeat.Beat], stop: threading.Event) -> None:
-    outage = Outage(log, "no heartbeat", "heartbeats again")
-    with connect(bus_url) as client:
-        while True:
-            try:
-                heartbeat.beat(client, sign())
-                outage.over()
-            except redis.RedisError as error:
-                outage.failed(error)
-            if stop.wait(heartbeat.BEAT_S):
-                break
+    def goodbye() -> None:
         try:
-            heartbeat.goodbye(client, sign().owner)
+            heartbeat.goodbye(bus, owner)
         except redis.RedisError as error:
             log.warning("the heartbeat stays until it expires: %s", error)
+
+    return [
+        Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye),
+        Periodic("controllers", 0.25, controllers.look, controllers.end, idle_s=1.0),
+        Periodic("rendezvous", 0.2, partial(meetings.look, bus), idle_s=1.0),
+        Periodic("replacements", 0.2, partial(replacements.look, bus), idle_s=1.0),
+        # A thief writes some 300 MB a second.
+        Periodic("flood guard", 0.25, partial(floods.look, store, guard)),
+        Periodic("engines", 0.5, partial(engines.look, bus), engines.end, idle_s=1.0),
+        Periodic("claims on engines' runs", claims.LEASE_S / 3, engines.keep_claims),
+        Periodic("users of the bus", 1.0, partial(users.look, bus)),
+        Periodic("auto", 1.0, partial(auto.scan, forecaster, stop), idle_s=5.0),
+        Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop), idle_s=5.0),
+        Periodic("webhooks", 1.0, partial(Sender(store, settings.webhook_origins).send, stop)),
+        Periodic("hangs", SCAN_S, HangWatch(store, settings.bus, owner).scan),
+        Periodic("fleet", 2.0, partial(fleet.look, stop), fleet.end),
+        Periodic("alerts", 5.0, alerts.look, alerts.end),
+        Periodic("effects", 5.0, partial(effects.look, stop)),
+        Periodic("silent runs", silence.LOOK_S, silence.Sweep(store, settings.bus).look),
+        Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
+        Periodic("sums by day", 5.0, partial(upkeep.sum_up, store, stop)),
+        Periodic("live streams", 10.0, partial(Trimmer(store).look, bus)),
+        Periodic("pruning", 60.0, partial(upkeep.prune_runs, store, keep, stop)),
+    ]

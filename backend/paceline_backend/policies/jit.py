@@ -1,75 +1,42 @@
-"""Numba with types, and a cache of compiled code that no plan depends on.
+"""Kernels of `predict` and `solve`, which Numba compiles at their first call.
 
-`compiled` decorates the kernels of `predict` and `solve`. Numba keeps their machine code in
-``__pycache__`` beside the source, or, where that cannot be written, in the user's cache folder.
-Images hold code that was compiled when they were built (docker/control-plane.Dockerfile): its
-folder can only be read, and so can the home of the user. Numba refuses to work there, and raises
-an error too where a full disk or a file of another user stops it. Here all of that only costs the
-time to compile: a cache that cannot be read has no code, and one that cannot be written gets none.
+Importing Numba takes a second of CPU and 60 MB, and most processes that import policies never plan.
+So `compiled` returns a `Kernel`, which imports Numba when it is called first.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
-
-import numba
-from numba.core import caching
-
-logger = logging.getLogger(__name__)
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _BuiltBeside(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """Code that is in ``__pycache__`` beside the source already, where nothing can be added."""
+class Kernel(Generic[P, R]):
+    """A function that is compiled for the types of its arguments at its first call.
 
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
-        locator = cls(function, file)
-        index = f"{Path(file).stem}.*-{locator.get_disambiguator()}.py*.nbi"
-        return locator if any(Path(locator.get_cache_path()).glob(index)) else None
+    It releases the GIL. Kernels can call one another.
+    """
 
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.function = function
+        update_wrapper(self, function)
 
-class _Kernels(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (
-        caching.UserProvidedCacheLocator,
-        caching.InTreeCacheLocator,
-        _BuiltBeside,
-        caching.UserWideCacheLocator,
-    )
+    @cached_property
+    def dispatcher(self) -> Any:
+        """What Numba makes of the function."""
+        from paceline_backend.policies.compiling import dispatcher
 
+        return dispatcher(self.function)
 
-class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Numba's cache, without its errors."""
-
-    _impl_class = _Kernels
-
-    def load_overload(self, signature: Any, context: Any) -> Any:
-        try:
-            return super().load_overload(signature, context)
-        except Exception as error:  # pickle raises any, of a file that is not whole
-            logger.warning("cannot read compiled code of %s: %r", self._name, error)
-            with suppress(OSError):
-                self.flush()  # or else no later code could be added
-            return None
-
-    def save_overload(self, signature: Any, code: Any) -> None:
-        try:
-            super().save_overload(signature, code)
-        except Exception as error:
-            logger.info("cannot keep compiled code of %s: %r", self._name, error)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the compiled function."""
+        result: R = self.dispatcher(*args, **kwargs)
+        return result
 
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` at its first call, for the types of its arguments; release the GIL."""
-    dispatcher = numba.njit(nogil=True)(function)
-    try:
-        dispatcher._cache = _Cache(function)
-    except (RuntimeError, OSError) as error:  # no folder can be read or written
-        logger.info("keep compiled code of %s in memory only: %s", function.__qualname__, error)
-    return dispatcher  # type: ignore[no-any-return]
+def compiled(function: Callable[P, R]) -> Kernel[P, R]:
+    """Make a kernel of a function."""
+    return Kernel(function)

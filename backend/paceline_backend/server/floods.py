@@ -84,7 +84,7 @@ class Guard:
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:
         self._client = client
-        self._bounds = bounds or Bounds()
+        self.bounds = bounds or Bounds()
         self._warned = False
         self._oldest: dict[str, bytes] = {}  # streams over their bounds at the last look
 
@@ -121,7 +121,7 @@ class Guard:
         known: Any = self._client.hgetall(OFF)
         for user, value in known.items():
             until, _, stream = value.decode().partition(" ")
-            if float(until) > now or self._measure([stream])[0].over(self._bounds) > 0.5:
+            if float(until) > now or self._measure([stream])[0].over(self.bounds) > 0.5:
                 continue
             name = user.decode()
             # At once: whoever makes users meanwhile looks here who is off.
@@ -135,7 +135,7 @@ class Guard:
 
     def _enforce(self, stream: str, size: _Size) -> Flood | None:
         """Does what the size of a stream asks for."""
-        over = size.over(self._bounds)
+        over = size.over(self.bounds)
         if over <= 1:
             self._oldest.pop(stream, None)
             return None
@@ -188,7 +188,7 @@ class Guard:
             if not self._exists(user):
                 return False, False
             # First, so that somebody switches it on again whatever happens to this process.
-            until = self._now() + self._bounds.off_s
+            until = self._now() + self.bounds.off_s
             newly = bool(self._client.hset(OFF, user, f"{until} {stream}"))
             self._acl("SETUSER", user, "off")
         except redis.ResponseError as error:  # of a missing right, too

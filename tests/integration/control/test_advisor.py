@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
 from paceline_backend.control.advice.advisor import Advisor
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.insight.whatif.answer import Current, Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, FIRST_STEP
 from paceline_backend.insight.whatif.child import Forecaster
@@ -50,7 +52,11 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
         with store.read() as connection:
             return forecasts.decided(connection, key)
 
-    with working(Advisor(store, bus_url, "worker", pause_s=0.0).run):
+    advisor, never = Advisor(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    with (
+        Forecaster(store.url.render_as_string(hide_password=False)) as forecaster,
+        working(Periodic("auto", 0.1, partial(advisor.scan, forecaster, never)).run),
+    ):
         until(decided, "the first decision", 300)
         first = decided()
         assert first is not None
@@ -124,17 +130,17 @@ def test_a_look_that_fails_holds_up_no_other_run(
             forecasts.set_auto(connection, run, "switch", "test", 1.0)
     advisor, forecaster = Advisor(store, bus_url, "worker"), Refusing(away=ids[0])
     with pytest.raises(StoreUnavailableError):
-        advisor._scan(forecaster, threading.Event())
-    advisor._scan(forecaster, threading.Event())
+        advisor.scan(forecaster, threading.Event())
+    advisor.scan(forecaster, threading.Event())
     assert forecaster.asked == ids
     assert forecaster.started == 2
-    advisor._scan(forecaster, threading.Event())
+    advisor.scan(forecaster, threading.Event())
     assert forecaster.asked == ids  # neither is due again
     with store.write() as connection:
         connection.execute(sa.update(schema.runs).values(attempt=1))
     monkeypatch.setattr(forecasts, "newest_step", lambda *_: 30)
     with pytest.raises(StoreUnavailableError):
-        advisor._scan(forecaster, threading.Event())
+        advisor.scan(forecaster, threading.Event())
     assert forecaster.asked == [*ids, ids[0]]  # another attempt is
 
 

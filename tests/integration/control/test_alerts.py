@@ -335,28 +335,6 @@ def test_a_receiver_that_drips_bytes_does_not_hold_the_sender() -> None:
     assert "no answer within 0.5 s" in sent.error
 
 
-@pytest.mark.parametrize("kind", ["alerts", "fleet"])
-def test_a_look_that_fails_does_not_end_the_worker(
-    store: Store, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    stop, looks = threading.Event(), iter([ValueError("a row that nobody expects"), None])
-
-    def look(*_: object) -> bool:
-        error = next(looks)
-        if error is not None:
-            raise error
-        stop.set()
-        return True
-
-    kinds: dict[str, Any] = {"alerts": AlertWatch, "fleet": FleetWatch}
-    watch = kinds[kind](store, "a")
-    monkeypatch.setattr(watch, "look", look)
-    monkeypatch.setattr(f"paceline_backend.control.{kind}.watch._LOOK_S", 0.01)
-    watch.run(stop)
-    assert stop.is_set()
-    assert "a row that nobody expects" in caplog.text
-
-
 def test_a_delivery_that_fails_is_noted_and_the_others_are_sent(
     store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from paceline_backend.store import Store, runs
 from support import poison
 from support.cluster import plaid_like
 from support.ingesting import reasons
-from support.leading import Leading, ingest, new_run, working
+from support.leading import Leading, ingest, new_run, planning, working
 from support.records import adopted, record
 from support.waiting import until
 from support.web import serving
@@ -44,7 +44,7 @@ def test_1_poison_of_one_run_stops_neither_ingest_nor_plans_of_another(
     thief, run = new_run(store), new_run(store)
     manager = ControllerManager(store, bus_url, "one", lease_s=5.0)
     with (
-        working(ingest(store, bus_url), manager.run),
+        working(ingest(store, bus_url), planning(manager)),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         training.follow(1)
@@ -100,7 +100,7 @@ def test_8_ranks_that_there_are_not_end_no_controller_and_break_no_page(
             fields: Any = encode(StepBatch([record(step, rank)]), run)
             bus.xadd(live(run), fields)
 
-    with working(ingest(store, bus_url), manager.run):
+    with working(ingest(store, bus_url), planning(manager)):
         forge(0)  # before the Hello
         with Leading(bus_url, run, SIZES, SPEEDS) as training:
             planned = training.follow(2)

@@ -27,7 +27,7 @@ from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
 from support import poison
 from support.cluster import plaid_like
-from support.leading import Leading, ingest, new_run, switch, working
+from support.leading import Leading, ingest, new_run, planning, switch, working
 from support.postgres import Postgres
 from support.records import adopted
 from support.waiting import until
@@ -50,7 +50,7 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
     """A whole life: proposals supersede, a switch needs four steps at most, coverage is exact."""
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
     ):
         first = training.follow(1)[0]
@@ -113,7 +113,7 @@ def test_segments_last_about_a_second_but_few_steps(
     """Very fast steps: a quarter of a second, so that the controller keeps up."""
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS, global_batch=4, step_s=step_s) as training,
     ):
         young = past_youth(training)
@@ -126,7 +126,7 @@ def test_segments_last_about_a_second_but_few_steps(
 def test_segments_adapt_when_steps_become_faster(store: Store, bus_url: str) -> None:
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS, global_batch=8, step_s=0.5) as training,
     ):
         past_youth(training)
@@ -142,12 +142,12 @@ def test_coasted_segments_are_planned_around(store: Store, bus_url: str) -> None
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         training.coast(3)
-        with working(manager(store, bus_url).run):
+        with working(planning(manager(store, bus_url))):
             training.follow(3)
         training.report(training.adopt())  # perhaps its last proposal
         training.coast(2)  # nobody plans: in the last shares
         assert training.segments[-1].shares == training.segments[-3].shares != []
-        with working(manager(store, bus_url, "two").run):
+        with working(planning(manager(store, bus_url, "two"))):
             after = training.follow(4)
         assert after[0].shuffled, "a controller that takes over shuffles"
         training.assert_exact()
@@ -158,7 +158,7 @@ def test_lookahead_adopts_before_the_steps_run(store: Store, bus_url: str) -> No
     """Data loader workers read ahead: segments are adopted while earlier ones have no feedback."""
     run = new_run(store, "chronica")
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS, lookahead=4) as training,
     ):
         waiting = []
@@ -174,10 +174,12 @@ def test_lookahead_adopts_before_the_steps_run(store: Store, bus_url: str) -> No
 _MANAGER = """
 import sys, threading
 from paceline_backend.control import ControllerManager
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.store import Store
 database, bus, owner, lease_s = sys.argv[1:]
 with Store.open(database) as store:
-    ControllerManager(store, bus, owner, lease_s=float(lease_s)).run(threading.Event())
+    manager = ControllerManager(store, bus, owner, lease_s=float(lease_s))
+    Periodic("controllers", 0.25, manager.look, manager.end).run(threading.Event())
 """
 
 
@@ -221,7 +223,7 @@ def test_a_killed_controller_is_replaced(store: Store, database_url: str, bus_ur
 def test_a_new_attempt_goes_on(store: Store, bus_url: str, policy: str) -> None:
     """After a restart the leader says where it resumes: speeds and memory are known from there."""
     run = new_run(store, policy)
-    with working(ingest(store, bus_url), manager(store, bus_url).run):
+    with working(ingest(store, bus_url), planning(manager(store, bus_url))):
         with Leading(bus_url, run, SIZES, SPEEDS) as training:
             training.follow(3)
             used = np.concatenate([np.frombuffer(s.indices, "<u4") for s in training.segments])
@@ -249,7 +251,7 @@ def test_a_new_attempt_goes_on(store: Store, bus_url: str, policy: str) -> None:
 def test_a_gap_in_the_live_stream_is_filled_from_the_database(store: Store, bus_url: str) -> None:
     run = new_run(store, "chronica")
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         training.follow(2)
@@ -269,7 +271,7 @@ def test_a_bus_that_goes_away_and_comes_back(store: Store, tmp_path: Path) -> No
     run = new_run(store, "chronica")
     with (
         EmbeddedBus(tmp_path / "bus") as bus,
-        working(ingest(store, bus.url), manager(store, bus.url).run),
+        working(ingest(store, bus.url), planning(manager(store, bus.url))),
         Leading(bus.url, run, SIZES, SPEEDS) as training,
     ):
         training.follow(2)
@@ -305,7 +307,7 @@ def test_a_database_that_goes_away_and_comes_back(
     with Store.open(url) as store:
         run = new_run(store, "chronica")
         with (
-            working(ingest(store, bus_url), manager(store, bus_url, lease_s=1.0).run),
+            working(ingest(store, bus_url), planning(manager(store, bus_url, lease_s=1.0))),
             Leading(bus_url, run, SIZES, SPEEDS) as training,
         ):
             training.follow(2)
@@ -346,7 +348,7 @@ def test_an_unknown_policy_leaves_the_leader_coasting(
 ) -> None:
     run = new_run(store, "not-installed-here")
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         until(lambda: "no policy 'not-installed-here'" in caplog.text, "the reason in the log")
@@ -359,7 +361,7 @@ def test_after_a_policy_that_cannot_be_made_another_plans(
 ) -> None:
     run = new_run(store, "chronica", window="long")
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         until(lambda: "parameters.window: 'long'" in caplog.text, "the reason in the log")
@@ -377,7 +379,7 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
     bad = {n: f for n, f in poison.TELEMETRY.items() if n not in poison.STATES}
     run = new_run(store, "chronica")
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
     ):
         training.follow(2)
@@ -406,7 +408,7 @@ def test_a_plan_that_fails_ends_no_controller(
     monkeypatch.setattr(controller, "offer", offer)
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         until(lambda: "KeyError: 'surprise'" in caplog.text, "the reason in the log")
@@ -435,7 +437,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
     monkeypatch.setattr(controller, "offer", offer)
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         until(lambda: "moved is -1" in caplog.text, "the reason in the log")
@@ -460,7 +462,7 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
     monkeypatch.setattr(controller, "_AGAIN_S", 0.01)
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), manager(store, bus_url).run),
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         training.follow(1)
@@ -471,7 +473,7 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
 
 def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
     """Two runs at once, each planned by its own controller."""
-    with working(ingest(store, bus_url), manager(store, bus_url).run):
+    with working(ingest(store, bus_url), planning(manager(store, bus_url))):
         runs = [new_run(store, policy) for policy in ("bsp", "chronica")]
         with (
             Leading(bus_url, runs[0], SIZES, SPEEDS) as bsp,

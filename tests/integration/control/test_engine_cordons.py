@@ -32,7 +32,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[TableEngine]]:
 
 @pytest.fixture
 def worker(store: Store, bus_url: str, engine: object) -> Engines:
-    return Engines(store, bus_url, "worker")
+    return Engines(store, "worker")
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_what_changes_while_the_engine_is_told(
     def slowly(self: TableEngine, host: str, reason: str | None) -> None:
         monkeypatch.setattr(TableEngine, "cordon", ask)
         other(store, "n3", ADA)
-        Engines(store, worker._bus_url, "another").look(bus)
+        Engines(store, "another").look(bus)
         ask(self, host, reason)
 
     monkeypatch.setattr(TableEngine, "cordon", slowly)

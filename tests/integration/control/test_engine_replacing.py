@@ -46,7 +46,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[TableEngine]]:
 
 @pytest.fixture
 def worker(store: Store, bus_url: str, engine: object) -> Engines:
-    return Engines(store, bus_url, "worker", clock=Clock())
+    return Engines(store, "worker", clock=Clock())
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_other_node_joins_and_the_first_leaves(
         replace(store, bus_url, run, "n2", ADA)
     with pytest.raises(ConflictError, match="at most 2"):
         join(store, bus_url, run, 1, {}, ADA)
-    Engines(store, bus_url, "worker", clock=Clock()).look(bus)  # the first was killed
+    Engines(store, "worker", clock=Clock()).look(bus)  # the first was killed
     worker.look(bus)
     assert TableEngine.cordons == [("gpu2", "ada: its disk is slow")]
     assert [(order.nodes, order.avoid) for order in TableEngine.orders] == [(2, []), (1, ["gpu2"])]

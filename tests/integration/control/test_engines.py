@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as replaced
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from paceline_backend.control.engines import claims
 from paceline_backend.control.engines.engine_jobs import telling
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import ConflictError, enlist, join, leave, resume, spares, stop
 from paceline_backend.requests.replacing import replace
@@ -56,7 +58,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def worker(store: Store, bus_url: str, clock: Clock, engine: object) -> Engines:
-    return Engines(store, bus_url, "worker", clock=clock)
+    return Engines(store, "worker", clock=clock)
 
 
 def begin(store: Store, bus_url: str, least: int = 1, most: int = 1) -> str:
@@ -120,7 +122,7 @@ def test_another_worker_goes_on_where_the_first_was_killed(
     worker.look(bus)
     first = TableEngine.orders[0]
     TableEngine.submit(TableEngine(), first)
-    after(Engines(store, bus_url, "worker", clock=clock), bus, clock, 10)
+    after(Engines(store, "worker", clock=clock), bus, clock, 10)
     assert runs.get(store, run)["backend_jobs"]["jobs"] == {"0": "1"}
     assert [job.state for job in TableEngine.jobs.values()] == ["queued", "ended"]
     assert len({order.token for order in TableEngine.orders}) == 1
@@ -135,7 +137,7 @@ def test_two_workers_do_not_submit_a_run_twice(
     assert leases.acquire(store, key, "other", 600, "jobs") is not None
     after(worker, bus, clock, 20)
     assert TableEngine.orders == []
-    after(Engines(store, bus_url, "other", clock=clock), bus, clock, 2)
+    after(Engines(store, "other", clock=clock), bus, clock, 2)
     assert len(TableEngine.orders) == 1
 
 
@@ -151,7 +153,7 @@ def test_a_worker_that_is_slow_submits_nothing_twice(
     run = begin(store, bus_url)
     with store.read() as connection:
         key = runs.key_of(connection, run)
-    other = Engines(store, bus_url, "other", clock=clock)
+    other = Engines(store, "other", clock=clock)
     other._attendant._note = lambda *_: None  # type: ignore[method-assign]
     assert leases.acquire(store, key, "other", 600, "jobs") is not None
     ask = TableEngine.look
@@ -188,7 +190,7 @@ def test_a_controller_that_ends_leaves_no_hole(
         plans = leases.acquire(store, key, "worker", 3)
         assert plans is not None
         leases.release(store, plans)
-        Engines(store, bus_url, "other", clock=clock).look(bus)
+        Engines(store, "other", clock=clock).look(bus)
         return submit(self, order)
 
     monkeypatch.setattr(TableEngine, "submit", slowly)
@@ -208,7 +210,11 @@ def test_a_worker_that_waits_to_submit_keeps_nobody_from_planning(
 
 
 def test_a_claim_lasts_as_long_as_the_engine_takes(
-    store: Store, bus_url: str, engine: object, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    engine: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Longer than a lease does; and a worker that ends leaves none."""
     monkeypatch.setattr(claims, "LEASE_S", 0.5)
@@ -228,10 +234,17 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
         return submit(self, order)
 
     monkeypatch.setattr(TableEngine, "submit", slowly)
-    thread = threading.Thread(target=Engines(store, bus_url, "worker").run, args=(stop_worker,))
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
+    engines = Engines(store, "worker")
+    parts = [
+        Periodic("engines", 0.1, partial(engines.look, bus), engines.end),
+        Periodic("claims", claims.LEASE_S / 3, engines.keep_claims),
+    ]
+    threads = [threading.Thread(target=part.run, args=(stop_worker,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
     assert others == ["worker"]
     assert len(TableEngine.orders) == 1
     assert owned() == []
@@ -458,7 +471,7 @@ def test_a_job_that_the_control_plane_ends_was_cancelled_by_nobody(
     if keeps:
         TableEngine.jobs.clear()
     if goes_on == "another":  # the first one was killed: whether it ended the job is not known
-        worker = Engines(store, bus_url, "worker", clock=clock)
+        worker = Engines(store, "worker", clock=clock)
     after(worker, bus, clock, 8)
     words = "it is lost" + ("" if keeps else "; job 1 of Table ended: CANCELLED")
     assert shown(store, run) == ("failed", words)

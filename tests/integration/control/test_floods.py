@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from redis.client import Pipeline
 from paceline.wire import writer_of
 from paceline.wire.bus import connect
 from paceline_backend.control import floods as watching
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.server import floods
 from paceline_backend.server.floods import Bounds, Flood, Guard
@@ -240,11 +242,11 @@ def test_a_worker_bounds_a_thief_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_S", 0.01)
     stop = threading.Event()
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store:
         add_run(store, "thief", state="running")
-        worker = threading.Thread(target=watching.watch, args=(store, bus_url, stop, BOUNDS))
+        guard = Periodic("flood guard", 0.01, partial(watching.look, store, Guard(bus, BOUNDS)))
+        worker = threading.Thread(target=guard.run, args=[stop])
         worker.start()
         try:
             with (

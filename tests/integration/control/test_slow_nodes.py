@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,8 +15,10 @@ import sqlalchemy as sa
 from paceline.core.emulation import Emulation
 from paceline.wire import State
 from paceline_backend.control.nodes.watch import Watch
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.insight import replacements
 from paceline_backend.insight.whatif.answer import NodeForecast
+from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.store import Store, audit, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
 from paceline_backend.store.nodes.slowness import Watched
@@ -138,7 +141,11 @@ def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: st
         with store.read() as connection:
             return replacements.forecast_of(connection, key, "n2", 0)
 
-    with working(Watch(store, bus_url, "worker", pause_s=0.0).run):
+    watch, never = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    with (
+        Forecaster(store.url.render_as_string(hide_password=False)) as forecaster,
+        working(Periodic("slow nodes", 0.1, partial(watch.scan, forecaster, never)).run),
+    ):
         until(forecast, "a forecast", 300)
         assert not replacing(store, key), "it was slow for too few steps"
         training.train(training.step + 150)

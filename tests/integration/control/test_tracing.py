@@ -24,7 +24,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.tracing import Observed
 from paceline_backend.store import Store
 from support.cluster import plaid_like
-from support.leading import Leading, ingest, new_run, working
+from support.leading import Leading, ingest, new_run, planning, working
 from support.records import add_run, hello, record
 from support.waiting import until
 from support.web import serving
@@ -115,7 +115,9 @@ def test_batches_of_ingest(store: Store, bus_url: str, memory: Memory) -> None:
 def test_plans(store: Store, bus_url: str, memory: Memory) -> None:
     run = new_run(store, "chronica")
     with (
-        working(ingest(store, bus_url), ControllerManager(store, bus_url, "me", lease_s=5.0).run),
+        working(
+            ingest(store, bus_url), planning(ControllerManager(store, bus_url, "me", lease_s=5.0))
+        ),
         Leading(bus_url, run, plaid_like(860), np.full(4, 1e-5), epochs=1) as training,
     ):
         training.follow(1)

@@ -25,7 +25,7 @@ def test_the_last_minute_stays(store: Store, bus: redis.Redis, bus_url: str) -> 
         add_run(store, run, state="stopped" if run == "over" else "running")
     for run in ("fast", "paused", "slow", "over"):
         add(bus, run, 3_000)
-    trimmer = Trimmer(store, bus_url, clock=lambda: now)
+    trimmer = Trimmer(store, clock=lambda: now)
     trimmer.look(bus)
     now = KEPT_S / 2
     add(bus, "fast", 600)

@@ -20,7 +20,7 @@ from paceline_backend.planning.history import History
 from paceline_backend.store import Store, blobs, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like
-from support.leading import Leading, ingest, new_run, switch, working
+from support.leading import Leading, ingest, new_run, planning, switch, working
 from support.records import add_run
 from support.waiting import DEADLINE_S
 
@@ -41,14 +41,14 @@ def eventful(store: Store, bus_url: str) -> str:
         working(ingest(store, bus_url)),
         Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
     ):
-        with working(ControllerManager(store, bus_url, "one").run):
+        with working(planning(ControllerManager(store, bus_url, "one"))):
             training.follow(2)
             version = switch(store, bus_url, run, "chronica")
             training.proposed(lambda s: s.version == version)
             training.follow(2)
         training.report(training.adopt())
         training.coast(1)
-        with working(ControllerManager(store, bus_url, "two").run):
+        with working(planning(ControllerManager(store, bus_url, "two"))):
             training.follow(4)
             version = switch(store, bus_url, run, "chronica", picks="paper", ett="per-sample")
             training.proposed(lambda s: s.version == version)
@@ -126,11 +126,11 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
         working(ingest(store, bus_url)),
         Leading(bus_url, run, sizes, np.full(3, 1e-5), global_batch=12, step_s=0.02) as training,
     ):
-        with working(ControllerManager(store, bus_url, "one").run):
+        with working(planning(ControllerManager(store, bus_url, "one"))):
             training.follow(24)
         training.report(training.adopt())  # perhaps its last proposal
         training.coast(1)
-        with working(ControllerManager(store, bus_url, "two").run):
+        with working(planning(ControllerManager(store, bus_url, "two"))):
             training.follow(2)
             version = switch(store, bus_url, run, "bsp")
             training.proposed(lambda s: s.version == version)
@@ -173,10 +173,10 @@ def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
         working(ingest(store, bus_url)),
         Leading(bus_url, run, sizes, speeds, global_batch=8, step_s=0.25) as training,
     ):
-        with working(ControllerManager(store, bus_url, "one").run):
+        with working(planning(ControllerManager(store, bus_url, "one"))):
             training.follow(40)
         training.report(training.adopt())  # perhaps its last proposal
-        with working(ControllerManager(store, bus_url, "two").run):
+        with working(planning(ControllerManager(store, bus_url, "two"))):
             after = training.follow(2)
         training.stored(store)
     for segment in after:
@@ -192,7 +192,7 @@ def test_a_policy_that_is_not_installed_here(
 ) -> None:
     run = new_run(store)
     with (
-        working(ingest(store, bus_url), ControllerManager(store, bus_url, "one").run),
+        working(ingest(store, bus_url), planning(ControllerManager(store, bus_url, "one"))),
         Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
     ):
         training.follow(2)
@@ -231,7 +231,7 @@ def test_a_gap_that_is_filled_after_the_next_epoch_began(
     monkeypatch.setattr(History, "adopt", noticing)
     run = new_run(store, "chronica")
     with (
-        working(ingest(store, bus_url), ControllerManager(store, bus_url, "one").run),
+        working(ingest(store, bus_url), planning(ControllerManager(store, bus_url, "one"))),
         Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
     ):
         training.follow(2)

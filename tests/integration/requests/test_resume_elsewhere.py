@@ -30,7 +30,7 @@ def engine() -> Iterator[type[TableEngine]]:
 
 @pytest.fixture
 def worker(store: Store, bus_url: str) -> Engines:
-    return Engines(store, bus_url, "worker")
+    return Engines(store, "worker")
 
 
 def begun(client: httpx.Client, **fields: Any) -> str:
@@ -124,11 +124,11 @@ def test_what_is_left_on_an_engine_that_was_away_is_stopped(
         resumed(client, run, backend=to)
         if to == "local":
             report(store, run, "n1", State.FAILED, 1, exit_code=1)
-        anew = Engines(store, bus_url, "worker")
+        anew = Engines(store, "worker")
         anew.look(bus)
         assert [job.state for job in far.jobs.values()] == ["running"]
         far.away = False
-        anew = Engines(store, bus_url, "worker")
+        anew = Engines(store, "worker")
         anew.look(bus)
         assert [job.state for job in far.jobs.values()] == ["ended"]
         assert [job.state for job in TableEngine.jobs.values()] == ["queued"] * (to == "table")
@@ -189,7 +189,7 @@ def test_a_run_that_comes_back_while_its_engine_is_asked(
         monkeypatch.setattr(TableEngine, "look", ask)
         before = ask(self, prefix)
         resumed(client, run, backend="table")
-        Engines(store, bus_url, "another").look(bus)
+        Engines(store, "another").look(bus)
         return before if owner == "worker" else ask(self, prefix)
 
     monkeypatch.setattr(TableEngine, "look", slowly)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.periodic import Periodic
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
 from paceline_backend.server.embedded import EmbeddedBus
@@ -228,7 +230,8 @@ def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.Monk
 
 def keeping(store: Store, url: str) -> tuple[threading.Thread, threading.Event]:
     stop = threading.Event()
-    thread = threading.Thread(target=Keeper(store, url).run, args=[stop])
+    repeated = Periodic("users of the bus", 0.1, partial(Keeper(store, url).look, connect(url)))
+    thread = threading.Thread(target=repeated.run, args=[stop])
     thread.start()
     return thread, stop
 

@@ -32,7 +32,7 @@ from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, records, register, rounds
 from paceline_backend.store import Store, blobs, coverage, schema, switches
 from paceline_backend.store import runs as runs_store
-from support.leading import ingest, working
+from support.leading import ingest, planning, working
 from support.waiting import until
 from support.web import serving
 
@@ -92,7 +92,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         expected.append(alone.advance())
     manager = ControllerManager(store, bus_url, "one")
     with (
-        working(ingest(store, bus_url), manager.run),
+        working(ingest(store, bus_url), planning(manager)),
         broadcasting(store, bus_url, scenario) as (run, broadcast, server),
     ):
         ran = [trained for trained, _ in broadcast.segments()]

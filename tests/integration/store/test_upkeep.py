@@ -208,26 +208,14 @@ def test_the_worker_deletes_one_run_at_a_look_for_its_bytes(
     for days in (3.0, 2.0, 1.0):
         a_run(store, f"{days:g}", days)
 
-    class OneLook(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            return timeout == upkeep._EVERY_S
-
-    upkeep.run(store, Keep(bytes=10), OneLook())
+    upkeep.prune_runs(store, Keep(bytes=10), threading.Event())
     assert ids(store) == {"2", "1"}
 
 
 def test_the_worker_prunes(store: Store) -> None:
     a_run(store, "old", 40.0)
-    stop = threading.Event()
-    worker = threading.Thread(target=upkeep.run, args=[store, Keep(days=30.0), stop])
-    worker.start()
-    try:
-        while ids(store) and worker.is_alive():
-            stop.wait(0.02)
-        assert ids(store) == set()
-    finally:
-        stop.set()
-        worker.join()
+    upkeep.prune_runs(store, Keep(days=30.0), threading.Event())
+    assert ids(store) == set()
 
 
 def test_prune_wants_a_limit(main: Main, store: Store) -> None:

@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import ENDED
 from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
 from paceline_backend.insight.whatif.auto import (
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # the first and the longest pause between two looks at a run
 
-_SCAN_S = 1.0
 _POLL_S = 0.25
 
 
@@ -122,18 +120,13 @@ class Advisor:
         self._pause_s = pause_s
         self._next: dict[int, NextLook] = {}  # by run
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        outage = Outage(logger, "auto looks again later", "auto looks at runs again")
-        with Forecaster(self._store.url.render_as_string(hide_password=False)) as forecaster:
-            while not stop.wait(_SCAN_S):
-                try:
-                    self._scan(forecaster, stop)
-                    outage.over()
-                except (StoreUnavailableError, redis.RedisError) as error:
-                    stop.wait(outage.failed(error))
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
+        """Look at all runs whose turn it is; return whether `auto` is on in any.
 
-    def _scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
+        Raises:
+            StoreUnavailableError: the database is away.
+            redis.RedisError: the bus is away.
+        """
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -150,7 +143,8 @@ class Advisor:
                 made = self._advise(run, look, forecaster, stop)
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
-                return
+                break
+        return bool(watched)
 
     def _advise(
         self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event

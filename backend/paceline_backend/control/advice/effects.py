@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 
-from paceline.core.outage import Outage
 from paceline_backend.insight import effects
 from paceline_backend.store import Store, StoreError
 from paceline_backend.store.outcomes import effects as kept
@@ -16,7 +15,6 @@ log = logging.getLogger(__name__)
 
 LOOK_STEPS = 20  # between two looks at an active run, at least
 
-_EVERY_S = 5.0
 _MOST_ENDED = 20  # ended runs in one look, as after an upgrade of a database with many
 
 
@@ -35,16 +33,6 @@ class Effects:
         self._store = store
         self._owner = owner
         self._looked: dict[int, int] = {}  # active run → its newest step at the last look
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set. Waits out a database that is away."""
-        outage = Outage(log, "effects are kept later", "effects are kept again")
-        while not stop.wait(_EVERY_S):
-            try:
-                self.look(stop)
-                outage.over()
-            except StoreError as error:
-                outage.failed(error)
 
     def look(self, stop: threading.Event) -> None:
         """Keeps the effects of all runs that are due.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 
-from paceline.core.outage import Outage
 from paceline_backend.requests import webhooks
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.origins import Origins
-from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.store import Store, meta
 from paceline_backend.store.alerts import deliveries
 from paceline_backend.store.alerts.deliveries import Delivery
 
@@ -19,8 +18,6 @@ CLAIM_S = 60.0  # longer than a delivery takes
 MOST_TRIES = 12  # over about five hours
 FIRST_S = 10.0  # until the second try; doubled from try to try,
 LONGEST_S = 3_600.0  # up to this
-
-_LOOK_S = 1.0
 
 
 class Sender:
@@ -37,18 +34,6 @@ class Sender:
     def __init__(self, store: Store, allowed: Origins) -> None:
         self._store = store
         self._allowed = allowed
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out the database."""
-        outage = Outage(log, "webhooks are told later", "webhooks are told again")
-        while not stop.wait(_LOOK_S):
-            try:
-                self.send(stop)
-                outage.over()
-            except StoreError as error:
-                stop.wait(outage.failed(error))
-            except Exception:  # a delivery is not worth a worker, which plans runs
-                log.exception("webhooks were not told; the next try is in %.0f s", _LOOK_S)
 
     def send(self, stop: threading.Event) -> int:
         """Sends what is due now; how many deliveries were tried.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.outage import Outage
 from paceline_backend.insight.alerts import Condition, Lookout, Rule, Timing, debounce, rules_with
 from paceline_backend.requests import webhooks
-from paceline_backend.store import Connection, Store, StoreError
+from paceline_backend.store import Connection, Store
 from paceline_backend.store.alerts import deliveries, duties, rows
 from paceline_backend.store.alerts import rules as changed_rules
 from paceline_backend.store.database import now
@@ -22,7 +20,6 @@ DUTY = "alerts"
 HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
 KEEP_S = 90 * 86_400.0  # resolved alerts are forgotten after so long
 
-_LOOK_S = 5.0
 _FORGET_EVERY_S = 3_600.0
 
 
@@ -43,18 +40,8 @@ class AlertWatch:
         self._lookout = Lookout(store)
         self._forget_at = time.monotonic()
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out the database."""
-        outage = Outage(log, "alerts are looked for later", "alerts are looked for again")
-        while not stop.wait(_LOOK_S):
-            try:
-                self.look()
-                self._forget()
-                outage.over()
-            except StoreError as error:
-                stop.wait(outage.failed(error))
-            except Exception:  # a look is not worth a worker, which plans runs
-                log.exception("a look for alerts failed; the next one is in %.0f s", _LOOK_S)
+    def end(self) -> None:
+        """Give the duty back, so that another worker need not wait."""
         duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, at: float | None = None) -> bool:
@@ -76,14 +63,15 @@ class AlertWatch:
             if not duties.hold(connection, DUTY, self._owner, HOLD_S):
                 return False
             _apply(connection, rules, conditions, running, at)
+        self._forget(at)
         return True
 
-    def _forget(self) -> None:
+    def _forget(self, at: float) -> None:
         if time.monotonic() < self._forget_at:
             return
         self._forget_at = time.monotonic() + _FORGET_EVERY_S
         with self._store.write() as connection:
-            rows.forget(connection, now(connection) - KEEP_S)
+            rows.forget(connection, at - KEEP_S)
 
 
 def _apply(

@@ -74,13 +74,15 @@ class Claims:
         with self._lock:
             self._held = {run: lease for run, lease in self._held.items() if run in ids}
 
-    def keep(self, done: threading.Event) -> None:
-        """Prolongs the claims until `done` is set."""
-        while not done.wait(LEASE_S / 3):
-            with self._lock:
-                held = list(self._held.values())
-            with suppress(StoreError):  # they expire; whoever takes claims says so
-                leases.extend(self._store, held, LEASE_S, "jobs")
+    def keep(self) -> None:
+        """Extend the claims.
+
+        Raises:
+            StoreError: the database did not answer; claims expire.
+        """
+        with self._lock:
+            held = list(self._held.values())
+        leases.extend(self._store, held, LEASE_S, "jobs")
 
     def give_back(self) -> None:
         """Releases all claims: the next worker need not wait."""

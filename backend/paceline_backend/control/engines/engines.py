@@ -21,7 +21,6 @@ engine does not answer, nothing is concluded about its runs.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,6 @@ from collections.abc import Callable, Mapping, Sequence
 import redis
 
 from paceline.core.outage import Outage
-from paceline.wire.bus import connect
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineAwayError, Job
 from paceline_backend.control.engines.attending import Attendant
@@ -44,7 +42,6 @@ from paceline_backend.store.nodes.engine_runs import Leftover
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.5
 _LOOK_S = 3.0  # an engine is asked so often, and at once for a job to submit
 
 
@@ -53,7 +50,6 @@ class Engines:
 
     Args:
         store: the database.
-        bus_url: ``redis://…``.
         owner: this worker's name.
         clock: monotonic time in seconds.
     """
@@ -61,40 +57,27 @@ class Engines:
     def __init__(
         self,
         store: Store,
-        bus_url: str,
         owner: str,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._bus_url = bus_url
         self._clock = clock
         self._claims = Claims(store, owner)
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         self._look_at: dict[str, float] = {}  # by engine
         self._outages: dict[str, Outage] = {}  # by engine, of its cordons, and by run
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus, database and engines."""
-        outage = Outage(log, "engines are looked after later", "engines are looked after again")
-        done = threading.Event()
-        keeper = threading.Thread(target=self._claims.keep, args=(done,), name="engines' claims")
-        keeper.start()
-        try:
-            with connect(self._bus_url) as client:
-                while not stop.wait(_TICK_S):
-                    try:
-                        self.look(client)
-                        outage.over()
-                    except (StoreError, redis.RedisError) as error:
-                        outage.failed(error)
-        finally:
-            done.set()
-            keeper.join()
-            self._claims.give_back()
+    def keep_claims(self) -> None:
+        """Extend the claims on runs, while a look may take long."""
+        self._claims.keep()
 
-    def look(self, client: redis.Redis) -> None:
-        """Looks once at the engines whose turn it is.
+    def end(self) -> None:
+        """Give the claims back, so that another worker need not wait."""
+        self._claims.give_back()
+
+    def look(self, client: redis.Redis) -> bool:
+        """Look once at the engines whose turn it is; return whether there is any.
 
         Raises:
             redis.RedisError: the bus is away.
@@ -120,6 +103,7 @@ class Engines:
             untold = [word for word in words if word.backend == name]
             if untold:
                 self._tell(engine, untold)
+        return bool(known or left or words)
 
     def _due(self, engine: Engine, own: Sequence[EngineRun]) -> bool:
         name = engine.name

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.core.outage import Outage
 from paceline_backend.insight import hangs
 from paceline_backend.insight.fleet import judged
-from paceline_backend.store import Store, StoreError, StoreUnavailableError, coverage
+from paceline_backend.store import Store, StoreUnavailableError, coverage
 from paceline_backend.store.alerts import duties
 from paceline_backend.store.database import now
 from paceline_backend.store.fleet import progress, verdicts, waiting
@@ -26,7 +25,6 @@ COVERAGE_S = 60.0  # coverage reads the whole run
 KEEP_S = 400 * 86_400.0  # verdicts are forgotten after so long
 SETTLE_S = 60.0  # after a run's end: its last telemetry has arrived by then
 
-_LOOK_S = 2.0
 _FORGET_EVERY_S = 3_600.0
 _GAPS = 12  # times the shortest time between two verdicts: a row without one so long has ended
 _OVERDUE_S = 600.0  # without a new step for so long, a verdict goes on no longer
@@ -67,17 +65,8 @@ class FleetWatch:
         self._counted: dict[int, tuple[int, int]] = {}  # run → its newest step when last counted
         self._uncounted: dict[int, float] = {}  # run that failed → from when on it is tried again
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out the database."""
-        outage = Outage(log, "verdicts are kept later", "verdicts are kept again")
-        while not stop.wait(_LOOK_S):
-            try:
-                self.look(stop)
-                outage.over()
-            except StoreError as error:
-                stop.wait(outage.failed(error))
-            except Exception:  # a look is not worth a worker, which plans runs
-                log.exception("a look at all runs failed; the next one is in %.0f s", _LOOK_S)
+    def end(self) -> None:
+        """Give the duty back, so that another worker need not wait."""
         duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, stop: threading.Event) -> bool:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
 import redis
 
-from paceline.core.outage import Outage
 from paceline.wire import State
-from paceline.wire.bus import connect
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares, streams
 from paceline_backend.requests.joining import order_to_leave
 from paceline_backend.requests.replacing import stand_in
-from paceline_backend.store import Store, StoreError, nodes
+from paceline_backend.store import Store, nodes
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 0.2
 # After its agent was told where to meet. One of an earlier release does not say that it arrived.
 _ARRIVED_S = 30.0
 _AGAIN_S = 30.0  # after a spare could not stand in
@@ -42,19 +38,8 @@ class Replacements:
         self._bus_url = bus_url
         self._failed_at: dict[tuple[str, str], float] = {}  # run and lost node → clock's time
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        outage = Outage(log, "nodes are replaced later", "nodes can be replaced again")
-        with connect(self._bus_url) as client:
-            while not stop.wait(_EVERY_S):
-                try:
-                    self.look(client)
-                    outage.over()
-                except (StoreError, redis.RedisError) as error:
-                    outage.failed(error)
-
-    def look(self, client: redis.Redis) -> None:
-        """Looks at all runs once.
+    def look(self, client: redis.Redis) -> bool:
+        """Look at all runs once; return whether some are on several nodes.
 
         Raises:
             redis.RedisError: the bus is away.
@@ -71,6 +56,7 @@ class Replacements:
             if spares.of_run(group.id, listed) and not _host_is_gone(group):
                 for node in spares.missed(group):
                     self._stand_in(group, node)
+        return bool(groups)
 
     def _let_go(self, client: redis.Redis, group: Group, row: RunNode) -> None:
         log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)

@@ -10,7 +10,6 @@ import time
 import msgspec
 import redis
 
-from paceline.core.outage import Outage
 from paceline_backend import requests
 from paceline_backend.insight import replacements
 from paceline_backend.insight.verdict import FEWEST_STEPS, judge, read_observed, slow_node
@@ -18,7 +17,7 @@ from paceline_backend.insight.whatif.answer import MARGIN, STEPS
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares
-from paceline_backend.store import Store, StoreError, StoreUnavailableError, attempts, nodes
+from paceline_backend.store import Store, StoreUnavailableError, attempts, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, Requester
 from paceline_backend.store.nodes import slowness
 from paceline_backend.store.nodes.slowness import Slow, Watched
@@ -30,7 +29,6 @@ LOOK_STEPS = 20  # between two verdicts about a run, at least
 PAUSE_S = 3.0  # and so long
 _AGAIN = 10  # pauses until the same steps are looked at again, if there is more to do about them
 
-_SCAN_S = 1.0
 _POLL_S = 0.25
 
 
@@ -56,19 +54,8 @@ class Watch:
         # Run → attempt, step and the clock's time from which the next look is due.
         self._next: dict[int, tuple[int, int, float]] = {}
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set; waits out bus and database."""
-        outage = Outage(log, "slow nodes are named later", "slow nodes are named again")
-        with Forecaster(self._store.url.render_as_string(hide_password=False)) as forecaster:
-            while not stop.wait(_SCAN_S):
-                try:
-                    self.scan(forecaster, stop)
-                    outage.over()
-                except (StoreError, redis.RedisError) as error:
-                    stop.wait(outage.failed(error))
-
-    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
-        """Looks at all runs that are due.
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
+        """Look at all runs that are due; return whether there are runs to look after.
 
         Raises:
             StoreUnavailableError: the database is away.
@@ -85,6 +72,7 @@ class Watch:
                 due, pauses = (step + LOOK_STEPS, 1) if settled else (0, _AGAIN)
                 at = time.monotonic() + pauses * self._pause_s
                 self._next[run.key] = (run.attempt, due, at)
+        return bool(watched)
 
     def _is_due(self, run: Watched, step: int) -> bool:
         attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
