@@ -37,8 +37,8 @@ def train(
     )
     session = paceline.Session(data, global_batch=8, seed=1)
     sent: list[Any] = []
-    assert session._loop.data is not None
-    session._loop.data.send = sent.append
+    assert session._loop.context.data is not None
+    session._loop.context.data.send = sent.append
     model = session.wrap(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), 1e-5)
     loader = session.loader(**options)
@@ -63,8 +63,8 @@ def read_beside(directory: str, options: dict[str, Any]) -> tuple[int, int]:
         data[7]
     session = paceline.Session(data, global_batch=2, seed=1)
     sent: list[Any] = []
-    assert session._loop.data is not None
-    session._loop.data.send = sent.append
+    assert session._loop.context.data is not None
+    session._loop.context.data.send = sent.append
     trained = 0
     for _ in session.epochs(1):
         for batch in session.loader(**options):

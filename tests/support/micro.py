@@ -237,7 +237,7 @@ def profiled(count: int, options: dict[str, Any]) -> int:
         run.profile(lambda n: model(torch.ones(n, WIDTH)).sum().backward(), most=4)
         for _, x, y in run.loader():
             mse_loss(model(x), y).backward()
-        return len(run._loop.limits.samples)
+        return len(run._loop.context.limits.samples)
 
 
 def leaves(count: int, options: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.profile import Profile
-from paceline.train.wiring import describe
+from paceline.train.wiring import Findings, describe
 from paceline.wire import Hello
 from support.sessions import WIDTH, network, parameters, session
 
@@ -42,17 +43,9 @@ def train(fits_on_rank_1: int | None) -> Answer:
             optimizer.step()
             seen.append(indices.tolist())
         loop = run._loop
-        of_loop = loop.device, loop.devices, loop.profiles, loop.limits
-        hello = describe(
-            loop.terms,
-            loop.meeting,
-            Environment(),
-            Position(),
-            0,
-            None,
-            *of_loop,
-            uneven_steps=False,
-        )
+        context = replace(loop.context, environment=Environment())
+        findings = Findings(0, devices=loop.devices, profiles=loop.profiles)
+        hello = describe(context, loop.meeting, Position(), findings)
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 
@@ -130,4 +123,4 @@ def limited(limits: Any) -> list[int]:
     """The limits of a session that is told them."""
     with session(24, {"global_batch": 12, "limits": limits}) as run:
         torch.distributed.barrier()  # a leader that leaves at once could not be met any more
-        return run._loop.limits.samples
+        return run._loop.context.limits.samples

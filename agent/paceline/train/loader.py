@@ -91,15 +91,15 @@ class Loader:
         self._turns: deque[tuple[Step, Step]] = deque()
         self.answer: Answer | None = None  # of the proof of the loss, once it is made
         self._typical: tuple[int, Any] | None = None  # samples, and their batch
-        if loop.reader is not None:
-            dataset, options = buffered(loop.reader, options)
+        if loop.context.reader is not None:
+            dataset, options = buffered(loop.context.reader, options)
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
-        self._epoch = Epoch(loop.terms.seed, shared=ahead)
+        self._epoch = Epoch(loop.context.terms.seed, shared=ahead)
         if ahead:
             begin = WorkerInit(self._epoch, options.get("worker_init_fn"))
             options = options | {"worker_init_fn": begin}
-        if loop.data is not None:
+        if loop.context.data is not None:
             options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
@@ -121,7 +121,7 @@ class Loader:
         if self._typical is None or self._typical[0] != samples:
             self._typical = None  # two batches need not fit into memory
             batch = self._load(spread(self._loop.typical, samples))
-            data = self._loop.data
+            data = self._loop.context.data
             self._typical = samples, batch if data is None else data.unpacked(batch, 0.0)
         return self._typical[1]
 
@@ -204,15 +204,15 @@ class Loader:
             loop.proves = False
             replay.prove_first(loop, self, sys._getframe(1))
         ran_out = False
-        longer_s = loop.device.loading_s
+        longer_s = loop.context.device.loading_s
         try:
-            if loop.data is not None:
-                loop.data.loading()
+            if loop.context.data is not None:
+                loop.context.data.loading()
             batches = iter(self._loader)  # draws a random number
             loop.restore_random()
             while True:
-                if loop.data is not None:
-                    loop.data.loading()  # the script's body may have read, too
+                if loop.context.data is not None:
+                    loop.context.data.loading()  # the script's body may have read, too
                 asked = time.perf_counter()
                 try:
                     with self._epoch:
@@ -221,8 +221,8 @@ class Loader:
                     ran_out = True
                     break
                 step, turn = self._turns.popleft()
-                if loop.data is not None:
-                    batch = loop.data.unpacked(batch, time.perf_counter() - asked)
+                if loop.context.data is not None:
+                    batch = loop.context.data.unpacked(batch, time.perf_counter() - asked)
                 if longer_s and not loop.is_lost(step):
                     time.sleep(longer_s)
                 yield from self._body(step, turn, batch, time.perf_counter() - asked)
@@ -231,8 +231,8 @@ class Loader:
                 while (taken := loop.take_over(step)) is not None:
                     asked = time.perf_counter()
                     batch = self._load(taken.indices)
-                    if loop.data is not None:
-                        batch = loop.data.unpacked(batch, time.perf_counter() - asked)
+                    if loop.context.data is not None:
+                        batch = loop.context.data.unpacked(batch, time.perf_counter() - asked)
                     if longer_s:
                         time.sleep(longer_s)
                     yield from self._body(taken, taken, batch, time.perf_counter() - asked)
@@ -257,8 +257,8 @@ class Loader:
     def _load(self, indices: list[int]) -> Any:
         """A batch that the DataLoader's own processes do not load: it was another rank's."""
         dataset = self._loader.dataset
-        if self._loop.data is not None:
-            self._loop.data.loading()
+        if self._loop.context.data is not None:
+            self._loop.context.data.loading()
         with self._epoch:
             if hasattr(dataset, "__getitems__"):
                 samples = dataset.__getitems__(indices)

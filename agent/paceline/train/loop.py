@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import threading
@@ -16,25 +17,20 @@ from torch.distributed import DistError
 
 from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
-from paceline.core.terms import Terms
 from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep, trained
-from paceline.train.device import Device
 from paceline.train.ending import Ending
-from paceline.train.environment import Environment
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
 from paceline.train.lockstep import Lockstep
 from paceline.train.meeting import Meeting, introduce, place
-from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
-from paceline.train.plan.epochs import EpochSteps
-from paceline.train.profile import Limits, Profile, shared_moments
-from paceline.train.streams.reader import Reader
+from paceline.train.profile import Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.gathers import refuse_uneven
@@ -44,7 +40,14 @@ from paceline.train.telling.compiling import ShapeWarning
 from paceline.train.telling.trial import flops
 from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity
-from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
+from paceline.train.wiring import (
+    Findings,
+    Wiring,
+    agree_on_lookahead,
+    connect,
+    describe,
+    warn_of_restarts,
+)
 from paceline.wire import Evaluation, Phase, RankDevice
 
 logger = logging.getLogger(__name__)
@@ -67,38 +70,15 @@ class Loop:
     planned step, after its batch, `take_over` until that gives None, and `end_step`; `end_epoch`.
 
     Args:
-        terms: of the run.
+        context: of the run.
         meeting: what the ranks know of each other.
-        environment: what the launcher told this rank.
-        device: what this rank computes on.
-        limits: of the ranks' memory.
-        uneven_steps: see `Session`.
-        data: where data lives on nodes.
-        epoch_steps: of the run; None: each step has a global batch of samples.
-        reader: of this rank, if the data is a stream.
-        prove: see `Session`.
     """
 
-    def __init__(
-        self,
-        terms: Terms,
-        meeting: Meeting,
-        environment: Environment,
-        device: Device,
-        limits: Limits,
-        uneven_steps: bool = False,
-        data: NodeData | None = None,
-        epoch_steps: EpochSteps | None = None,
-        reader: Reader | None = None,
-        *,
-        prove: bool = True,
-    ) -> None:
-        self.data, self.reader = data, reader
-        self.epoch_steps = epoch_steps or EpochSteps(terms)
-        self.terms, self.device = terms, device
+    def __init__(self, context: RunContext, meeting: Meeting) -> None:
+        self.context = context
+        terms, limits = context.terms, context.limits
         self.rank = meeting.rank
         self._filler = meeting.filler
-        self.limits = limits
         self.profiles: list[Profile] = []
         self.typical: list[int] = []  # samples of typical sizes, ascending; empty: no profiling yet
         self.devices: list[RankDevice] = []  # of each rank, once a model is wrapped
@@ -109,13 +89,12 @@ class Loop:
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed, meeting.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
-        self._uneven_steps = uneven_steps
-        self.proves = prove  # before the first step
+        self.proves = context.prove  # before the first step
         self.proofs = 0  # that have begun
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
             refuse_collectives(self.current)
-            if uneven_steps or limits.micro_batches
+            if context.uneven_steps or limits.micro_batches
             else lambda: None
         )
         self._refusing_gathers = (
@@ -133,10 +112,9 @@ class Loop:
         self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
         self._taken: Step | None = None  # the newest batch that was taken over
         self._meeting: Meeting | None = meeting  # until the loop is closed
-        self._environment = environment
         self._start = Position()
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
-        self.trained.resume(0, 0, 0, self.epoch_steps.ends(0))
+        self.trained.resume(0, 0, 0, self.context.epoch_steps.ends(0))
         self._evaluations: list[Evaluation] = []  # before the first iteration
 
         self.epoch = 0  # the epoch that the loader is in, or was in last
@@ -159,13 +137,13 @@ class Loop:
     @property
     def fillers(self) -> list[int]:
         """The batch of a rank that has none: as many samples as the grid, if they fit in memory."""
-        grid, limits = self.terms.shapes.samples, self.limits.samples
+        grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self.rank])) if limits else grid)
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of the whole epoch that the loader is in, or of the next one."""
-        return self.epoch_steps.of(self.epoch if self._in_epoch else self.next_epoch)
+        return self.context.epoch_steps.of(self.epoch if self._in_epoch else self.next_epoch)
 
     @property
     def begun(self) -> bool:
@@ -197,14 +175,17 @@ class Loop:
 
     def introduce(self) -> None:
         """Tells what this rank computes on; all ranks call it once a model is in place."""
-        known, own = self._environment.run is not None, self.device.described()
+        known, own = self.context.environment.run is not None, self.context.device.described()
         self.devices = introduce(self.meeting, own, self._trial, may_try=known)
 
     def _trial(self) -> float | None:
-        store, samples = self.meeting.store, max(1, self.terms.global_batch // self.meeting.world)
+        store, samples = (
+            self.meeting.store,
+            max(1, self.context.terms.global_batch // self.meeting.world),
+        )
         moments = shared_moments(store, self.meeting.sizes)
-        hold = self.device.trial(self.step + 1, moments, overhead=False)
-        return flops(self.device.place, partial(hold, samples))
+        hold = self.context.device.trial(self.step + 1, moments, overhead=False)
+        return flops(self.context.device.place, partial(hold, samples))
 
     def activity(self) -> Activity:
         """The step that this rank is in, or was in last, and what the rank does. For any thread."""
@@ -268,7 +249,7 @@ class Loop:
             )
         # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
         if self._in_epoch or self.stopped:
-            if self.reader is not None:
+            if self.context.reader is not None:
                 return self._position_in_stream()
             leader = self.wiring.leader if self.wiring is not None else None
             used = leader.used(self.step) if leader is not None else None
@@ -295,15 +276,16 @@ class Loop:
         assert position.used is not None
         self.next_epoch = self.epoch = position.epoch
         self.step = position.step - 1
-        left = self.terms.samples - len(position.used)
-        self._epoch_is_done = bool(self.terms.samples) and self.terms.epoch_over(left)
+        terms, epoch_steps = self.context.terms, self.context.epoch_steps
+        left = terms.samples - len(position.used)
+        self._epoch_is_done = bool(terms.samples) and terms.epoch_over(left)
         after = Position(position.epoch + 1, position.step)
         self._start = after if self._epoch_is_done else position
-        if self.reader is None:
-            used, ends = position.used, self.epoch_steps.ends(position.epoch, position.used)
+        if self.context.reader is None:
+            used, ends = position.used, epoch_steps.ends(position.epoch, position.used)
             self.trained.resume(position.epoch, position.step, len(used), ends)
-        if self._epoch_is_done or self.reader is not None:
-            self.trained.begin_epoch(position.step, self.epoch_steps.ends(position.epoch + 1))
+        if self._epoch_is_done or self.context.reader is not None:
+            self.trained.begin_epoch(position.step, epoch_steps.ends(position.epoch + 1))
 
     @property
     def is_fresh(self) -> bool:
@@ -324,7 +306,7 @@ class Loop:
         self.next_epoch = epoch
         if self.is_fresh:
             self.epoch, self._start = epoch, Position(epoch)
-            self.trained.resume(0, 0, 0, self.epoch_steps.ends(epoch))
+            self.trained.resume(0, 0, 0, self.context.epoch_steps.ends(epoch))
 
     def save_with(self, saver: Saver) -> None:
         """Saves with it from now on, and begins where it goes on. Before the first iteration."""
@@ -347,10 +329,10 @@ class Loop:
         self.gate.close()
         if self.saver is not None:
             self.saver.close()
-        if self.data is not None:
-            self.data.close()
-        if self.reader is not None:
-            self.reader.close()
+        if self.context.data is not None:
+            self.context.data.close()
+        if self.context.reader is not None:
+            self.context.reader.close()
         if self.wiring is not None:
             self.wiring.follower.close()
         if self._meeting is not None and not self._meeting.leads:
@@ -398,24 +380,24 @@ class Loop:
             for evaluation in self._evaluations:
                 self.evaluated(evaluation)
         if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
-            self.trained.begin_epoch(self.step + 1, self.epoch_steps.ends(self.epoch))
+            self.trained.begin_epoch(self.step + 1, self.context.epoch_steps.ends(self.epoch))
         self._in_epoch, self._ran_out, self._ended = True, False, None
         self._stepped = self.step if self.gate.stepped else None
         if self.lockstep is not None:
             self.lockstep.begin_epoch(self.epoch)
-        if self.reader is not None:
-            self.reader.begin(self.epoch)
+        if self.context.reader is not None:
+            self.context.reader.begin(self.epoch)
         return True
 
     @property
     def least_fair(self) -> int:
         """Samples of the largest of equal parts of a step."""
-        return -(-self.terms.global_batch // self.meeting.world)
+        return -(-self.context.terms.global_batch // self.meeting.world)
 
     @property
     def short(self) -> bool:
         """Whether limits leave no room for equal parts."""
-        limits = self.limits.of_parts
+        limits = self.context.limits.of_parts
         return bool(limits) and min(limits) < self.least_fair
 
     @property
@@ -424,14 +406,14 @@ class Loop:
         meeting = self.meeting
         if meeting.world == 1 or meeting.lanes is not None:
             return False
-        return self._environment.run is not None or self.short
+        return self.context.environment.run is not None or self.short
 
     def steps(self) -> Iterator[Step]:
         """The steps of the epoch that has begun, as they are to be loaded."""
         assert self.wiring is not None
         # A rank fetches so many turns of its loop ahead: as many steps, or fewer where it has
         # several micro-batches in one. Each rank's fetching would wait for rank 0's, which plans.
-        plans_first = self.wiring.leader is not None and self.limits.micro_batches
+        plans_first = self.wiring.leader is not None and self.context.limits.micro_batches
         steps = self.wiring.follower.steps(self.epoch, self._lookahead if plans_first else 0)
         try:
             yield from steps
@@ -487,8 +469,8 @@ class Loop:
         if step.more:
             self._schedules.look(None)
         self.gate.begin_turn(step)
-        hold_s = self.device.begin(step)
-        self.current.running = RunningStep(step, self.device.clock, data_s, hold_s)
+        hold_s = self.context.device.begin(step)
+        self.current.running = RunningStep(step, self.context.device.clock, data_s, hold_s)
         return self.current.running
 
     def _is_mine(self, step: Step) -> bool:
@@ -506,7 +488,7 @@ class Loop:
         Not in the first segment of a relaxed synchroniser: then it is not known yet that it suits
         the script, nor how the script steps its schedules.
         """
-        return self._uneven_steps and self._schedules.known
+        return self.context.uneven_steps and self._schedules.known
 
     def is_lost(self, step: Step) -> bool:
         """Whether a planned batch need not be loaded, as this rank will not train it."""
@@ -606,10 +588,10 @@ class Loop:
             self.saver.wait()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
-        if self.data is not None:
-            self.data.epoch_over(self.epoch)
-        if self.reader is not None:
-            self.reader.close()
+        if self.context.data is not None:
+            self.context.data.epoch_over(self.epoch)
+        if self.context.reader is not None:
+            self.context.reader.close()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
         if ran_out and self.stopped:
@@ -710,8 +692,8 @@ class Loop:
             self.statistics.agree()
             self.saver.save_last(self._last_position(), self._reported())
         self.close()
-        assert self._environment.reform is not None
-        end_process(self._environment.reform)
+        assert self.context.environment.reform is not None
+        end_process(self.context.environment.reform)
 
     def _fail_later(self, error: PacelineError) -> None:
         """Keeps an error for the next use of the session while the loader's iterator is closed.
@@ -750,16 +732,17 @@ class Loop:
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)
 
-    def _learn(self, environment: Environment) -> None:
+    def _learn(self) -> None:
         """Takes what ranks know of their memory from earlier attempts; each rank calls it."""
-        if (budget := self.epoch_steps.budget) is None:
+        if (budget := self.context.epoch_steps.budget) is None:
             return
-        self.memory = Memory(environment.memory, self.meeting.process)
-        learned = learned_by(self.meeting, self.memory.known)
-        before, self.limits = self.limits, with_learned(self.limits, learned, budget, self.devices)
-        if self.meeting.leads and self.limits != before:
+        self.memory = Memory(self.context.environment.memory, self.meeting.process)
+        learned, before = learned_by(self.meeting, self.memory.known), self.context.limits
+        limits = with_learned(before, learned, budget, self.devices)
+        self.context = dataclasses.replace(self.context, limits=limits)
+        if self.meeting.leads and limits != before:
             logger.warning(
-                "memory ran out in earlier attempts: token_limits is %s now", self.limits.tokens
+                "memory ran out in earlier attempts: token_limits is %s now", limits.tokens
             )
 
     def _gradient_bytes(self) -> int | None:
@@ -771,51 +754,26 @@ class Loop:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting, lookahead)
-        self._shapes.begin(on_cuda=self.device.on_cuda)
-        saves, streams = self.saver is not None, self.reader is not None
+        self._shapes.begin(on_cuda=self.context.device.on_cuda)
+        saves, streams = self.saver is not None, self.context.reader is not None
         warn_of_restarts(
-            self._environment, self._start, self.meeting.process, saves=saves, streams=streams
+            self.context.environment, self._start, meeting.process, saves=saves, streams=streams
         )
-        self._environment = environment = self._environment.claim()
-        self._learn(environment)
-        terms, start, device, limits = self.terms, self._start, self.device, self.limits
+        environment = self.context.environment.claim()
+        self.context = dataclasses.replace(self.context, environment=environment)
+        self._learn()
+        terms, limits = self.context.terms, self.context.limits
         by_samples = terms.token_budget is None
         if by_samples and limits.micro_batches and not limits.samples and meeting.leads:
             logger.warning("micro_batches=True does nothing without limits: %s", _GIVE_LIMITS)
-        hello = describe(
-            terms,
-            meeting,
-            environment,
-            start,
-            lookahead,
-            self.epochs,
-            device,
-            self.devices,
-            self.profiles,
-            limits,
-            self._uneven_steps,
-            self.data,
-            None if terms.token_budget is None else self.epoch_steps.of(start.epoch),
-            self._gradient_bytes(),
+        findings = Findings(
+            lookahead, self.epochs, self.devices, self.profiles, self._gradient_bytes()
         )
-        wiring = connect(
-            terms,
-            meeting,
-            environment,
-            start,
-            limits,
-            device.memory,
-            self.activity,
-            self._may_differ,
-            hello,
-            self.data,
-            None if self.reader is None else self.reader.stream,
-            self.epoch_steps,
-        )
+        hello = describe(self.context, meeting, self._start, findings)
+        wiring = connect(self.context, meeting, self._start, self.activity, self._may_differ, hello)
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback
-        most = limits.of_parts
         if meeting.world > 1:
-            self.pool = Pool(meeting.store, self.rank, meeting.world, most)
+            self.pool = Pool(meeting.store, self.rank, meeting.world, limits.of_parts)
         return wiring

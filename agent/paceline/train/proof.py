@@ -607,12 +607,12 @@ class Rehearsal:
             NotProvableError: nothing can be decided here.
         """
         loop = self._loop
-        meeting, terms = loop.meeting, loop.terms
+        meeting, terms = loop.meeting, loop.context.terms
         modules = [module for model in self._models for module in model.modules()]
         for holds, why in (
             (meeting.world == 1, "there is one rank"),
-            (loop.reader is not None, "the data is a stream"),
-            (loop.data is not None, "samples are on the nodes that have them"),
+            (loop.context.reader is not None, "the data is a stream"),
+            (loop.context.data is not None, "samples are on the nodes that have them"),
             (not self._models, "no model is wrapped"),
             (
                 not all(isinstance(model, WeightedDDP) for model in self._models),
@@ -628,7 +628,7 @@ class Rehearsal:
                 raise NotProvableError(why)
         assert meeting.sizes is not None, "rank 0 has the sizes"
         arrangements = arranged(
-            meeting.sizes, meeting.world, terms, loop.limits, self._sorted_by_class
+            meeting.sizes, meeting.world, terms, loop.context.limits, self._sorted_by_class
         )
         return Judge(arrangements, terms.loss_mean)
 
@@ -796,7 +796,7 @@ class Rehearsal:
         """A step of the loop for what the script asks the session meanwhile."""
         loop, rank = self._loop, self._loop.meeting.rank
         current, indices = loop.current, trial.parts[rank]
-        weight = trial.weights[loop.terms.loss_mean][rank]
+        weight = trial.weights[loop.context.terms.loss_mean][rank]
         load = float(len(indices))
         step = Step(
             epoch=loop.epoch,

@@ -33,6 +33,7 @@ from paceline.train.amounts.sizes import Sizes, resolve
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
+from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
@@ -196,20 +197,18 @@ class Session:
         device = Device(environment.emulate, self.rank, self.world)
         limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
-        data = settle(dataset, meeting, environment)
-        reader = None if stream is None else Reader(stream, meeting, terms.seed)
-        self._loop = Loop(
+        context = RunContext(
             terms,
-            meeting,
             environment,
             device,
             limits_known,
-            uneven_steps,
-            data,
             epoch_steps,
-            reader,
-            prove=prove,
+            uneven_steps,
+            settle(dataset, meeting, environment),
+            None if stream is None else Reader(stream, meeting, terms.seed),
+            prove,
         )
+        self._loop = Loop(context, meeting)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
@@ -258,7 +257,7 @@ class Session:
         Raises:
             TypeError, ValueError: `epochs` is no whole number ≥ 0.
         """
-        return self._loop.epoch_steps.total(whole("epochs", epochs, 0))
+        return self._loop.context.epoch_steps.total(whole("epochs", epochs, 0))
 
     @property
     def stopped(self) -> bool:
@@ -286,7 +285,7 @@ class Session:
         Raises:
             TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
         """
-        seed, epoch = self._loop.terms.seed, self._loop.epoch
+        seed, epoch = self._loop.context.terms.seed, self._loop.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
@@ -327,9 +326,9 @@ class Session:
                 what to do instead.
         """
         refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
-        if self._loop.limits.micro_batches:
+        if self._loop.context.limits.micro_batches:
             refuse_accumulation(model, batchnorm, options)
-        if self._loop.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
+        if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
                 "loss_mean='ranks' and synchronised BatchNorm do not go together: statistics go by "
                 "samples; use session.wrap(model, batchnorm='local')"
@@ -337,7 +336,7 @@ class Session:
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)
         if (device := device_of(wrapped)) is not None:
-            self._loop.device.use(device)
+            self._loop.context.device.use(device)
         if not self._loop.gate.models:
             self._loop.introduce()
         self._loop.gate.models.append(wrapped)
@@ -388,8 +387,8 @@ class Session:
             BaseException: whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
-        refuse_profile(loop.terms.token_budget)
-        refuse_call(loop.reader, "profile")
+        refuse_profile(loop.context.terms.token_budget)
+        refuse_call(loop.context.reader, "profile")
         lanes.refuse_profile(loop.meeting.lanes)
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
@@ -398,16 +397,17 @@ class Session:
                 f"profile: run_batch is {run_batch!r}: give a function of n that runs forward and "
                 "backward on n samples"
             )
-        batch = loop.terms.global_batch
+        batch = loop.context.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
-        models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
+        models, hold = loop.gate.models, partial(loop.context.device.trial, self.step + 1)
         loop.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
         with loop.statistics.kept():
             profiles = profile_ranks(
-                loop.meeting, models, loop.device.finish, hold, run_batch, most
+                loop.meeting, models, loop.context.device.finish, hold, run_batch, most
             )
-        micro_batches = loop.limits.micro_batches
-        loop.limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
+        micro_batches = loop.context.limits.micro_batches
+        limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
+        loop.context = replace(loop.context, limits=limits)
         loop.profiles = profiles
         return profiles[self.rank]
 
@@ -457,11 +457,11 @@ class Session:
             TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
             PacelineError: training has begun, or the directory cannot be used.
         """
-        refuse_call(self._loop.reader, "checkpoint")
+        refuse_call(self._loop.context.reader, "checkpoint")
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
-        samples, outer = self._loop.terms.samples, self._loop.gate.outer
+        samples, outer = self._loop.context.terms.samples, self._loop.gate.outer
         process = self._loop.meeting.process
         self._loop.save_with(Saver(schedule, contents, process, samples, outer))
 
@@ -542,7 +542,7 @@ class Session:
         other ranks used.
         """
         loop = self._loop
-        return loop.position().as_state(loop.terms.samples, loop.meeting.process)
+        return loop.position().as_state(loop.context.terms.samples, loop.meeting.process)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken; call it on every rank. Their number may differ.
@@ -552,7 +552,7 @@ class Session:
             ValueError: the state is of other data, or not rank 0's.
         """
         self._loop.refuse_begun("load the session's state")
-        self._loop.resume(Position.of_state(state, self._loop.terms.samples))
+        self._loop.resume(Position.of_state(state, self._loop.context.terms.samples))
 
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most.

@@ -12,22 +12,18 @@ import numpy as np
 import torch
 
 from paceline.core.amounts.devices import summary
-from paceline.core.terms import Terms
 from paceline.core.version import __version__
-from paceline.data import Stream
 from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
-from paceline.train.device import Device
+from paceline.train.context import RunContext
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.mesh.times import GroupTimes, SilentReporter
-from paceline.train.nodedata.node import NodeData
 from paceline.train.parts import Step
-from paceline.train.plan.epochs import EpochSteps
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
-from paceline.train.profile import Limits, Profile
+from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync.suitability import OnFallback
@@ -63,41 +59,36 @@ class Wiring:
 
 
 def connect(
-    terms: Terms,
+    context: RunContext,
     meeting: Meeting,
-    environment: Environment,
     start: Position,
-    limits: Limits,
-    memory: Callable[[], int],
     activity: Callable[[], Activity],
     uneven: Callable[[], bool],
     hello: Hello | None,
-    data: NodeData | None = None,
-    stream: Stream | None = None,
-    epoch_steps: EpochSteps | None = None,
 ) -> Wiring:
-    """Makes a rank's parts and announces the attempt.
+    """Make a rank's parts, and announce the attempt.
 
     Args:
-        terms: of the run.
+        context: of the run.
         meeting: what the ranks know of each other.
-        environment: what the launcher told this rank; without a run there is no control plane.
         start: where training begins.
-        limits: of the ranks' memory.
-        memory: measures the memory in use, in bytes.
         activity: what the rank does at present.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         hello: on rank 0, the run's description for the control plane.
-        data: where data lives on nodes.
-        stream: the data, if it is a stream.
-        epoch_steps: of the run.
     """
+    environment, data, by_size = (
+        context.environment,
+        context.data,
+        context.terms.loss_mean == "size",
+    )
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = leader = times = None
     reporter: Reporter | SilentReporter | None = None
     with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
         if run is not None and meeting.speaks:
-            emitter = emitter_of(environment, run, rank, memory, Watch(attempt, rank, activity))
+            emitter = emitter_of(
+                environment, run, rank, context.device.memory, Watch(attempt, rank, activity)
+            )
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
@@ -107,26 +98,14 @@ def connect(
             proposals = _proposals(environment)
             if proposals is not None:
                 exit_stack.callback(proposals.close)
-            leader = _leader(
-                terms,
-                meeting,
-                environment,
-                proposals,
-                emitter,
-                start,
-                limits,
-                uneven,
-                data,
-                stream,
-                epoch_steps,
-            )
+            leader = _leader(context, meeting, proposals, emitter, start, uneven)
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         exit_stack.callback(follower.close)
         if run is not None and meeting.lanes is not None:
             times = GroupTimes(meeting.lanes)
             exit_stack.callback(times.close)
         if emitter is not None:
-            reporter = Reporter(emitter, attempt, rank, terms.loss_mean == "size", times)
+            reporter = Reporter(emitter, attempt, rank, by_size, times)
         elif times is not None:
             reporter = SilentReporter(times)
         return Wiring(
@@ -157,73 +136,70 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
         )
 
 
-def describe(
-    terms: Terms,
-    meeting: Meeting,
-    environment: Environment,
-    start: Position,
-    lookahead: int,
-    epochs: int | None,
-    device: Device,
-    devices: Sequence[RankDevice],
-    profiles: Sequence[Profile],
-    limits: Limits,
-    uneven_steps: bool,
-    data: NodeData | None = None,
-    steps_per_epoch: int | None = None,
-    gradient_bytes: int | None = None,
-) -> Hello | None:
-    """On rank 0, the run's description for the control plane.
+@dataclass(frozen=True)
+class Findings:
+    """What a session has findings out before its first iteration.
 
     Args:
-        terms: of the run.
-        meeting: what the ranks know of each other.
-        environment: what the launcher told this rank.
-        start: where training begins.
         lookahead: steps that the loader fetches before training reaches them.
-        epochs: that the script trains, where the session knows.
-        device: what this rank computes on.
+        epochs: that the script trains; None: the session does not know.
         devices: of each rank; empty: the script has wrapped no model.
         profiles: of each rank; empty: there was no profiling phase.
-        limits: of the ranks' memory.
-        uneven_steps: see `Session`.
-        data: where data lives on nodes.
-        steps_per_epoch: with a token budget.
-        gradient_bytes: of all gradients of a rank.
+        gradient_bytes: of all gradients of a rank; None: the script has wrapped no model.
+    """
+
+    lookahead: int
+    epochs: int | None = None
+    devices: Sequence[RankDevice] = ()
+    profiles: Sequence[Profile] = ()
+    gradient_bytes: int | None = None
+
+
+def describe(
+    context: RunContext, meeting: Meeting, start: Position, findings: Findings
+) -> Hello | None:
+    """Return the run's description for the control plane; None on other ranks than rank 0.
+
+    Args:
+        context: of the run.
+        meeting: what the ranks know of each other.
+        start: where training begins.
+        findings: by the session.
     """
     if meeting.sizes is None:
         return None
+    terms, device, limits = context.terms, context.device, context.limits
     return Hello(
-        attempt=environment.attempt,
+        attempt=context.environment.attempt,
         world=meeting.world,
         global_batch=terms.global_batch,
         seed=terms.seed,
         sizes=meeting.sizes.astype("<f8").tobytes(),
         loss_mean=terms.loss_mean,
         drop_last=terms.drop_last,
-        epochs=epochs,
-        lookahead=lookahead,
+        epochs=findings.epochs,
+        lookahead=findings.lookahead,
         started_at=time.time(),
         paceline=__version__,
         torch=str(torch.__version__),
-        device=summary(devices or [device.described()]),
+        device=summary(findings.devices or [device.described()]),
         epoch=start.epoch,
         step=start.step,
         used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
         emulated=device.emulated,
-        profiles=[profile.times for profile in profiles],
+        profiles=[profile.times for profile in findings.profiles],
         limits=limits.of_parts,
-        placement=_placement(meeting, environment),
-        uneven_steps=uneven_steps,
-        devices=list(devices),
+        placement=_placement(meeting, context.environment),
+        uneven_steps=context.uneven_steps,
+        devices=list(findings.devices),
         grid=terms.shapes.samples,
         length_grid=float(terms.shapes.length),
-        shards=None if data is None else data.shards,
+        shards=None if context.data is None else context.data.shards,
         token_budget=terms.token_budget,
         token_limits=limits.tokens_of_parts,
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=None if terms.token_budget is None else context.epoch_steps.of(start.epoch),
         stream=not terms.samples,
-        gradient_bytes=gradient_bytes,
+        gradient_bytes=findings.gradient_bytes,
     )
 
 
@@ -307,23 +283,19 @@ def _proposals(environment: Environment) -> Proposals | None:
 
 
 def _leader(
-    terms: Terms,
+    context: RunContext,
     meeting: Meeting,
-    environment: Environment,
     proposals: Proposals | None,
     emitter: Emitter | None,
     start: Position,
-    limits: Limits,
     uneven: Callable[[], bool],
-    data: NodeData | None,
-    stream: Stream | None,
-    epoch_steps: EpochSteps | None,
 ) -> Leader:
+    terms, limits, environment = context.terms, context.limits, context.environment
     assert meeting.sizes is not None, "rank 0 has the sizes"
     gathering = None
-    if stream is not None:
+    if context.reader is not None:
         most = np.array(limits.of_parts) if limits.of_parts else None
-        gathering = Gathering(stream, terms, meeting.world, meeting.store, most)
+        gathering = Gathering(context.reader.stream, terms, meeting.world, meeting.store, most)
     return Leader(
         terms,
         meeting.world,
@@ -338,10 +310,10 @@ def _leader(
         limits=limits.of_parts,
         micro=limits.of_micro_batches or limits.tokens_of_micro_batches,
         token_limits=limits.tokens_of_parts,
-        epoch_steps=epoch_steps,
+        epoch_steps=context.epoch_steps,
         reforms=(lambda: False) if environment.reform is None else environment.reform.exists,
         uneven=uneven,
-        shards=None if data is None else data.shards,
+        shards=None if context.data is None else context.data.shards,
         stream=gathering,
         copies=meeting.stores[1:],
     )

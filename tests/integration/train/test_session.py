@@ -6,6 +6,7 @@ import contextlib
 import math
 import multiprocessing
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -513,13 +514,14 @@ def test_numbers_of_samples_lie_on_the_grid_and_so_do_fillers(ranks: Ranks) -> N
 
 def test_a_rank_without_samples_gets_as_many_fillers_as_the_least_batch() -> None:
     session = paceline.Session(Sized(4), global_batch=4, shapes=2)
-    assert session._loop.fillers == [session.filler] * 2
-    session._loop.limits = Limits([1])  # as a profile may find later
-    assert session._loop.fillers == [session.filler]
-    session._loop.limits = Limits([0])
-    assert session._loop.fillers == [session.filler]
-    session._loop.limits = Limits([3])
-    assert session._loop.fillers == [session.filler] * 2
+    loop = session._loop
+    assert loop.fillers == [session.filler] * 2
+    loop.context = replace(loop.context, limits=Limits([1]))  # as a profile may find later
+    assert loop.fillers == [session.filler]
+    loop.context = replace(loop.context, limits=Limits([0]))
+    assert loop.fillers == [session.filler]
+    loop.context = replace(loop.context, limits=Limits([3]))
+    assert loop.fillers == [session.filler] * 2
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -46,7 +46,7 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         yield Finding("session", Level.PROBLEM, _without_session(seen), _mend())
     for number, known in enumerate(made):
         assert known.session is not None
-        terms = known.session._loop.terms
+        terms = known.session._loop.context.terms
         batch = f"global batch {terms.global_batch}"
         if terms.token_budget is not None:
             batch = f"token budget {shown(terms.token_budget)} (about {terms.global_batch} samples)"
@@ -167,7 +167,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
     assert known.session is not None
     least, middle, most = float(given.min()), float(np.median(given)), float(given.max())
     if least < most:
-        terms = known.session._loop.terms
+        terms = known.session._loop.context.terms
         uneven, padded = _imbalance(given, terms.global_batch, world, terms.seed)
         return Finding(
             "sizes",
