@@ -138,7 +138,7 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a session has findings out before its first iteration.
+    """What a session has found out before its first iteration.
 
     Args:
         lookahead: steps that the loader fetches before training reaches them.
