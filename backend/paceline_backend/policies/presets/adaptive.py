@@ -66,8 +66,8 @@ class Estimate:
         """
         slowest_s = float(compute_s.max(axis=1).mean())
         response_s = first_of(compute_s, probes)
-        # With equal steps, gradients beyond the bound count as lost, as in release 0.1.0: its plans
-        # replay. A rank's newest gradient is not dropped any more, so the estimate is cautious.
+        # With equal steps, gradients beyond the bound count as lost. That is cautious: a rank's
+        # newest gradient is not dropped.
         oldest = np.inf if staleness is None or (uneven and staleness) else staleness + 1
         late = compute_s > response_s * oldest
         ready = np.minimum(1.0, response_s / np.maximum(compute_s, 1e-12))
@@ -223,7 +223,7 @@ class Adaptive:
 
 
 def _recall(memory: Mapping[str, Any]) -> _Memory:
-    """The chooser's memory; a new one if another release wrote other fields."""
+    """The chooser's memory; a new one if it does not fit: it comes over the bus."""
     try:
         return msgspec.convert(memory, _Memory)
     except msgspec.ValidationError:
