@@ -122,7 +122,6 @@ LONG = (
     "integration/api/test_integers.py::test_no_integer_of_a_body_is_a_fault_of_the_server",
     "integration/api/test_limits.py::test_a_body_with_many_mistakes_gets_a_short_answer",
     "integration/api/test_limits.py::test_a_lone_surrogate_is_refused",
-    "integration/api/test_old_rows.py",
     "integration/api/test_schemathesis.py",
     "integration/api/test_sse.py::test_a_bus_that_dies_interrupts_nothing",
     "integration/backends/test_kubernetes_container.py",

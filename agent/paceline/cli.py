@@ -33,7 +33,6 @@ from paceline.commands.options import (
     given,
     node_name,
     parameters_of,
-    reason,
     type_of,
 )
 from paceline.commands.printing import print_json, print_table
@@ -141,8 +140,7 @@ def policies(
     if as_json:
         print_json(known)
     else:
-        rows = [{"changes": None, **preset} for preset in known]  # servers of 0.1.0 lack it
-        print_table(("name", "changes", "summary", "source"), rows)
+        print_table(("name", "changes", "summary", "source"), known)
 
 
 @app.command()
@@ -176,8 +174,8 @@ def stop(
         run_id = client.run(run_id)
         seen = client.revision(run_id)
         confirm(f"{'Kill' if force else 'Stop'} run {run_id}?", yes, as_json)
-        body = {"force": force, **reason(why)}
-        answer = client.change("POST", run_id, "stop", body, {"by": "cli"}, seen)
+        body = {"force": force, "by": "cli", "why": why}
+        answer = client.change("POST", run_id, "stop", body, revision=seen)
     if as_json:
         print_json(answer)
     else:
@@ -229,7 +227,7 @@ def resume(
     from paceline.node.starting import resume as resuming
 
     directory, variables = data_directory(data), resuming.variables(env or [])
-    asked = {"max_restarts": max_restarts, "by": "cli", **reason(why)}
+    asked = {"max_restarts": max_restarts, "by": "cli", "why": why}
     elsewhere = _elsewhere(backend, backend_option, nodes, nproc)
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
@@ -249,7 +247,7 @@ def resume(
 def _elsewhere(
     backend: str | None, options: list[str] | None, nodes: str | None, nproc: int | None
 ) -> dict[str, Any]:
-    """What is to be different in a run that goes on; a server of an earlier release knows none."""
+    """Return what must be different in a run that is resumed."""
     from paceline.node.starting.several import counted
 
     asked: dict[str, Any] = {"backend": backend, "nproc": nproc}

@@ -155,7 +155,7 @@ def _csp_hash(script: str) -> str:
 def _modules(prefix: str) -> dict[str, str]:
     """The URL with a version of each module, by the URL that other modules import.
 
-    Without the versions a browser may combine modules of two releases from its cache.
+    Without the versions a browser may combine modules of two versions from its cache.
     """
     versions = {}
     for module in sorted((ASSETS / "js").glob("*.js")):

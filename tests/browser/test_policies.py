@@ -317,7 +317,7 @@ def test_what_the_server_refuses_is_said_at_the_field(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     opened(page, web, store, bus_url)
-    # A page of another release, which knows of no upper bound.
+    # The page itself would refuse the value.
     page.evaluate(
         """() => {
           const send = window.fetch;
@@ -483,7 +483,7 @@ def test_what_auto_is_refused_is_said_and_taken_back(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     opened(page, web, store, bus_url)
-    # A page of another release, where this parameter is no switch.
+    # The page itself sends no such value.
     page.evaluate(
         """() => {
           const send = window.fetch;

@@ -162,7 +162,7 @@ def test_a_plan_with_the_right_mac_would_be(field: Field) -> None:
     assert "forged" in forged(field, field.mine, bytes.fromhex(stolen["PACELINE_KEY"]))
 
 
-@pytest.mark.parametrize("message", [wire.StopTraining("thief"), wire.Kill("thief")])
+@pytest.mark.parametrize("message", [wire.StopTraining("thief", 0), wire.Kill("thief", 0)])
 def test_a_forged_stop_is_not_obeyed(field: Field, message: wire.Message) -> None:
     node = node_of(field)
     with field.owner() as bus:

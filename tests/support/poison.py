@@ -313,16 +313,3 @@ TELEMETRY: dict[str, Fields] = {
     for part in (HELLO, ADOPTED, FALLBACKS, STEPS, ROUNDS, STATES, NODES, UNREADABLE, OTHERS)
     for name, data in part.items()
 } | ENTRIES
-
-
-def bodies() -> dict[str, bytes]:
-    """Segments as the database of an older release may hold them: all that it could read."""
-    stored = {}
-    for name, data in _segments(adopted(0, 0)).items():
-        try:
-            stored[name] = bytes(
-                msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])["segment"]
-            )
-        except (msgspec.DecodeError, RecursionError):
-            continue
-    return stored

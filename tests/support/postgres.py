@@ -126,7 +126,7 @@ class Postgres:
         return f"host=127.0.0.1 port={self.port} user=paceline dbname={database}"
 
     def database(self, *, tables: bool = False) -> str:
-        """A SQLAlchemy URL of a new, empty database; `tables`: with this release's tables."""
+        """A SQLAlchemy URL of a new, empty database; `tables`: with all tables."""
         if not tables:
             return self._create("template1")
         if self._template is None:

@@ -186,7 +186,7 @@ def stop_at(run: paceline.Session, step: int, when: int, url: str) -> None:
     """An operator stops the run at a step; rank 0 waits until the order must have been heard."""
     if step == when and run.rank == 0:
         client = bus.connect(url)
-        bus.publish(client, wire.control("r1"), wire.StopTraining("operator"), "r1")
+        bus.publish(client, wire.control("r1"), wire.StopTraining("operator", 0), "r1")
         client.close()
         time.sleep(0.3)
 

@@ -22,8 +22,7 @@ ROOT = Path(__file__).parents[2]
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 # Imports every module of the packages given, and prints the errors as JSON.
 MODULES = """
-import importlib, json, pkgutil, sys, warnings
-warnings.simplefilter("ignore", FutureWarning)  # of the paths that have moved
+import importlib, json, pkgutil, sys
 errors = {}
 for name in sys.argv[1:]:
     package = importlib.import_module(name)

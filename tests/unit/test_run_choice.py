@@ -26,7 +26,6 @@ from paceline.node.starting import several
 def test_only_what_was_given_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """A server of an earlier release is not asked for what it does not know."""
     choices: list[dict[str, Any]] = []
 
     def train(_client: object, _launch: object, nodes: str, choice: dict[str, Any]) -> int:

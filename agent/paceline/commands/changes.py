@@ -20,7 +20,6 @@ from paceline.commands.options import (
     YesJson,
     confirm,
     connected,
-    reason,
 )
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import InputError
@@ -94,7 +93,7 @@ def auto(
             seen = client.revision(run)
             further = " with relaxed presets" if relaxed else ""
             confirm(f"Set auto of run {run} to {mode}{further}?", yes, as_json)
-            body = {"mode": mode, "relaxed": relaxed, "by": "cli", **reason(why)}
+            body = {"mode": mode, "relaxed": relaxed, "by": "cli", "why": why}
             answer = client.change("PUT", run, "auto", body, revision=seen)
     if as_json:
         print_json(answer)
@@ -126,7 +125,7 @@ def target(
     """Says what a run's model is to reach and when it did, or sets that."""
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")
-    body = None if wanted is None else {**_target(wanted), "by": "cli", **reason(why)}
+    body = None if wanted is None else {**_target(wanted), "by": "cli", "why": why}
     with connected(server, token, token_file) as client:
         run = client.run(run_id)
         seen = client.revision(run)
@@ -165,10 +164,10 @@ def _target_words(present: dict[str, Any] | None) -> str:
     words = f"{present['metric']} {present['direction']} {present['value']:g}"
     met, best = present["met"], present["best"]
     if met is None:
-        at = present.get("best_step")  # a server of an older release does not tell it
-        step = "" if at is None else f", after step {at:,}"
         return f"{words} is not met yet" + (
-            "" if best is None else f"; the best so far is {best:g}{step}"
+            ""
+            if best is None
+            else f"; the best so far is {best:g}, after step {present['best_step']:,}"
         )
     after = "" if met["after_s"] is None else f" after {met['after_s']:.1f} s"
     return (

@@ -14,11 +14,11 @@ def devices_of(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows for `DEVICES`; none where nothing is known of devices.
 
     Args:
-        ranks: of ``GET devices``, ascending; a server of an earlier release tells no devices.
+        ranks: of ``GET devices``, ascending.
     """
     numbers: dict[tuple[Any, ...], list[int]] = {}
     for each in ranks:
-        if device := each.get("device"):
+        if device := each["device"]:
             numbers.setdefault(tuple(_row(device).items()), []).append(each["rank"])
     return [{"ranks": spans(of), **dict(row)} for row, of in numbers.items()]
 

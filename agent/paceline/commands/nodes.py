@@ -151,25 +151,23 @@ def _speeds(check: dict[str, Any] | None) -> str | None:
 
 
 def _row(node: dict[str, Any]) -> dict[str, Any]:
-    cordoned = node.get("cordoned")  # a server of an earlier release does not say
+    cordoned = node["cordoned"]
     if cordoned is not None:
         why = f": {cordoned['reason']}" if cordoned["reason"] else ""
         cordoned = f"by {cordoned['by']} at {local_time(cordoned['at'])}{why}"
-    if (in_engine := node.get("in_engine")) is not None:
+    if (in_engine := node["in_engine"]) is not None:
         cordoned = "; ".join(filter(None, (cordoned, _in_engine(in_engine))))
     return {
         **node,
         "state": _state(node),
-        "check": _speeds(node.get("check")),
-        "type": node.get("type"),
+        "check": _speeds(node["check"]),
         "runs": ", ".join(node["runs"]),
-        "spare_of": node.get("spare_of"),
         "cordoned": cordoned,
     }
 
 
 def _state(node: dict[str, Any]) -> str:
-    if node.get("revoked"):
+    if node["revoked"]:
         return "revoked"
     return "answers" if node["alive"] else "silent"
 

@@ -188,11 +188,6 @@ def type_of(name: str | None) -> str | None:
     )
 
 
-def reason(why: str) -> dict[str, str]:
-    """The part of a body that gives a reason; a server of an older release takes none."""
-    return {"why": why} if why else {}
-
-
 def parameters_of(pairs: Sequence[str] | None, option: str = "--param") -> dict[str, Any]:
     """The values of ``name=value`` pairs of an option. A value that is no JSON is a string."""
     parameters = {}

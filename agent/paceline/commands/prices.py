@@ -14,7 +14,6 @@ from paceline.commands.options import (
     TokenFile,
     Why,
     connected,
-    reason,
 )
 from paceline.commands.printing import local_time, plain, print_json, print_table
 from paceline.core.errors import InputError
@@ -74,7 +73,7 @@ def set_price(
     except ValueError:
         message = f"price {price!r}: give an amount and a currency, as '32.77 USD'"
         raise InputError(message) from None
-    body |= {"type": node_type, "per": per, "by": "cli", **reason(why)}
+    body |= {"type": node_type, "per": per, "by": "cli", "why": why}
     if since is not None:
         body["since"] = since.timestamp()
     with connected(server, token, token_file) as client:
@@ -102,7 +101,7 @@ def delete_price(
     as_json: Json = False,
 ) -> None:
     """Forgets a price: its time costs what the type's price before says, or the default."""
-    params: dict[str, Any] = {"type": node_type, "by": "cli", **reason(why)}
+    params: dict[str, Any] = {"type": node_type, "by": "cli", "why": why}
     if since is not None:
         params["since"] = since
     with connected(server, token, token_file) as client:

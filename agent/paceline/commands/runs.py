@@ -19,7 +19,6 @@ from paceline.commands.options import (
     Yes,
     confirm,
     connected,
-    reason,
 )
 from paceline.commands.printing import local_time, money, plain, print_json, print_table
 
@@ -129,7 +128,7 @@ def list_runs(
         **{"state": state, "policy": policy, "used": used, "parameter": param, "text": text},
         **{"node": node, "device": device, "tag": tag, "waste_min": waste_min, "se_min": se_min},
         **{"step_s_min": step_s_min, "limit": limit, "since": _at(since), "until": _at(until)},
-        "sort": None if sort == "-created_at" else sort,  # which release 0.1.0 does not know
+        "sort": sort,
     }
     with connected(server, token, token_file) as client:
         given = {name: value for name, value in query.items() if value not in (None, [])}
@@ -158,7 +157,7 @@ def show(
         print_json({"run": about, "switches": switches, "verdict": verdict, "devices": devices})
         return
     for name in _FACTS:
-        value = ", ".join(about[name]) if name == "tags" else about.get(name)  # older servers
+        value = ", ".join(about[name]) if name == "tags" else about[name]
         if value not in (None, ""):
             typer.echo(f"{name:13} {plain(str(value).partition(chr(10))[0])}")
     for name in ("created_at", "started_at", "ended_at"):
@@ -166,7 +165,7 @@ def show(
             typer.echo(f"{name:13} {local_time(about[name])}")
     for name, value in (about["figures"] or {}).items():
         typer.echo(f"{name:13} {_figure(name, value)}")
-    if cost := about.get("cost"):
+    if cost := about["cost"]:
         waited = money(cost["waited"], cost["currency"])
         typer.echo(f"{'cost':13} {_money(cost)}, of it waiting: {waited}")
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
@@ -276,7 +275,7 @@ def note(
         run_id = client.run(run_id)
         seen = client.revision(run_id)
         confirm(f"Replace the note of run {run_id}?", yes)
-        body = {"note": text, "by": "cli", **reason(why)}
+        body = {"note": text, "by": "cli", "why": why}
         client.change("PUT", run_id, "note", body, revision=seen)
     typer.echo(f"run {run_id} has {'a' if text else 'no'} note")
 
@@ -293,10 +292,10 @@ def _at(moment: datetime | None) -> float | None:
 
 
 def _row(run: dict[str, Any]) -> dict[str, Any]:
-    figures = run.get("figures") or {}  # a server of an earlier release has none
+    figures = run["figures"] or {}
     shown = {name: _figure(name, figures.get(name)) for name in ("step_s", "waste")}
-    cost = run.get("cost") and _money(run["cost"])
-    return {**run, **shown, "tags": ", ".join(run.get("tags", ())), _COST: cost}
+    cost = run["cost"] and _money(run["cost"])
+    return {**run, **shown, "tags": ", ".join(run["tags"]), _COST: cost}
 
 
 def _money(cost: dict[str, Any]) -> str:
@@ -334,9 +333,9 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figure_of(row: dict[str, Any]) -> str:
-    """The name of a row; a server of an earlier release has rows about steps only."""
-    if row.get("metric"):
+    """Return the name of a row."""
+    if row["metric"]:
         return f"{row['metric']}, {row['figure']}"
-    if target := row.get("target"):
+    if target := row["target"]:
         return f"{row['figure']}, {target['metric']}{target['direction']}{target['value']:g}"
     return str(row["figure"])

@@ -20,7 +20,6 @@ from paceline.commands.options import (
     confirm,
     connected,
     parameters_of,
-    reason,
 )
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import PacelineError
@@ -51,14 +50,15 @@ def switch(
     If somebody else changes the run meanwhile, nothing is switched, and you are told who it was.
     """
     given_parameters = parameters_of(param)
-    body = {"policy": policy, "parameters": given_parameters, "by": "cli", **reason(why)}
+    body = {"policy": policy, "parameters": given_parameters, "by": "cli", "why": why}
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)  # before anything that takes time: what is decided upon
         # Asked before: what fails afterwards must not look as if the run was not switched.
-        known = [] if as_json else client.call("GET", "/policies")
-        warnings = [] if as_json else _warnings(client, run_id, policy, given_parameters)
-        words = _changes_of(known, policy, given_parameters)
+        words, warnings = "", []
+        if not as_json:
+            words = _changes_of(client.call("GET", "/policies"), policy, given_parameters)
+            warnings = _warnings(client, run_id, policy, given_parameters)
         confirm(f"{words} Switch run {run_id} to {policy}?".lstrip(), yes, as_json)
         answer = client.change("POST", run_id, "policy", body, revision=seen)
     if as_json:
@@ -72,9 +72,9 @@ def switch(
 
 
 def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[str, Any]) -> str:
-    """What a policy changes in the training, in words; "" of a server of 0.1.0."""
-    preset = next((each for each in known if each["name"] == policy), {})
-    if "changes_with" not in preset:
+    """Return what a policy changes in the training, in words; "" if the server has no such."""
+    preset = next((each for each in known if each["name"] == policy), None)
+    if preset is None:
         return ""
     gravest = list(_CHANGES).index
     of: list[str | None] = [
@@ -84,7 +84,7 @@ def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[st
 
 
 def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """What to know before a switch; none of a server of 0.1.0, or of a switch that it refuses."""
+    """Return what to know before a switch; nothing of a switch that the server refuses."""
     params = {"policy": policy, "parameters": json.dumps(parameters)}
     try:
         answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)
@@ -116,12 +116,12 @@ def switches(
 def _lines(row: Mapping[str, Any]) -> list[str]:
     """A switch for people: who asked and why, since when it plans, and what it changed."""
     asked = f"{row['policy']}: requested {local_time(row['requested_at'])} by {row['requested_by']}"
-    why = f": {row['why']}" if row.get("why") else ""  # servers of 0.1.0 lack it
+    why = f": {row['why']}" if row["why"] else ""
     step = row["effective_step"]
     since = "has yet to take effect" if step is None else f"in force from step {step}"
     lines = [f"{plain(asked + why)}; {since}"]
     if row["effect"] is not None:
         lines.append(f"  {plain(row['effect']['words'])}")
-        if measured := row["effect"].get("metrics_words"):  # servers of earlier releases lack it
+        if measured := row["effect"]["metrics_words"]:
             lines.append(f"  {plain(measured)}")
     return lines

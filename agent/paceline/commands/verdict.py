@@ -80,7 +80,7 @@ def fleet_lines(answer: dict[str, Any]) -> list[str]:
     made = [plain(answer["words"])]
     if not answer["runs"]:
         return made
-    currency = answer.get("currency")  # a server of an earlier release does not say
+    currency = answer["currency"]
 
     def waited(of: dict[str, Any]) -> str:
         words = f"{of['waited_hours']:.2f} worker-hours"

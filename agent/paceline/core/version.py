@@ -1,4 +1,4 @@
-"""This release's version."""
+"""Paceline's version."""
 
 from importlib.metadata import PackageNotFoundError, version
 

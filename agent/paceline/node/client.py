@@ -6,7 +6,6 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -23,10 +22,6 @@ _PAGE = 500  # runs in an answer: the most that the server allows
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
     """No working Paceline server answers at the address."""
-
-
-class UnknownAddressError(InputError):
-    """The server has nothing at an address below ``/api/v1``."""
 
 
 class Client:
@@ -148,8 +143,6 @@ class Client:
                 f"the server {self.server} wants a token: give --token-file or PACELINE_TOKEN"
                 f" ({reason})"
             )
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            raise UnknownAddressError(reason)
         if answer.is_client_error:
             raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
@@ -169,7 +162,6 @@ class Client:
         run: str,
         what: str,
         body: Mapping[str, Any],
-        newer: Mapping[str, Any] = MappingProxyType({}),
         revision: int | None = None,
     ) -> Any:
         """The JSON answer of a call that changes a run as it is now, or as it was seen.
@@ -179,7 +171,6 @@ class Client:
             run: whole id.
             what: the path below the run, such as ``policy``.
             body: JSON.
-            newer: further parts of the body, which release 0.1.0 of the server would refuse.
             revision: that the change is meant for; None: the present one.
 
         Raises:
@@ -188,19 +179,15 @@ class Client:
         """
         if revision is None:
             revision = self.revision(run)
-        if revision is None:  # release 0.1.0 of the server has no revisions
-            return self.call(method, f"/runs/{run}/{what}", body, if_match="*")
-        whole = {**body, **newer}
-        return self.call(method, f"/runs/{run}/{what}", whole, if_match=f'"{revision}"')
+        return self.call(method, f"/runs/{run}/{what}", body, if_match=f'"{revision}"')
 
-    def revision(self, run: str) -> int | None:
-        """The present revision of a run, by its whole id; None: the server is of release 0.1.0.
+    def revision(self, run: str) -> int:
+        """Return the present revision of a run, by its whole id.
 
         Raises:
             PacelineError: as `call`.
         """
-        known: int | None = self.call("GET", f"/runs/{run}").get("revision")
-        return known
+        return int(self.call("GET", f"/runs/{run}")["revision"])
 
     def version(self) -> dict[str, Any]:
         """``{version, protocol, id, bus}`` of a server that speaks our protocol version.
@@ -222,27 +209,20 @@ class Client:
             raise PacelineError(
                 f"the server {self.server} (paceline {answer.get('version')}) speaks protocol "
                 f"version {protocol}, this paceline {PROTOCOL_VERSION}: "
-                "install the same release on both"
+                "install the same version on both"
             )
         return dict(answer)
 
-    def session(self, path: str) -> dict[str, Any] | None:
-        """Credentials on the bus.
+    def session(self, path: str) -> dict[str, Any]:
+        """Return credentials on the bus.
 
         Args:
             path: ``/nodes/{node}`` or ``/runs/{run}``.
 
-        Returns:
-            The answer; None: the server is of the release before, which has only the URL that
-            `version` tells.
-
         Raises:
             PacelineError: as `call`.
         """
-        try:
-            return dict(self.call("POST", f"{path}/session"))
-        except UnknownAddressError:
-            return None
+        return dict(self.call("POST", f"{path}/session"))
 
     def run(self, given: str) -> str:
         """The whole id of a run.

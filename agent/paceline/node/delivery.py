@@ -68,7 +68,7 @@ class Delivery:
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        except msgspec.DecodeError as error:  # after a power cut, or written by another release
+        except msgspec.DecodeError as error:  # after a power cut
             _log.error("%s is left alone as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.core.errors import InputError, PacelineError
@@ -25,17 +24,6 @@ def files() -> None:
 def given_umask() -> int:
     """The umask for programs of the user, for `subprocess.Popen`: what they make is theirs."""
     return _given
-
-
-def tighten(paths: Iterable[Path]) -> None:
-    """Takes away others' permissions, for what an earlier release made with the user's umask.
-
-    Raises:
-        OSError: a file is another user's.
-    """
-    for path in paths:
-        if path.exists() and (mode := path.stat().st_mode) & OTHERS:
-            path.chmod(mode & ~OTHERS & 0o7777)
 
 
 def check_data(folder: Path) -> None:

@@ -83,7 +83,6 @@ def open_data(path: Path) -> Path:
         private.check_data(path)
         path.mkdir(0o700, parents=True, exist_ok=True)
         (path / "runs").mkdir(0o700, exist_ok=True)
-        private.tighten([path / "runs", path / "agent.lock"])
         if not os.access(path / "runs", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         probe = path / f".probe-{os.getpid()}"

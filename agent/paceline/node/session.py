@@ -18,8 +18,8 @@ from paceline.wire.bus import at_address, connect, is_loopback
 class Session:
     """What a control plane gives to a node or a run.
 
-    A server of the release before gives its own URL and no key. Then everybody reports on
-    TELEMETRY, and nothing that is read carries a MAC.
+    An agent that got a URL of the bus with a password has no key. It reports on TELEMETRY, and
+    nothing that it reads carries a MAC.
     """
 
     control: str  # identifies the control plane: its id, or its bus's address
@@ -44,20 +44,17 @@ def of_node(client: Client, node: str, address: str | None = None) -> Session:
     if address is None:
         check_bus(client, info)
     answer = client.session(f"/nodes/{node}")
-    if answer is None:
-        return without(info["id"], _reached(info["bus"], address), node)
     key = bytes.fromhex(answer["key"])
     bus = _reached(answer["bus"], address)
     return Session(answer["id"], bus, node_telemetry(node), commands(node), key)
 
 
-def of_run(client: Client, run: str, node: str) -> Session:
+def of_run(client: Client, run: str) -> Session:
     """The session of a run in the foreground.
 
     Args:
         client: of the server.
         run: registered there.
-        node: this machine's name.
 
     Raises:
         PacelineError: as `Client.call`.
@@ -65,8 +62,6 @@ def of_run(client: Client, run: str, node: str) -> Session:
     info = client.version()
     check_bus(client, info)
     answer = client.session(f"/runs/{run}")
-    if answer is None:
-        return without(info["id"], info["bus"], node)
     key = bytes.fromhex(answer["key"])
     return Session(info["id"], answer["bus"], run_telemetry(run), control(run), key)
 
@@ -97,7 +92,7 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
 
 
 def without(control_plane: str, bus: str, node: str) -> Session:
-    """What an agent or a run has without a session: a URL, and the streams of the release before.
+    """Return what an agent has that no server gives a session: a URL, and no key.
 
     Args:
         control_plane: identifies it.

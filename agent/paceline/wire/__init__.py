@@ -81,7 +81,6 @@ from paceline.wire.streams import (
     writer_of,
 )
 from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
-from paceline.wire.synchronisation import untyped as Synchronisation
 
 __all__ = [
     "AGES",
@@ -139,7 +138,6 @@ __all__ = [
     "StepRecord",
     "StopTraining",
     "SwitchRequested",
-    "Synchronisation",
     "WireError",
     "answers",
     "commands",

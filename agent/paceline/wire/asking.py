@@ -4,8 +4,6 @@ The control plane opens an answer's stream (`streams.answers`), which goes by it
 and puts an `Ask` on ``commands(node)``. The node's agent appends an `Answer` to the answer's stream
 if that is still there. Both entries carry a MAC with the node's key (`authentic`), and what an
 answer holds is sealed (`sealing`): the bus may keep it on its disk.
-
-An agent of an older release puts an `Ask` aside. To whoever asked it looks like a busy node.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def decode(
         other = version.decode(errors="replace")
         raise WireError(
             f"message of protocol version {other}; this is {PROTOCOL_VERSION}: "
-            "install the same paceline release on agents and control plane"
+            "install the same paceline version on agents and control plane"
         )
     try:
         run, data = fields[b"run"].decode(), fields[b"data"]

@@ -85,7 +85,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     reduced_s: float  # from then until the result was there; of a mean of all: all of it, and waits
     bytes: int  # that the rank gave to it
     ended_at: float  # Unix time
-    copied_s: float = 0.0  # copying what the rank gave from its device to one vector on the CPU
+    copied_s: float  # copying what the rank gave from its device to one vector on the CPU
 
 
 class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
@@ -171,7 +171,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
     uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
-    devices: list[RankDevice] = []  # of each rank; empty: unknown, as of older releases
+    devices: list[RankDevice] = []  # of each rank; empty: unknown
     # `Session(shapes=…)`: the grid of each rank's number of samples in a step,
     grid: int = 1
     length_grid: float = 0.0  # and that of padded lengths; 0: none
@@ -182,8 +182,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     token_limits: list[float] = []  # what each rank's part of a step may hold; empty: no limits
     steps_per_epoch: int | None = None  # with a token budget; epochs differ by a few steps
     stream: bool = False  # the data is a stream: `sizes` is empty, and nobody knows its length
-    # Of all gradients of a rank. None: unknown, as of older releases.
-    gradient_bytes: int | None = None
+    gradient_bytes: int | None = None  # of all gradients of a rank; None: unknown
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
@@ -281,11 +280,11 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
 
 class _Order(msgspec.Struct, frozen=True):
     reason: str
-    first_attempt: int | None = None  # of the launch that is meant; release 0.1.0 does not say
+    first_attempt: int  # of the launch that is meant
 
     def meant(self, first_attempt: int) -> bool:
         """Whether a launch with this first attempt obeys: a later one than was meant does not."""
-        return self.first_attempt is None or self.first_attempt >= first_attempt
+        return self.first_attempt >= first_attempt
 
 
 class StopTraining(_Order, frozen=True, tag="stop_training"):

@@ -10,8 +10,8 @@ stream                    writer → reader            messages
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
-``TELEMETRY``             ranks and agents of the    all of these
-                          release before → ingest
+``TELEMETRY``             ranks and agents without   all of these
+                          a session → ingest
 ``live(run)``             ingest → controllers, web  the same but rounds and metrics, once
                                                      committed; records of several messages
                                                      in one; `RunChanged` for all parts of a

@@ -10,7 +10,6 @@ for what depends on how many ranks there are: `Synchronisation.problem` checks a
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -245,14 +244,3 @@ def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchroni
     except msgspec.ValidationError as error:
         raise ValueError(f"synchroniser {name!r}: {worded(error)}") from error
     return made
-
-
-def untyped(name: str = "allreduce", parameters: Mapping[str, Any] | None = None) -> Any:
-    """What third parties' policies call as ``Synchronisation("partial", {…})`` for one release."""
-    warnings.warn(
-        "Synchronisation(name, parameters) goes with the next release: use AllReduce, Averaging, "
-        "Pairwise, Partial or Hierarchical of paceline.wire.synchronisation",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return convert(name, parameters)

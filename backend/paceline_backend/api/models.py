@@ -184,7 +184,7 @@ class Node(BaseModel):
     cores: int = Field(examples=[16])
     memory_bytes: int = Field(examples=[68719476736])
     gpus: list[str] = Field(examples=[[]])
-    paceline: str = Field(description="release", examples=["0.1.0"])
+    paceline: str = Field(description="version", examples=["0.1.0"])
     registered_at: float = Field(examples=[1767225600.0])
     heartbeat_at: float = Field(description="Unix time", examples=[1767225660.0])
     alive: bool = Field(description="a heartbeat in the last 7 s", examples=[True])

@@ -70,7 +70,7 @@ class Worker(BaseModel):
         default=0, description="how often torch.compile compiled a function again", examples=[2]
     )
     last_step: int = Field(examples=[120])
-    device: Device | None = Field(description="null: unknown, as of older releases")
+    device: Device | None = Field(description="null: unknown")
 
 
 class _Span(BaseModel):

@@ -83,16 +83,13 @@ def taken(node: Mapping[str, Any]) -> str | None:
 
 
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Nodes for a run on several, first those that it trained on before; its spares are left.
-
-    An agent without a session is of release 0.1.0, which knows of one node only.
-    """
+    """Nodes for a run on several, first those that it trained on before; its spares are left."""
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
     if len(suitable) < new.nodes_min:
         names = ", ".join(node["id"] for node in suitable) or "none"
         slow = "".join(f"{reason}; " for reason in reasons)
-        able = "fast enough are" if slow else "agents of this release answer on"
+        able = "fast enough are" if slow else "agents with a session answer on"
         raise NoNodeError(
             f"nodes_min: {new.nodes_min} nodes are needed, and {able} {len(suitable)}: {names}; "
             f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"

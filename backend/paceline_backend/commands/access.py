@@ -60,8 +60,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Makes a token and prints it: the only time that it is shown."""
-    body = {"name": name, "scope": scope, "expires_s": _seconds(expires)}
-    body |= {} if node is None else {"node": node}  # a server of an earlier release has no such
+    body = {"name": name, "scope": scope, "expires_s": _seconds(expires), "node": node}
     if database is not None:
         made = _made_in(database, body)
     else:

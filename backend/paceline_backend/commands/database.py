@@ -46,27 +46,15 @@ def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[
 
 @app.command()
 def upgrade(database: Database = None, data: Data = DATA) -> None:
-    """Brings the tables to this release's, as a server does when it starts."""
+    """Migrate the database, as a server does when it starts."""
     with _opened(database, data, new=True) as store:
         Store.open(store.url.render_as_string(hide_password=False)).close()
-        typer.echo(f"{store.name} has this release's tables")
-
-
-@app.command()
-def downgrade(
-    revision: Annotated[str, typer.Argument(help="Of the earlier release, as 0008.")],
-    database: Database = None,
-    data: Data = DATA,
-) -> None:
-    """Takes the tables back to an earlier release's: stop all servers first, and make a backup."""
-    with _opened(database, data) as store:
-        store.downgrade(revision)
-        typer.echo(f"{store.name} has revision {revision}")
+        typer.echo(f"{store.name} has the tables of this version")
 
 
 @app.command()
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
-    """Whether the file is whole, the tables are this release's, and the roll-ups true."""
+    """Check that the file is whole, the tables are migrated, and the roll-ups are true."""
     with _opened(database, data) as store:
         faults = list(checks.faults(store))
     if as_json:

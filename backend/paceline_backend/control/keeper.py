@@ -35,7 +35,7 @@ class Keeper:
         self._store = store
         self._bus_url = bus_url
         self._made: set[str] = set()  # names of users
-        self._made_all = False  # also those that exist, as an earlier release may have made them
+        self._made_all = False  # also those that exist, whose passwords may have changed
         self._refused: str | None = None
         self._again_at = 0.0
         self._runs: set[str] | None = None  # that had a session lately

@@ -13,7 +13,6 @@ a `Preset` with the entry point group ``paceline.policies``::
 Parts: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's policy.
 """
 
-from paceline_backend.policies import moved
 from paceline_backend.policies.base import (
     Allocation,
     Allocator,
@@ -39,8 +38,6 @@ from paceline_backend.policies.base import (
 )
 from paceline_backend.policies.parameters import PolicyParameterError, properties
 from paceline_backend.policies.registry import UnknownPolicyError, get, make, names, same
-
-moved.install()
 
 __all__ = [
     "Allocation",

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta
 
-from paceline_backend.policies import schemas as mapped
-
 _BOUNDS = {
     "at least": "minimum",
     "above": "exclusiveMinimum",
@@ -138,8 +136,6 @@ def _types(kind: type[Parameters]) -> dict[str, Any]:
 
 def _legal(kind: Any, value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a value is legal for a field of this type and schema."""
-    if get_origin(kind) is Annotated and get_args(kind)[0] is Any and "type" in schema:
-        return mapped.allows(schema, value)
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
-from paceline_backend.policies import mappings
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
@@ -253,6 +252,3 @@ class Preset(Generic[P]):
     parameters: type[P] = Parameters  # type: ignore[assignment]  # by default, none
     combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
     variants: tuple[Mapping[str, Any], ...] = ()  # parameters that are often better than defaults
-
-    def __post_init__(self) -> None:
-        mappings.adapt(self)  # if `parameters` is a mapping, as in the release before

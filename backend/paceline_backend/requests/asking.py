@@ -81,8 +81,7 @@ class Asker:
                 return await self._asked(node, key, run, question, limit)
         except TimeoutError as error:
             raise NoAnswerError(
-                f"node {node} did not answer within {patience_s:g} s: its agent is cut off or "
-                "busy, or of an older release"
+                f"node {node} did not answer within {patience_s:g} s: its agent is cut off or busy"
             ) from error
 
     async def close(self) -> None:

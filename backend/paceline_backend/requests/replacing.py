@@ -220,6 +220,6 @@ def _check_other(group: Group, joins: str, listed: list[dict[str, Any]]) -> None
         raise ConflictError(f"node: run {group.id} trains on {joins} already")
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
-        raise ConflictError(f"node: {joins} has no agent of this release that answers")
+        raise ConflictError(f"node: {joins} has no agent with a session that answers")
     if (reason := cannot_join(node, group.id)) is not None:
         raise ConflictError(f"node: {reason}")

@@ -130,15 +130,11 @@ def _refuse(run: str, new: NewRun, state: State) -> None:
 
 
 def _refuse_agent(run: str, new: NewRun) -> None:
-    """Refuses an agent that would begin the run anew: 0.1.0 does not know of further attempts.
-
-    Of a run on several nodes, `place` has refused such agents.
-    """
+    """Refuse an agent without a session. Of a run on several nodes, `place` has refused such."""
     if not new.signed:
         raise ConflictError(
-            f"node {new.node}: its agent has no session, as one of release 0.1.0 has none, and "
-            f"would begin the run anew: start an agent of this release, or use `paceline resume "
-            f"{run}` on its machine"
+            f"node {new.node}: its agent has no session: start it with --server and a token, or "
+            f"use `paceline resume {run}` on its machine"
         )
 
 

@@ -28,11 +28,6 @@ from paceline_backend.server.settings import Settings
 log = logging.getLogger(__name__)
 
 _DATABASE = "paceline.db"
-# What a data directory holds. An earlier release made it with the user's umask.
-_PRIVATE = (
-    *(_DATABASE + suffix for suffix in ("", "-wal", "-shm")),
-    *("bus", "runs", "server.log", "agent.log", "server.lock", "agent.lock"),
-)
 _INTERRUPTED = 130  # exit code, docs/internals.md
 _TICK_S = 0.2
 _STOP_S = 10.0
@@ -63,7 +58,6 @@ class DataDirectory:
         try:
             private.check_data(self.path)
             self.path.mkdir(0o700, parents=True, exist_ok=True)
-            private.tighten(self.path / name for name in _PRIVATE)
             self._lock = (self.path / "server.lock").open("a+")
         except OSError as error:
             raise PacelineError(

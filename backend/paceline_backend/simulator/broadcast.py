@@ -342,6 +342,7 @@ def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRe
             reduced_s=round_.reduced_s,
             bytes=round_.bytes,
             ended_at=started_at + round_.ended_at,
+            copied_s=0.0,
         )
         for k, round_ in enumerate(trained.rounds)
     ]

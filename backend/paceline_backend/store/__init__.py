@@ -4,8 +4,8 @@
 database error becomes a `StoreError`. The modules hold the queries by subject: runs, nodes,
 switches, leases, segments, records (ranks' steps), rounds, forecasts. `telemetry` writes what the
 bus brings, and has a module for each table.
-Values in and out are plain: numbers, dictionaries, messages of `paceline.wire`. `blobs` gives
-stored messages a version, and `refusals` says which messages are never stored.
+Values in and out are plain: numbers, dictionaries, messages of `paceline.wire`. `refusals`
+says which messages are never stored.
 
 Called by every other package of the control plane but `policies` and `simulator`:
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store import refusals
 from paceline_backend.store.schema import attempts, segments, steps, worker_steps
 
 
@@ -43,18 +42,18 @@ class Span:
 def present(
     attempt: int | None, world: int | None, table: sa.Table = worker_steps
 ) -> list[sa.ColumnElement[bool]]:
-    """The condition for records of ranks that the latest attempt has; older releases stored any.
+    """Return the condition for records of ranks that the latest attempt has.
+
+    Records may come before the Hello that says how many ranks there are.
 
     Args:
         attempt: the latest; None: not known yet.
         world: its ranks. Attempts before may have had more.
         table: of records, or of their roll-ups.
     """
-    c = table.c
-    possible = c.rank.between(0, refusals.MOST_RANKS - 1)
     if attempt is None or world is None:
-        return [possible]
-    return [possible, sa.or_(c.attempt != attempt, c.rank < world)]
+        return []
+    return [sa.or_(table.c.attempt != attempt, table.c.rank < world)]
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:

@@ -70,10 +70,10 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """A store migrated to this release's tables; several processes may do this at once.
+        """Open a store and migrate it; several processes may do this at once.
 
         Raises:
-            StoreError: not a usable URL, or the database is from a newer release.
+            StoreError: not a usable URL, or the database is from a newer version.
             StoreUnavailableError: it cannot be reached, opened or written.
         """
         store = cls(url)
@@ -83,25 +83,13 @@ class Store:
         except _migrate.NewerDatabaseError as error:
             store.close()
             raise StoreError(
-                f"database {store.name} is from a newer release (revision {error}); "
+                f"database {store.name} is from a newer version of Paceline (revision {error}): "
                 "upgrade paceline"
             ) from error
         except BaseException:
             store.close()
             raise
         return store
-
-    def downgrade(self, revision: str) -> None:
-        """Takes the tables back to an earlier release's; what later ones added is lost.
-
-        Raises:
-            StoreError: there is no such earlier revision, or one of its kinds.
-        """
-        try:
-            with self._translated():
-                _migrate.to(self._writer, revision)
-        except _migrate.UnknownRevisionError as error:
-            raise StoreError(f"database {self.name}: {error}") from error
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

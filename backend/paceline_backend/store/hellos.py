@@ -121,11 +121,7 @@ def forget(connection: sa.Connection, named: Named) -> None:
 
 
 def of_run(connection: sa.Connection, run: int) -> Hello | None:
-    """Return a run's latest Hello; None if there is none, or none that can be used.
-
-    Raises:
-        StoreError: a newer release wrote it.
-    """
+    """Return a run's latest Hello; None if there is none, or none that can be used."""
     c = runs.c
     row = connection.execute(sa.select(c.attempt, c.hello).where(c.key == run)).one_or_none()
     if row is None or row.hello is None:
@@ -134,7 +130,7 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
     if digest(data) != row.hello:
         logger.warning("the Hello of run %d is left out: its parts are not those checked", run)
         return None
-    return blobs.hello(data)
+    return blobs.unpack(data, Hello)
 
 
 def _add(connection: sa.Connection, parts: Iterable[tuple[Named, int, bytes]]) -> None:

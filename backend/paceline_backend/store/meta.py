@@ -55,7 +55,7 @@ class Probe:
         row = {"name": "probe", "value": str(time.time())}
         try:
             with self._store.write(self._wait_s) as connection:
-                connection.execute(sa.select(runs.c.key).limit(1))  # all releases have this table
+                connection.execute(sa.select(runs.c.key).limit(1))
                 query = insert(connection, meta).values(row)
                 update = {"value": query.excluded.value}
                 connection.execute(

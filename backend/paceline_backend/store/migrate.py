@@ -1,4 +1,4 @@
-"""Brings a database to this release's tables, by Alembic."""
+"""Migration of a database to the tables of this version, by Alembic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-
-from paceline_backend.store.schema import metadata
 
 _PACKAGE = Path(__file__).parents[1]
 _ADVISORY_LOCK = 0x7061636C  # "pacl"
@@ -25,11 +22,7 @@ _alembic = threading.Lock()  # its context is a global of the process
 
 
 class NewerDatabaseError(Exception):
-    """The database has a revision that this release does not know; the text is that revision."""
-
-
-class UnknownRevisionError(Exception):
-    """There is no such revision to go back to."""
+    """The database has a revision that this version does not know; the text is that revision."""
 
 
 def config(connection: sa.Connection | None = None) -> Config:
@@ -63,13 +56,7 @@ def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
     with _alembic, _alone(writer) as connection:
         if _at_head(connection):
             return
-        # A test compares what migrations make with the declared tables. Postgres has settings of
-        # columns besides, which only its migrations make.
-        if connection.dialect.name == "sqlite" and not sa.inspect(connection).get_table_names():
-            metadata.create_all(connection)
-            MigrationContext.configure(connection).stamp(_scripts(), "head")
-        else:
-            command.upgrade(config(connection), "head")
+        command.upgrade(config(connection), "head")
 
 
 def revision(connection: sa.Connection) -> str | None:
@@ -78,21 +65,8 @@ def revision(connection: sa.Connection) -> str | None:
 
 
 def head() -> str:
-    """This release's revision."""
+    """Return the revision that this version migrates to."""
     return str(_scripts().get_current_head())
-
-
-def to(writer: sa.Engine, target: str) -> None:
-    """Migrates down to an earlier revision; what later ones added is lost.
-
-    Raises:
-        UnknownRevisionError: nothing was changed.
-    """
-    with _alembic, _alone(writer) as connection:
-        try:
-            command.downgrade(config(connection), target)
-        except CommandError as error:
-            raise UnknownRevisionError(str(error)) from error
 
 
 @functools.cache

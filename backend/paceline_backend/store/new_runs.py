@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
-from paceline_backend.store import blobs, jobs
+from paceline_backend.store import jobs
 from paceline_backend.store.nodes import engine_runs, run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
 from paceline_backend.store.schema import runs, scenarios, switches
@@ -197,5 +197,5 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
     if new.nodes_max > 1:
         run_nodes.launch(connection, key, new.nodes, new.first_attempt)
     if new.scenario is not None:
-        connection.execute(sa.insert(scenarios).values(run=key, body=blobs.pack_json(new.scenario)))
+        connection.execute(sa.insert(scenarios).values(run=key, body=new.scenario))
     return run

@@ -17,7 +17,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
 from paceline_backend.server.prices import Price
-from paceline_backend.store import attempts, blobs, hellos, refusals, segments
+from paceline_backend.store import attempts, hellos, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.fleet import costs
 from paceline_backend.store.history import Order, RunFilter, days, labels, notices
@@ -353,8 +353,7 @@ def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
         UnknownRunError: no such run.
     """
     query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
-    body = connection.execute(query).scalar()
-    return None if body is None else blobs.unpack_json(body, "scenario")
+    return connection.execute(query).scalar()
 
 
 def unfinished(connection: sa.Connection) -> list[Unfinished]:

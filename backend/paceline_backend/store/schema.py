@@ -97,7 +97,7 @@ nodes = Table(
     Column("heartbeat_at", Double, nullable=False),
     Column("left", Boolean, nullable=False),
     Column("runs", JSON, nullable=False),
-    # Its agent has a session: it wants MACs and opens sealed launches. Without, it is of 0.1.0.
+    # Its agent has a session: it wants MACs and opens sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that its agent looks after: its session was made with the run's token. NULL: any.
     Column("only_run", Text),

@@ -436,6 +436,6 @@ def test_devices_are_those_of_the_latest_attempt(client: httpx.Client, store: St
     telemetry.write(store, [("r", again), ("r", StepBatch(rows))])
     workers = get(client, "/runs/r/workers")
     assert [worker["device"]["name"] for worker in workers] == ["Xeon", "Tesla T4"]
-    older = hello(attempt=2, step=10)  # its ranks are of a release that tells no devices
-    telemetry.write(store, [("r", older)])
+    silent = hello(attempt=2, step=10)  # its ranks tell no devices
+    telemetry.write(store, [("r", silent)])
     assert [worker["device"] for worker in get(client, "/runs/r/workers")] == [None, None]

@@ -19,7 +19,7 @@ from paceline_backend.server.prices import Price, PriceError
 from paceline_backend.store import Store, schema, telemetry
 from paceline_backend.store.fleet.tables import waiting_days
 from support.command_line import in_process
-from support.records import add_run, hello, record, waiting_day
+from support.records import add_run, hello, record
 from support.web import serving
 
 NEVER = threading.Event()
@@ -258,18 +258,15 @@ def test_nodes_of_unknown_type_are_named(
 
 @pytest.mark.parametrize("state", ["running", "finished"])
 def test_a_simulated_run_costs_nothing(spot: httpx.Client, store: Store, state: str) -> None:
-    """Its time is virtual; an earlier release has counted a day of it."""
+    """Its time is virtual."""
     put(spot).raise_for_status()
     put(spot, type="spare parts").raise_for_status()
     simulated = {"backend": "simulated", "state": state, "ended_at": time.time() - 100}
     with store.write() as connection:
         connection.execute(sa.update(schema.runs).values(simulated))
-        today = int(time.time() // 86_400)
-        day = waiting_day(today, "r", 3600.0, 60.0, node="a", type="p4d")
-        connection.execute(sa.insert(waiting_days).values(day))
     counted(store)
     with store.read() as connection:
-        assert len(connection.execute(sa.select(waiting_days)).all()) == 1
+        assert connection.execute(sa.select(waiting_days)).all() == []
     assert spot.get("/api/v1/runs/r").json()["cost"] is None
     assert spot.get("/api/v1/runs/r/report").json()["cost"] is None
     assert spot.get("/api/v1/runs/r/verdict").json()["price"] is None

@@ -46,7 +46,6 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
         key = runs.key_of(connection, run)
         connection.execute(sa.update(schema.runs).values(state="running"))
         forecasts.set_auto(connection, run, "switch", "test", 1.0)
-        forecasts.add(connection, key, {"made_at": 1.0, "step": 1, "speeds": "of another release"})
 
     def decided() -> dict[str, Any] | None:
         with store.read() as connection:

@@ -375,7 +375,7 @@ def test_after_a_policy_that_cannot_be_made_another_plans(
 def test_no_poison_on_the_live_stream_ends_a_controller(
     store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As an ingest of an older release would publish it; what ends a run is left out."""
+    """All but what ends a run."""
     bad = {n: f for n, f in poison.TELEMETRY.items() if n not in poison.STATES}
     run = new_run(store, "chronica")
     with (

@@ -127,7 +127,7 @@ def test_streams_of_an_ended_run_expire_also_after_late_messages(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     add_run(store, "r")
-    publish(bus, control("r"), StopTraining("enough"), "r")
+    publish(bus, control("r"), StopTraining("enough", 0), "r")
     send(bus, RunState(State.FINISHED, 5.0, "n", exit_code=0))
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "the end is stored")
@@ -141,7 +141,7 @@ def test_streams_of_an_ended_run_expire_also_after_late_messages(
 
 def test_streams_of_a_run_that_goes_on_stay(store: Store, bus: redis.Redis, bus_url: str) -> None:
     add_run(store, "r")
-    publish(bus, control("r"), StopTraining("enough"), "r")
+    publish(bus, control("r"), StopTraining("enough", 0), "r")
     send(bus, RunState(State.FAILED, 5.0, "n"))
     with ingesting(store, bus_url):
         until(lambda: bus.ttl(live("r")) > 0, "the end")
@@ -164,7 +164,7 @@ def test_poison_is_put_aside_and_the_rest_goes_on(
         send(bus, StepBatch([record(step, 0)]))
         if step in (7, 8, 23):
             send(bus, StepBatch([record(100, 0), record(2**63, 0)]))
-    send(bus, RunState("sleeping", 1.0, "n"), StopTraining("because"))
+    send(bus, RunState("sleeping", 1.0, "n"), StopTraining("because", 0))
     with ingesting(store, bus_url) as ingest:
         until(lambda: settled(bus), "all is acknowledged")
     assert stored(store) == 40

@@ -641,7 +641,7 @@ def test_a_run_that_has_no_numbers_left_says_so(
     ("least", "env", "why"),
     [
         (1, {"TOKEN": "secret"}, "was started with values of TOKEN, which are not stored"),
-        (3, {}, "3 nodes are needed, and agents of this release answer on 2: n2, n3"),
+        (3, {}, "3 nodes are needed, and agents with a session answer on 2: n2, n3"),
     ],
 )
 def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(

@@ -116,10 +116,9 @@ def test_nobody_speaks_for_others(lie: str, store: Store, bus: redis.Redis, bus_
     assert runs.get(store, "other")["state"] == "pending"
 
 
-def test_the_release_before_is_still_understood(
+def test_agents_and_ranks_without_a_session_report_on_one_stream(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
-    """Agents and ranks without a session, all on one stream."""
     add_run(store, "r", node="old")
     with working(ingest(store, bus_url)):
         publish(bus, TELEMETRY, state("old"))

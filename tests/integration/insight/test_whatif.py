@@ -429,10 +429,6 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
     with store.write() as connection:
         switches.add(connection, run, "chronica", {}, "test")
     assert not kept(1.0), "another policy is in force"
-    with store.write() as connection:
-        another = {"made_at": now + 1, "step": 1, "forecasts": "of another release"}
-        forecasts.add(connection, runs.key_of(connection, run), another)
-    assert _kept(store, run, STEPS, 0.0) is None
 
 
 def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store) -> None:

@@ -158,8 +158,8 @@ def test_runs_side_by_side_one_killed(bus_url: str, agent: StartAgent, tmp_path:
     reported(bus_url, "long", "running")
     until(lambda: nodes(bus_url)[-1].runs == ["long"], "a heartbeat that names the run")
     everyone = ranks_below(process, 2)
-    tell(bus_url, "another", Kill("not ours"))
-    tell(bus_url, "long", Kill("an operator asked"))
+    tell(bus_url, "another", Kill("not ours", 0))
+    tell(bus_url, "long", Kill("an operator asked", 0))
     stopped = reported(bus_url, "long", "stopped")
     assert stopped.message == "an operator asked"
     wait_gone(everyone)
@@ -430,5 +430,5 @@ def test_a_run_whose_earlier_processes_run_is_not_launched_again(
     assert (failed.attempt, failed.node) == (1, "here")
     assert "its earlier processes still run on here" in str(failed.message)
     assert [state.attempt for state in states(bus_url, "r") if state.state == "failed"] == [1]
-    tell(bus_url, "r", Kill("enough"))
+    tell(bus_url, "r", Kill("enough", 0))
     assert reported(bus_url, "r", "stopped").attempt == 0

@@ -20,7 +20,7 @@ from support.waiting import until
 
 def command(bus_url: str, run: str) -> None:
     with redis.Redis.from_url(bus_url) as bus:
-        publish(bus, wire.commands("here"), Kill("because"), run)
+        publish(bus, wire.commands("here"), Kill("because", 0), run)
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_stop_ends_what_a_shell_has_started(
         monkeypatch.setattr(observing, "_KILL_AFTER_S", 600.0)
     pid = tmp_path / "pid"
     words = ["bash", "-c", '"$@" & wait', "bash", sys.executable, "-c", WAITS, str(pid), kind]
-    order = ("r", Kill(reason="stopped by a user"))
+    order = ("r", Kill("stopped by a user", 0))
     observed, states = observation(words, tmp_path, orders=lambda: [order] * pid.exists())
     observed.run()
     assert states[-1] is State.STOPPED

@@ -140,7 +140,7 @@ def test_a_run_in_the_foreground_has_a_session_and_can_be_killed(
 
     (run,) = until(known, "the run to run", DEADLINE_S) or []
     assert bus.xlen(TELEMETRY) == 0
-    publish(bus, commands("here"), Kill("ha"), run)
+    publish(bus, commands("here"), Kill("ha", 0), run)
     web.post(f"/api/v1/runs/{run}/stop", json={"force": True}, headers=ANY).raise_for_status()
     until(lambda: state_of(web, run) == "stopped", "the run to stop")
     assert web.get(f"/api/v1/runs/{run}").json()["message"] == "stopped over the API"
@@ -151,19 +151,3 @@ def test_a_session_at_another_address_of_the_bus(web: httpx.Client, bus_url: str
         session = of_node(client, "here", "redis://bus.example:7000/0")
     assert session.bus.startswith("redis://paceline-node-here:")
     assert session.bus.endswith("@bus.example:7000/0")
-
-
-class OldServer(Client):
-    """A server of the release before: it has no sessions."""
-
-    def call(self, method: str, path: str, *more: Any, **options: Any) -> Any:
-        path = path.replace("/session", "/no-such-thing")
-        return super().call(method, path, *more, **options)
-
-
-def test_an_agent_of_this_release_works_with_the_server_before(
-    web: httpx.Client, bus_url: str
-) -> None:
-    with OldServer(str(web.base_url)) as client:
-        session = of_node(client, "here")
-    assert (session.bus, session.reports, session.key) == (bus_url, TELEMETRY, None)

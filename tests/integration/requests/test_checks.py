@@ -111,7 +111,7 @@ def test_a_node_is_asked_to_measure_again(client: httpx.Client, store: Store, bu
     )
     assert detail(client.post("nodes/n9/check"), 404) == "no node n9"
     answer(store, "n1", left=True)
-    assert "no agent of this release" in detail(client.post("nodes/n1/check"))
+    assert "no agent with a session" in detail(client.post("nodes/n1/check"))
 
 
 def test_a_factor_below_1_is_refused(client: httpx.Client, store: Store) -> None:

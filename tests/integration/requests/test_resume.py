@@ -78,10 +78,9 @@ def launches(bus_url: str, store: Store) -> list[Launch]:
     ]
 
 
-def test_an_agent_that_would_begin_anew_is_not_told_to(
+def test_a_run_is_not_resumed_by_an_agent_without_a_session(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
-    """One of release 0.1.0 does not know of further attempts."""
     failed(store)
     with store.write() as connection:
         connection.execute(sa.update(schema.nodes).values(signed=False))
@@ -97,7 +96,7 @@ def test_an_agent_that_would_begin_anew_is_not_told_to(
 def test_a_failed_run_goes_on_on_its_node(client: httpx.Client, store: Store, bus_url: str) -> None:
     failed(store, args=["--epochs", "3"], env={"PACELINE_EMULATE": "{}"})
     with redis.Redis.from_url(bus_url) as bus:
-        publish(bus, control("r"), StopTraining("of the time before"), "r")
+        publish(bus, control("r"), StopTraining("of the time before", 0), "r")
     answer = client.post("runs/r/resume", json={"max_restarts": 4})
     assert answer.status_code == 202
     run = answer.json()

@@ -105,7 +105,7 @@ def test_the_database_has_names_only(web: httpx.Client, bus: redis.Redis, store:
         assert connection.execute(sa.select(schema.runs.c.env)).scalar_one() == ["TOKEN"]
 
 
-def test_an_agent_of_the_release_before_gets_what_it_understands(
+def test_a_launch_for_an_agent_without_a_session_is_not_sealed(
     web: httpx.Client, bus: redis.Redis
 ) -> None:
     register(bus, web, "old", signed=False)

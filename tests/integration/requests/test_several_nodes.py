@@ -22,7 +22,7 @@ BODY = {"script": "train.py", "nproc": 2, "nodes_min": 2, "nodes_max": 3}
 def test_a_run_is_launched_on_several_nodes(
     client: httpx.Client, store: Store, bus: redis.Redis
 ) -> None:
-    """Not on one whose agent has no session: its release knows of one node only."""
+    """Not on one whose agent has no session."""
     answer(store, "a-old", signed=False)
     answer(store, "n1", "n2")
     made = client.post("runs", json=BODY | {"env": {"TOKEN": "secret"}})
@@ -60,7 +60,7 @@ def test_too_few_nodes_are_refused(client: httpx.Client, store: Store) -> None:
     refused = client.post("runs", json=BODY)
     assert refused.status_code == 409
     assert refused.json()["detail"].startswith(
-        "nodes_min: 2 nodes are needed, and agents of this release answer on 1: n1; start one"
+        "nodes_min: 2 nodes are needed, and agents with a session answer on 1: n1; start one"
     )
     assert client.get("runs").json()["items"] == []
 

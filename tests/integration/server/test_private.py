@@ -85,16 +85,3 @@ def test_a_script_keeps_its_users_umask(open_directory: Path) -> None:
     )
     assert "umask 0o27" in said.stdout + said.stderr
     assert readable_by_nobody(open_directory / "data") == []
-
-
-def test_what_an_earlier_release_made_is_closed(open_directory: Path) -> None:
-    data = open_directory / "data"
-    (data / "bus").mkdir(parents=True)
-    (data / "bus" / "bus.log").write_text("secret")
-    (data / "runs").mkdir()
-    (data / "server.log").write_text("secret")
-    for path in (data, *data.rglob("*")):  # whatever umask a test before has left
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    assert len(readable_by_nobody(data)) == 5
-    with Stack(data, 0):
-        assert readable_by_nobody(data) == [str(data)]  # the user's own, perhaps shared

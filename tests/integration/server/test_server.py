@@ -287,12 +287,12 @@ def test_one_server_per_data_directory(tmp_path: Path) -> None:
     assert "another paceline server" in said
 
 
-def test_database_of_a_newer_release(tmp_path: Path) -> None:
+def test_database_of_a_newer_version(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store, store.write() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = 'zzzz'"))
     code, said = failing("--port", 0, "--data", tmp_path)
     assert code == 3
-    assert "newer release" in said
+    assert "newer version" in said
 
 
 def test_listening_elsewhere_without_a_token(tmp_path: Path) -> None:

@@ -222,8 +222,8 @@ def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv(users.SHARE, "1")
     session = sessions.of_run(store, plain_url, "mine")
     with leading(plain_url, session.key) as leader, connect(plain_url) as thief:
-        publish(thief, control("mine"), StopTraining("ha"), "mine")
-        publish(thief, control("mine"), Kill("ha"), "mine")
+        publish(thief, control("mine"), StopTraining("ha", 0), "mine")
+        publish(thief, control("mine"), Kill("ha", 0), "mine")
         until(lambda: leader.heard.refused == 2, "both to be refused")
         assert leader.heard.stop_reason is None
 

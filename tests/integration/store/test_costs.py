@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import NodeState, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.server.prices import Price, PriceError
-from paceline_backend.store import Store, runs, schema, telemetry
-from paceline_backend.store import migrate as _migrate
+from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.fleet import costs, prices, waiting
 from paceline_backend.store.fleet.costs import Spent
-from paceline_backend.store.fleet.tables import node_prices, waiting_days
+from paceline_backend.store.fleet.tables import node_prices
 from support.records import add_run, adopted, hello, record
 
 DAY_S = 86_400.0
@@ -361,21 +359,3 @@ def test_prices_are_in_one_currency(store: Store) -> None:
 def test_what_is_no_price_is_refused(amount: float, currency: str, per: Any, words: str) -> None:
     with pytest.raises(PriceError, match=words):
         Price(amount, currency, per)
-
-
-def test_time_of_an_earlier_release_stays(database_url: str) -> None:
-    with Store.open(database_url) as store:
-        add_run(store, "r")
-        with store.write() as connection:
-            command.downgrade(_migrate.config(connection), "0034")
-            connection.execute(sa.text("INSERT INTO waiting_days VALUES (3, 'r', 5, 60.0, 6.0)"))
-    with Store.open(database_url) as store:
-        assert spent(store, "r", Price(60.0, "EUR")) == Spent(60.0, 6.0, 1.0, 0.1)
-        with store.write() as connection:
-            row = {"node": "b", "type": "x", "since": 3 * DAY_S, "node_s": 1.0, "node_waited_s": 0}
-            row |= {"day": 3, "run": "r", "steps": 5, "worker_s": 40.0, "waited_s": 4.0}
-            connection.execute(sa.insert(waiting_days).values(row))
-            command.downgrade(_migrate.config(connection), "0034")
-            rows = connection.execute(sa.text("SELECT * FROM waiting_days")).all()
-        assert [tuple(row) for row in rows] == [(3, "r", 5, 100.0, 10.0)]
-    assert schema.nodes.c.type is not None

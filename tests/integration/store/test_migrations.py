@@ -14,11 +14,8 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from paceline.wire import RoundBatch, StepBatch
-from paceline_backend.store import Store, StoreError, schema, telemetry
+from paceline_backend.store import Store, StoreError, schema
 from paceline_backend.store import migrate as _migrate
-from paceline_backend.store.access import tokens
-from support.records import a_round, add_run, adopted, hello, record
 from support.waiting import DEADLINE_S
 
 OPEN = """
@@ -73,83 +70,14 @@ def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -
         return tables | {name: [sql] for name, sql in indexes if "alembic" not in name}
 
     with (
-        Store.open(f"sqlite:///{tmp_path / 'declared.db'}") as declared,
+        Store(f"sqlite:///{tmp_path / 'declared.db'}") as declared,
         Store(f"sqlite:///{tmp_path / 'migrated.db'}") as migrated,
     ):
+        with declared.write() as connection:
+            schema.metadata.create_all(connection)
         with migrated.write() as connection:
             command.upgrade(_migrate.config(connection), "head")
         assert details(migrated.engine) == details(declared.engine)
-        with declared.read() as made, migrated.read() as moved:
-            assert _migrate.revision(made) == _migrate.revision(moved) == _migrate.head()
-
-
-def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:
-    with Store.open(database_url) as store:
-        add_run(store, "old")
-        steps = StepBatch([record(0, 0), record(0, 1)])
-        telemetry.write(store, [("old", hello()), ("old", steps), ("old", adopted(0, 0))])
-        with store.write() as connection:
-            command.downgrade(_migrate.config(connection), "0001")
-    with Store.open(database_url) as store, store.read() as connection:
-        columns = schema.worker_steps.c
-        rows = connection.execute(sa.select(columns.rank, columns.samples, columns.longest)).all()
-        assert [row[0] for row in rows] == [0, 1]
-        assert {row[2] for row in rows} == {0.0}
-        c = schema.segments.c
-        assert connection.execute(sa.select(c.synchroniser, c.why)).all() == [("allreduce", "")]
-
-
-def test_earlier_rounds_had_nothing_to_copy(database_url: str) -> None:
-    with Store.open(database_url) as store:
-        add_run(store, "old")
-        telemetry.write(store, [("old", RoundBatch([a_round(0), a_round(1)]))])
-        with store.write() as connection:
-            command.downgrade(_migrate.config(connection), "0006")
-    with Store.open(database_url) as store, store.read() as connection:
-        c = schema.rounds.c
-        assert connection.execute(sa.select(c.seq, c.copied_s)).all() == [(0, 0.0), (1, 0.0)]
-
-
-def test_of_an_earlier_run_only_the_names_of_its_variables_stay(database_url: str) -> None:
-    with Store.open(database_url) as store:
-        for name, env in (("old", {"TOKEN": "open-sesame"}), ("plain", {})):
-            add_run(store, name, env=env)
-        with store.write() as connection:
-            command.downgrade(_migrate.config(connection), "0008")
-            connection.execute(
-                sa.text("""UPDATE runs SET env = '{"TOKEN": "x"}' WHERE id = 'old'""")
-            )
-    with Store.open(database_url) as store, store.read() as connection:
-        c = schema.runs.c
-        rows = connection.execute(sa.select(c.id, c.env, c.signed).order_by(c.id)).all()
-        assert rows == [("old", ["TOKEN"], False), ("plain", [], False)]
-
-
-def test_runs_on_engines_of_an_earlier_database_are_marked(database_url: str) -> None:
-    """Those that go on, and those that have ended and whose nodes' token is not revoked."""
-    asked = {"backend": "slurm", "backend_jobs": {"launch": 0, "jobs": {"0": "1"}}}
-    with Store.open(database_url) as store:
-        for name, state in (("waits", "queued"), ("left", "failed"), ("over", "failed")):
-            add_run(store, name, state=state, **asked)
-            tokens.of_run(store, name)
-        add_run(store, "local", state="running")
-        with store.write() as connection:
-            tokens.revoke_of_run(connection, "over")
-            command.downgrade(_migrate.config(connection), "0022")
-    with Store.open(database_url) as store, store.read() as connection:
-        c = schema.engine_runs.c
-        rows = connection.execute(sa.select(c.backend, c.run).order_by(c.run)).all()
-        assert rows == [("slurm", "left"), ("slurm", "waits")]
-
-
-def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:
-    with Store.open(database_url) as store:
-        with store.write() as connection:
-            command.downgrade(_migrate.config(connection), "base")
-        assert _tables(store) == {"alembic_version"}
-        with store.write() as connection:
-            command.upgrade(_migrate.config(connection), "head")
-        assert _differences(store) == []
 
 
 def test_failed_migration_leaves_nothing(database_url: str) -> None:
@@ -165,7 +93,9 @@ def test_newer_database_is_refused(database_url: str) -> None:
     with Store.open(database_url) as store:
         with store.write() as connection:
             connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-        with pytest.raises(StoreError, match=r"newer release \(revision 9999\); upgrade paceline"):
+        with pytest.raises(
+            StoreError, match=r"newer version .* \(revision 9999\): upgrade paceline"
+        ):
             Store.open(database_url)
         assert _differences(store) == []
 

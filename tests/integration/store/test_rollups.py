@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, reads, records, schema, telemetry
-from paceline_backend.store import migrate as _migrate
 from paceline_backend.store.rollups import fill, reading, writing
 from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.rollups.tables import METRIC_NAMES, rank_rollups, step_rollups
@@ -174,24 +172,6 @@ def test_a_range_with_many_gaps_is_read_step_by_step(store: Store) -> None:
     with store.read() as connection:
         assert reading.cover(connection, key, 0, 29_999) is None
         assert len(reads.step_columns(connection, key, (None, None), 20)["step"]) > 10
-
-
-def test_rows_of_an_earlier_release_are_filled_in(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_run(store, "empty")
-    key = add_run(store, "r")
-    write(store, hello(), batch(0, 1_250))
-    with store.write() as connection:
-        command.downgrade(_migrate.config(connection), "0008")
-        command.upgrade(_migrate.config(connection), "head")
-    assert rolled(store) == []
-    add_run(store, "later")
-    write(store, batch(1_250, 1_300))
-    assert rolled(store) == [1_200], "new steps need no filling in"
-    fill_all(store)
-    assert rolled(store) == [*range(0, 1_300, 100)]
-    same_as_step_by_step(store, key, monkeypatch)
 
 
 def fill_all(store: Store) -> None:

@@ -323,7 +323,7 @@ def test_where_coasting_cannot_be_longer_the_leader_waits_for_a_plan_at_times(
 def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
     epoch = run.epoch()
     next(epoch)
-    bus.publish(run.client, wire.control(RUN), StopTraining("operator"), RUN)
+    bus.publish(run.client, wire.control(RUN), StopTraining("operator", 0), RUN)
     until(lambda: run.proposals.stop_reason)
     assert len(list(epoch)) == 1, "the segment that was adopted is finished"
     assert [follower.stopped for follower in run.ranks] == [True, True]
@@ -462,7 +462,7 @@ class Controller(threading.Thread):
     def _answer(self, done: Segment) -> None:
         step = done.first_step + done.steps
         if step >= self._stop_at:
-            bus.publish(self._client, wire.control(RUN), StopTraining("enough"), RUN)
+            bus.publish(self._client, wire.control(RUN), StopTraining("enough", 0), RUN)
         used = [
             set(part.tolist())
             for a in self.adopted

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
 from paceline.core.emulation import EmulatedDevice, Emulation
-from paceline.wire import Hello, RankDevice, decode, encode
+from paceline.wire import RankDevice, decode, encode
 from paceline_backend.simulator.simulation import remaining
 from support.records import hello
 
@@ -101,10 +101,7 @@ def test_a_summary_has_each_name_once() -> None:
     assert summary([]) == ""
 
 
-def test_a_hello_of_an_older_release_tells_no_devices() -> None:
-    old = msgspec.to_builtins(hello())
-    del old["devices"]
-    assert msgspec.convert(old, Hello).devices == []
+def test_a_hello_tells_devices() -> None:
     new = hello(devices=[T4, cpu(4, 2, 1e10)])
     assert decode(encode(new, "r"))[1] == new
 

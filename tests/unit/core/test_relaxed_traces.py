@@ -1,4 +1,4 @@
-"""One relaxed core: traces of simulator and ranks, and those that the released simulator gave."""
+"""One relaxed core: traces of simulator and ranks, and recorded traces of the simulator."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ TRACES = Path(__file__).with_name("relaxed_traces.json.gz")  # by commit 30b5758
 
 
 @pytest.fixture(scope="module")
-def released() -> list[tuple[str, int, bool, Any]]:
+def recorded_traces() -> list[tuple[str, int, bool, Any]]:
     recorded: list[tuple[str, int, bool, Any]] = json.loads(gzip.decompress(TRACES.read_bytes()))
     return recorded
 
 
 @pytest.mark.parametrize("kind", scenarios.KINDS)
-def test_the_simulator_gives_the_traces_of_the_released_one(
-    released: list[tuple[str, int, bool, Any]], kind: str
+def test_the_simulator_gives_the_recorded_traces(
+    recorded_traces: list[tuple[str, int, bool, Any]], kind: str
 ) -> None:
     """Rounds, ends of steps and waits, to the last bit."""
     compared = 0
-    for of_kind, seed, ties, expected in released:
+    for of_kind, seed, ties, expected in recorded_traces:
         if of_kind == kind:
             given = scenarios.scenario(seed, kind, ties=ties, most=(5, 9))
             trace = json.loads(json.dumps(scenarios.simulated(given, sync)))

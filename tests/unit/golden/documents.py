@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,10 @@ def _content(answer: Any) -> Any:
 def normalised(path: str, document: Any) -> Any:
     """A document without what depends on the time or the place of asking.
 
-    Removed are: whether a node or a controller is alive; the bus's error message; the release's
-    number; and the wording with which presets and parameters are described. The values that a
-    parameter may have are sorted: their order says nothing. Attribution is rounded:
-    it is computed with BLAS, whose sums differ in the last bits from CPU to CPU.
+    Removed are: whether a node or a controller is alive; the bus's error message; the version; and
+    the wording with which presets and parameters are described. The values that a parameter may
+    have are sorted: their order says nothing. Attribution is rounded: it is computed with BLAS,
+    whose sums differ in the last bits from CPU to CPU.
     """
     if "/attribution" in path:
         return _rounded(document)
@@ -177,58 +177,3 @@ def forecasts(database: Path) -> dict[str, Any]:
         name: data.rounded({**product.forecast_again(database, known[name]), "made_at": None})
         for name in ("switches",)
     }
-
-
-def interface(database: Path) -> dict[str, Any]:
-    """What may grow but not shrink: versions, the command line's options, REST's properties."""
-    (answer,) = _run(product.answers(database, ["/openapi.json"]))
-    openapi = answer.json()
-    return {
-        "versions": product.versions(),
-        "migrated": product.migrated(database),
-        "commands": product.commands(),
-        "rest": sorted(set(_rest(openapi))),
-    }
-
-
-def _rest(openapi: dict[str, Any]) -> Iterator[str]:
-    """A line for each path, parameter, property, type of a property, and value of an enum."""
-    for path, methods in openapi["paths"].items():
-        for method, operation in methods.items():
-            where = f"{method.upper()} {path}"
-            yield where
-            for parameter in operation.get("parameters", []):
-                schema = parameter["schema"]
-                yield from _schema(openapi, schema, f"{where} {parameter['name']}", ())
-            body = operation.get("requestBody", {}).get("content", {})
-            for kind, content in body.items():
-                yield from _schema(openapi, content.get("schema", {}), f"{where} body {kind}", ())
-            for status, answer in operation["responses"].items():
-                for kind, content in answer.get("content", {}).items():
-                    schema = content.get("schema", {})
-                    yield from _schema(openapi, schema, f"{where} {status} {kind}", ())
-
-
-def _schema(
-    openapi: dict[str, Any], schema: dict[str, Any], where: str, inside: tuple[str, ...]
-) -> Iterator[str]:
-    if reference := schema.get("$ref"):
-        name = reference.rpartition("/")[2]
-        target = openapi["components"]["schemas"].get(name)
-        if target and name not in inside:
-            yield from _schema(openapi, target, where, (*inside, name))
-        return
-    yield where
-    for alternative in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
-        yield from _schema(openapi, alternative, where, inside)
-    if "type" in schema:
-        yield f"{where}: {schema['type']}"
-    for value in schema.get("enum", []):
-        yield f"{where}: {value!r}"
-    for name, part in schema.get("properties", {}).items():
-        yield from _schema(openapi, part, f"{where}.{name}", inside)
-    items = [schema["items"]] if isinstance(schema.get("items"), dict) else []
-    for part in [*items, *schema.get("prefixItems", [])]:
-        yield from _schema(openapi, part, f"{where}[]", inside)
-    if isinstance(extra := schema.get("additionalProperties"), dict):
-        yield from _schema(openapi, extra, f"{where}.*", inside)

@@ -4,13 +4,11 @@
     python -m unit.golden.make plans        # simulated runs of every preset
     python -m unit.golden.make database     # recorded runs, by a real control plane and real ranks
     python -m unit.golden.make documents    # what REST answers about the runs of that database
-    python -m unit.golden.make interface    # OpenAPI, versions
     python -m unit.golden.make show CASE    # a case's segments as JSON, to compare two checkouts
 
-The data that is committed was made by the release of commit 30b5758. The tests compare what the
-code does now with it. Make data again only where a difference is wanted, and say in the commit why;
-a database of a released schema stays forever, as proof that it can still be opened. `database`
-takes some two minutes and also makes the documents, as each recording gives other times.
+The tests compare what the code does now with the data that is committed. Make data again only where
+a difference is wanted, and say in the commit why. `database` takes some two minutes and also makes
+the documents, as each recording gives other times.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ CLEAR = 2  # this segment of each case is recorded in clear, too
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="unit.golden.make")
-    kinds = ("plans", "database", "documents", "interface", "show")
+    kinds = ("plans", "database", "documents", "show")
     parser.add_argument("what", choices=kinds)
     parser.add_argument("case", nargs="?")
     arguments = parser.parse_args()
@@ -39,7 +37,6 @@ def main() -> None:
             "plans": make_plans,
             "database": make_database,
             "documents": make_documents,
-            "interface": make_interface,
         }[arguments.what]()
 
 
@@ -70,18 +67,10 @@ def make_documents() -> None:
     """Records what REST answers about the recorded runs, their replays, and a forecast."""
     with tempfile.TemporaryDirectory(prefix="golden") as folder:
         database = data.copy_of_database(Path(folder))
-        product.migrated(database)
         data.save("documents", documents.answered(database))
         runs = documents.runs(database)
         data.save("replays", {run: product.replayed(database, run) for run in runs.values()})
         data.save("forecasts", documents.forecasts(database))
-
-
-def make_interface() -> None:
-    """Records OpenAPI and the versions."""
-    with tempfile.TemporaryDirectory(prefix="golden") as folder:
-        database = data.copy_of_database(Path(folder))
-        data.save("interface", documents.interface(database))
 
 
 def show(case: str) -> None:

@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import entry_points
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import typer
 
-from paceline import __version__, cli
-from paceline.wire import PROTOCOL_VERSION
 from paceline_backend import policies
 from paceline_backend.api.app import create_app
 from paceline_backend.insight.replay import replay
@@ -111,30 +107,6 @@ def _round(each: Any) -> Plain:
         "bytes": each.bytes,
         "ended_at": each.ended_at,
     }
-
-
-def versions() -> Plain:
-    """The release and the protocol that the command line and the API tell."""
-    return {"version": __version__, "protocol": PROTOCOL_VERSION}
-
-
-def commands() -> list[str]:
-    """Each command of `paceline` and each of its options, as `command option`."""
-    for entry in entry_points(group="paceline.commands"):
-        entry.load()(cli.app)
-    group: Any = typer.main.get_command(cli.app)
-    lines = []
-    for name, command in group.commands.items():
-        lines.append(name)
-        lines += [f"{name} {option}" for each in command.params for option in each.opts]
-    return sorted(lines)
-
-
-def migrated(database: Path) -> Plain:
-    """Opens a database as a server does, which migrates it; its state afterwards."""
-    with Store.open(_url(database)) as store, store.read() as connection:
-        revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    return {"revision": str(revision)}
 
 
 async def answers(database: Path, paths: list[str]) -> list[httpx.Response]:

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_backend.insight.alerts import DEFAULTS, Timing, debounce, rules_with
+from paceline_backend.insight.alerts import DEFAULTS, Timing, debounce
 
 RULE = replace(DEFAULTS["run-waste"], raise_after_s=60.0, resolve_after_s=30.0)
 PROMETHEUS = Path(__file__).parents[3] / "docker/prometheus/alerts.yaml"
@@ -68,14 +68,6 @@ def test_rules_look_above_or_below_their_threshold() -> None:
     disk = DEFAULTS["disk-low"]
     assert disk.holds(0.09)
     assert not disk.holds(0.1)
-
-
-def test_changes_of_rules_that_are_gone_do_no_harm() -> None:
-    changed = {"run-waste": {"threshold": 0.5, "enabled": False}, "of-another-release": {}}
-    rules = rules_with(changed)
-    assert set(rules) == set(DEFAULTS)
-    assert (rules["run-waste"].threshold, rules["run-waste"].enabled) == (0.5, False)
-    assert rules["disk-low"] == DEFAULTS["disk-low"]
 
 
 def test_each_rule_has_its_counterpart_in_prometheus() -> None:

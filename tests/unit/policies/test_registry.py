@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from paceline.wire import Synchronisation, synchronisation
+from paceline.wire import synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import (
     BatchesOf,
@@ -218,17 +218,6 @@ def test_groups_are_those_of_the_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> 
     assert policies.make("pairs", world=3) == policies.make("pairs") == made
     with pytest.raises(ValueError, match=r"policy: pairs: .*\[\[0, 1\], \[2\]\].* of 4 ranks"):
         policies.make("pairs", world=4)
-
-
-def test_policies_written_for_the_released_wire_work_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="AllReduce, Averaging, Pairwise"):
-        made = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
-    assert made == policies.make("rna").synchroniser
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(ValueError, match=r"'partial': parameters.probe: is not a known field"),
-    ):
-        Synchronisation("partial", {"probe": 2, "staleness": 4, "mean": True})
 
 
 def test_batches_of_a_preset_from_elsewhere_can_be_combined(register: Callable[..., None]) -> None:

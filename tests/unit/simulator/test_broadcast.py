@@ -64,7 +64,7 @@ def unreadable() -> dict[bytes, bytes]:
 def test_an_unreadable_message_is_left_out_as_a_controller_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    entries = [unreadable(), encode(StopTraining("enough"), "run")]
+    entries = [unreadable(), encode(StopTraining("enough", 0), "run")]
     bus: Any = Bus(entries)
     server: Any = Server()
     simulation = Simulation.of(Scenario.of(SCENARIO))

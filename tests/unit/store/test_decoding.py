@@ -70,15 +70,6 @@ def test_a_usual_record_needs_no_further_check() -> None:
     assert [type(each) for each in message.records] == [STEPS.fitting]
 
 
-def test_a_record_of_an_earlier_release_has_fewer_fields() -> None:
-    values = msgspec.structs.astuple(record(3, 1))
-    message = telemetry.decode(entry(list(values[:13])))[1]
-    assert isinstance(message, StepBatch)
-    [made] = message.records
-    assert type(made) is STEPS.fitting
-    assert msgspec.structs.astuple(made) == (*values[:13], None, None, 0, 0.0, 0.0, 0)
-
-
 def test_records_that_fit_and_others_are_checked_together() -> None:
     [fits] = telemetry.decode(wire.encode(StepBatch([record(3, 1)]), "r"))[1].records  # type: ignore[union-attr]
     odd = msgspec.structs.replace(record(4, 1), loss=math.nan)

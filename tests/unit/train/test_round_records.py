@@ -6,23 +6,14 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from paceline import wire
 from paceline.node.spool import Spool, drain, dropped
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
-from paceline.wire import Message, RoundBatch
+from paceline.wire import Message
 from support.reports import RUN, round_record, rounds_of
-
-
-def test_a_round_that_lacks_the_newest_figure_is_read() -> None:
-    """What a rank of an earlier release tells, or what lay in its spool."""
-    fields = msgspec.structs.astuple(round_record(0))[:-1]
-    data = msgspec.msgpack.encode({"type": "rounds", "records": [fields]})
-    _, decoded = wire.decode(wire.encode(RoundBatch([]), RUN) | {b"data": data})
-    assert decoded == RoundBatch([msgspec.structs.replace(round_record(0), copied_s=0.0)])
 
 
 def test_rounds_that_fit_nowhere_are_counted_one_by_one(

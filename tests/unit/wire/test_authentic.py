@@ -13,11 +13,11 @@ STREAM = control("r")
 
 
 def entry() -> dict[bytes, bytes]:
-    return signed(encode(Kill("because"), "r"), STREAM, KEY)
+    return signed(encode(Kill("because", 0), "r"), STREAM, KEY)
 
 
 def test_what_was_signed_is_read() -> None:
-    assert decode_signed(entry(), STREAM, KEY) == ("r", Kill("because"))
+    assert decode_signed(entry(), STREAM, KEY) == ("r", Kill("because", 0))
 
 
 @pytest.mark.parametrize("name", [b"run", b"data", b"mac"])
@@ -42,10 +42,10 @@ def test_an_entry_belongs_to_its_stream_and_its_reader() -> None:
 
 
 def test_no_mac_is_no_proof_where_there_is_a_key() -> None:
-    plain = encode(Kill("because"), "r")
+    plain = encode(Kill("because", 0), "r")
     with pytest.raises(ForgedError, match="without a MAC"):
         decode_signed(plain, STREAM, KEY)
-    assert decode_signed(plain, STREAM, None) == ("r", Kill("because"))
+    assert decode_signed(plain, STREAM, None) == ("r", Kill("because", 0))
 
 
 def test_only_its_node_opens_a_seal() -> None:

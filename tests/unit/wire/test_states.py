@@ -24,7 +24,7 @@ def test_a_run_goes_forward_until_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_states_travel_by_name_as_in_the_released_version(state: State) -> None:
+def test_states_travel_by_name(state: State) -> None:
     fields = wire.encode(RunState(state, 1.0, "n"), "r")
     assert msgspec.msgpack.decode(fields[b"data"])["state"] == state.name.lower()
     assert wire.decode(fields) == ("r", RunState(state, 1.0, "n"))

@@ -168,7 +168,6 @@ def run(
             "spares": spares or None,
             "replace_slow_nodes": replace_slow_nodes or None,
         }
-        # An older server refuses fields that it does not know.
         choice = {field: value for field, value in asked.items() if value is not None}
         with connected(server, token, token_file) as client:
             raise typer.Exit(several.train(client, launch, nodes or "1", choice))

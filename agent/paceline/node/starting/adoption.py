@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.errors import InputError, PacelineError
-from paceline.node.client import Client, UnknownAddressError
+from paceline.core.errors import InputError
+from paceline.node.client import Client
 from paceline.node.supervisor import check
 from paceline.wire import Launch
 
@@ -84,13 +84,8 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
     Raises:
         InputError: the server refuses; the message holds its reason.
-        PacelineError: it does not answer, or is of an earlier release.
+        PacelineError: it does not answer.
     """
     names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
     body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}
-    try:
-        return client.call("POST", "/adoptions", body)
-    except UnknownAddressError as error:
-        raise PacelineError(
-            f"the server {client.server} adopts no runs: it is of an earlier release"
-        ) from error
+    return client.call("POST", "/adoptions", body)

@@ -148,7 +148,7 @@ def train(
             if restart_hung_s is not None:
                 choice["restart_hung_s"] = restart_hung_s
             record.run = register(client, launch, {**choice, "launch": False})
-            session = of_run(client, record.run, node)
+            session = of_run(client, record.run)
             record.control = session.control
             link = stack.enter_context(Link(session))
             say(f"watch it on {client.server}/runs/{record.run}")

@@ -80,7 +80,7 @@ def observe(
             "launch": False,
         }
         run = register(client, launch, choice)
-        session = of_run(client, run, node)
+        session = of_run(client, run)
         link = stack.enter_context(Link(session))
         directory = rundir.directory_of(data, run)
         delivery = Delivery(directory, Record(run, node, OBSERVER, session.control), link)

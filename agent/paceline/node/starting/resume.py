@@ -88,7 +88,7 @@ def in_foreground(
     check_bus(client, client.version())
     now = client.change("POST", run, "resume", {**asked, "launch": False})
     attempt = now["first_attempt"]
-    with Link(of_run(client, run, known["node"])) as link:
+    with Link(of_run(client, run)) as link:
         launch = msgspec.structs.replace(launch, max_restarts=now["max_restarts"], attempt=attempt)
         say(f"run {run} goes on with attempt {attempt}: {client.server}/runs/{run}")
         record = Record(run, known["node"], SUPERVISOR, link.session.control)
@@ -100,7 +100,7 @@ def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, st
     before = {}
     if known["policy"] == OBSERVED:
         before[observation.VARIABLE] = "1"
-    if known.get("driver"):  # an older server does not say so
+    if known["driver"]:
         before[driver.VARIABLE] = "1"
     if known["emulated"] is not None and _EMULATE not in os.environ:
         before[_EMULATE] = json.dumps(known["emulated"])

@@ -52,13 +52,10 @@ class PresetForecast(BaseModel):
     harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
     alone: int | None = Field(
         description="most steps or rounds after which a rank's work reaches other ranks; null: "
-        "only at an epoch's end. In forecasts of older releases it is 0 for all",
+        "only at an epoch's end",
         examples=[0],
     )
-    stale: bool = Field(
-        description="rounds may apply gradients that were computed rounds before. In forecasts of "
-        "older releases it is false for all"
-    )
+    stale: bool = Field(description="rounds may apply gradients that were computed rounds before")
 
 
 class Saving(BaseModel):

@@ -157,7 +157,7 @@ class RankDevice(BaseModel):
         description="samples and seconds of its trial steps; empty: there were none",
         examples=[[[8, 0.1], [16, 0.18]]],
     )
-    device: Device | None = Field(description="null: unknown, as of older releases")
+    device: Device | None = Field(description="null: unknown")
 
 
 class Devices(BaseModel):
@@ -166,7 +166,7 @@ class Devices(BaseModel):
     attempt: int | None = Field(description="null: it has not introduced itself", examples=[0])
     device: str | None = Field(examples=["NVIDIA H100"])
     emulated: dict[str, Any] | None = Field(description="device speeds", examples=[None])
-    paceline: str | None = Field(description="release of the ranks", examples=["0.1.0"])
+    paceline: str | None = Field(description="version of the ranks", examples=["0.1.0"])
     torch: str | None = Field(examples=["2.8.0"])
     ranks: list[RankDevice]
 

@@ -187,7 +187,7 @@ class Engines:
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
-        except Exception as error:  # of somebody's own engine, or options of an earlier release
+        except Exception as error:  # of somebody's own engine
             if not trouble.active:
                 log.exception("run %s: what looks after its jobs has a fault", run.id)
             trouble.failed(error)

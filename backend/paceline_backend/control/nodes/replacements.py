@@ -17,8 +17,12 @@ from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
 
 log = logging.getLogger(__name__)
 
+<<<<<<< HEAD
 # After its agent was told where to meet. One of an earlier release does not say that it arrived.
 _ARRIVED_S = 30.0
+=======
+_EVERY_S = 0.2
+>>>>>>> compat
 _AGAIN_S = 30.0  # after a spare could not stand in
 
 
@@ -81,13 +85,8 @@ def _makes_way(group: Group) -> list[RunNode]:
     """The nodes whose replacements are there."""
     going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
     others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
-    return [going_on[str(row.replaces)] for row in others if _is_there(row)]
-
-
-def _is_there(row: RunNode) -> bool:
-    if row.arrived or row.state == State.RUNNING:
-        return True
-    return row.met and time.time() - row.launched_at > _ARRIVED_S
+    there = [row for row in others if row.arrived or row.state == State.RUNNING]
+    return [going_on[str(row.replaces)] for row in there]
 
 
 def _host_is_gone(group: Group) -> bool:

@@ -119,7 +119,6 @@ def rules_with(changed: Mapping[str, Mapping[str, Any]]) -> dict[str, Rule]:
     """The rules in force.
 
     Args:
-        changed: the fields that an admin changed, by the rule's name. Names of rules that this
-            release does not have are left out.
+        changed: the fields that an admin changed, by the rule's name.
     """
     return {name: replace(rule, **changed.get(name, {})) for name, rule in DEFAULTS.items()}

@@ -193,7 +193,7 @@ def _columns(rows: Rows, took_part: Bools) -> Floats:
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
-    # Records of older releases have neither squares nor longest.
+    # A term without a positive mean says nothing: the sizes may all be 0.
     scaled = [column / mean for column, mean in zip(made, means, strict=True) if mean > 0]
     return np.stack([np.where(took_part, column, 1.0) for column in scaled], axis=-1)
 

@@ -173,14 +173,8 @@ def recommended(forecast: Forecast) -> PresetForecast | None:
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Forecasts from the database; those that this release cannot read are left out."""
-    forecasts = []
-    for body in bodies:
-        try:
-            forecasts.append(msgspec.convert(body, Forecast))
-        except msgspec.ValidationError as error:
-            log.info("a forecast of another release is left out: %s", error)
-    return forecasts
+    """Return forecasts from the database."""
+    return [msgspec.convert(body, Forecast) for body in bodies]
 
 
 def label(policy: str, parameters: Mapping[str, Any]) -> str:

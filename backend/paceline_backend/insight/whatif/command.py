@@ -65,6 +65,6 @@ def _print(body: dict[str, Any], as_json: bool) -> int:
         table.add_row(preset["policy"], "", "", preset["reason"])
     Console(highlight=False, markup=False).print(table)
     for preset in body["forecasts"]:
-        if preset.get("harmful", False):  # servers of 0.1.0 lack it
+        if preset["harmful"]:
             typer.echo(f"warning: {preset['warnings'][0]}")
     return 0

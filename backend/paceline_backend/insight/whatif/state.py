@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline.wire import OBSERVED, Hello, Segment
-from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST
 from paceline_backend.insight.whatif.measured import Measured, with_spans
@@ -19,7 +18,6 @@ from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
 from paceline_backend.planning.load import load
 from paceline_backend.policies.base import Ints
-from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.store import Connection, records, rounds, runs, segments, switches
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
@@ -107,25 +105,16 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
         segment = relaxed.segment
         if relaxed.fallback:
             continue
-        if segment is not None and _simulated(segment.synchroniser, hello.world):
+        if segment is not None:
             kept.append(segment)
             continue
-        # This synchroniser has no model: only the steps after its segment can be used.
+        # Nobody knows how gradients met: only the steps after the segment can be used.
         kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
     return with_spans(
         measured,
         kept,
         lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
     )
-
-
-def _simulated(synchroniser: Synchronisation, world: int) -> bool:
-    """Whether a synchroniser has a model. Older releases stored any parameters."""
-    try:
-        synchronisers.make(synchroniser, world, 0)
-    except (LookupError, TypeError, ValueError):
-        return False
-    return True
 
 
 def _planned(

@@ -230,7 +230,7 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _Memory:
-    """The chooser's memory; a new one if another release wrote other fields."""
+    """The chooser's memory; a new one if it does not fit: it comes over the bus."""
     try:
         return msgspec.convert(memory, _Memory)
     except msgspec.ValidationError:

@@ -103,7 +103,7 @@ class _ByNode:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """The last groups; one group if other ranks trained then, or another release wrote them."""
+    """The last groups; one group if they do not fit, as where other ranks trained then."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:

@@ -161,7 +161,7 @@ M = TypeVar("M", bound=Counted)
 def recall(problem: Problem, kind: type[M]) -> M | None:
     """The memory of the last segment; None: there is none, or it does not fit.
 
-    It does not fit if another release wrote other fields, or if the number of ranks has changed.
+    It does not fit if the number of ranks has changed.
     """
     try:
         memory = msgspec.convert(problem.memory, kind)

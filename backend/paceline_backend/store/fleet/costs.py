@@ -1,6 +1,6 @@
 """What ranks' time, and what they waited of it, cost: `waiting_days` with the prices of then.
 
-The time of simulated runs is virtual, and costs nothing. Earlier releases counted it.
+The time of simulated runs is virtual: it is not counted, and costs nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from paceline_backend.store.history import labels
 from paceline_backend.store.schema import audit, runs
 
 SUMS = ("worker_s", "waited_s", "cost", "waited_cost", "unpriced_s")
-_named = runs.alias("named").c  # the query around it may have the same table
-_SIMULATED = sa.exists().where(_named.id == waiting_days.c.run, _named.backend == "simulated")
 COSTS = ("cost", "waited_cost")  # of `SUMS`, what is money
 
 
@@ -112,7 +110,7 @@ def by_run(default: Price | None) -> dict[str, sa.ColumnElement[Any]]:
     values = _values(default)
     priced = sa.func.sum(values["worker_s"]) > sa.func.sum(values["unpriced_s"])
     query = sa.select().select_from(waiting_days.outerjoin(node_prices, _HELD))
-    query = query.where(waiting_days.c.run == runs.c.id, ~_SIMULATED).correlate(runs)
+    query = query.where(waiting_days.c.run == runs.c.id).correlate(runs)
     return {
         name: query.add_columns(sa.case((priced, sa.func.sum(values[name])))).scalar_subquery()
         for name in COSTS
@@ -204,7 +202,7 @@ def _sums(
     return (
         sa.select(*by, *sums)
         .select_from(waiting_days.outerjoin(node_prices, _HELD))
-        .where(*where, ~_SIMULATED)
+        .where(*where)
         .group_by(*by)
     )
 

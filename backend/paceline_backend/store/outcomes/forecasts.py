@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store import attempts, blobs, runs
+from paceline_backend.store import attempts, runs
 from paceline_backend.store.database import now
 from paceline_backend.store.schema import autos, forecasts, leases
 from paceline_backend.store.schema import runs as runs_table
@@ -37,12 +37,7 @@ def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
         body: of a `whatif.answer.Forecast` with steps.
     """
     c = forecasts.c
-    row = {
-        "run": run,
-        "made_at": body["made_at"],
-        "step": body["step"],
-        "body": blobs.pack_json(body),
-    }
+    row = {"run": run, "made_at": body["made_at"], "step": body["step"], "body": body}
     connection.execute(sa.insert(forecasts).values(row))
     old = sa.select(c.made_at, c.body).where(c.run == run).order_by(c.made_at.desc()).offset(KEPT)
     gone = [made_at for made_at, kept in connection.execute(old) if not _acted(kept)]
@@ -60,8 +55,7 @@ def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[st
     query = query.order_by(forecasts.c.made_at.desc())
     if limit >= 0:
         query = query.limit(limit)
-    newest_first = [blobs.unpack_json(body, "forecast") for body in connection.scalars(query)]
-    return newest_first[::-1]
+    return list(connection.scalars(query))[::-1]
 
 
 def decided(connection: sa.Connection, run: int) -> dict[str, Any] | None:

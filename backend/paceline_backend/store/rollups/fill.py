@@ -1,4 +1,4 @@
-"""Roll-ups that are due, a little at a time: while telemetry waited, or of earlier releases."""
+"""Roll-ups that are due, a little at a time: ingest puts them off while telemetry waits."""
 
 from __future__ import annotations
 

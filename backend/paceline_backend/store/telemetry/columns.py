@@ -41,7 +41,7 @@ class Columns(Generic[R]):
         if missing := [name for name in self.names if name not in table.c]:
             raise TypeError(
                 f"{record.__name__}.{missing[0]} has no column: add one of this name to the table "
-                f"{table.name} in store/schema.py, and a migration"
+                f"{table.name} in store/schema.py"
             )
         kinds = {name: type(table.c[name].type) for name in self.names}
         self._whole = [

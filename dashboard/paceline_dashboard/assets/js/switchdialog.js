@@ -166,7 +166,7 @@ export class SwitchDialog {
       this.me ??= await get("me");
     } catch (error) {
       if (error.status === undefined) throw error;
-      return; // a server of an earlier release: the token's name will stand in the history
+      return; // without an answer, the token's name is kept in the history
     }
     show("switch-operator-field", Boolean(this.me?.shared));
     text("switch-why-help", this.me?.shared ? "kept in the history" : `kept in the history, as ${this.me?.name}`);
@@ -334,7 +334,7 @@ export class SwitchDialog {
       const { warnings } = await get(`${this.path}/policy/warnings`, given, WARNINGS_MS);
       if (asked === this.asked && byId("switch-warnings")) this.#warn(warnings);
     } catch (error) {
-      if (error.status === undefined) throw error; // else a server of an earlier release
+      if (error.status === undefined) throw error; // else the server refuses these values
     }
   }
 

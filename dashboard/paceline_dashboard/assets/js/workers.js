@@ -14,7 +14,7 @@ const WHY = {
 };
 
 /**
- * A cause in a few words; of a newer server's kinds, their names.
+ * A cause in a few words.
  * @param {WorkerCause} worker
  */
 export function why({ cause, factor }) {

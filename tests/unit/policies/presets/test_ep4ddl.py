@@ -156,7 +156,7 @@ def test_a_node_has_only_so_many_cores() -> None:
 
 
 def test_another_batch_or_world_begins_anew() -> None:
-    """A memory that does not fit, say of another release, is no reason to fail."""
+    """A memory that does not fit is no reason to fail."""
     training = Cluster(np.ones(60), np.ones(3), np.zeros(3), 6)
     policy = policies.make("ep4ddl")
     training.memory = (policy, {"counts": [3, 3], "threads": "many"})

@@ -149,7 +149,7 @@ def test_levelled_by_what_batches_cost() -> None:
         {},
         {"counts": [3, 3, 2]},  # of another world
         {"counts": [5, 5]},  # of another global batch
-        {"counts": [4, 4], "weights": "?"},  # of another release
+        {"counts": [4, 4], "weights": "?"},
         {"other": [1, 2]},
     ],
 )
