@@ -58,7 +58,7 @@ def telemetry(options: argparse.Namespace) -> tuple[dict[str, Any], list[Check],
     checks = [
         Check("records lost", of["lost"], 0, "<="),
         Check("records written again", of["written_again"], 0, "<="),
-        Check("dead letters", of["dead_letters"], 0, "<="),
+        Check("rejected messages", of["rejected_messages"], 0, "<="),
         backlog,
     ]
     rows = of["sent"] / shape.seconds

@@ -36,7 +36,7 @@ from harness import Check, finish, parser
 from paceline.node import tokens
 from paceline.node.processes import die_with_parent
 from paceline.wire.bus import connect
-from paceline_backend.requests import dead, streams
+from paceline_backend.requests import rejected, streams
 from paceline_backend.server import heartbeat
 from paceline_backend.server.stack import Stack
 from paceline_backend.server.supervisor import embedded_database
@@ -318,14 +318,14 @@ def measure(options: argparse.Namespace, database: str | None) -> dict[str, Any]
             in_store = stored(store, fleet.runs, sent)
         with connect(bus) as client:
             time.sleep(2 * heartbeat.BEAT_S)
-            again, (letters, _) = written(client) - sent, dead.counts(client)
+            again, (refused, _) = written(client) - sent, rejected.counts(client)
     return {
         "sent": sent,
         **in_store,
         **sent_by_fleet,
         "lost": sent - in_store["rows"],
         "written_again": again,
-        "dead_letters": letters,
+        "rejected_messages": refused,
         "latency_s": _percentiles(reader.waits_s),
         "latencies": len(reader.waits_s),
         "latency_warming_up_s": _percentiles(reader.warming_s),
@@ -359,7 +359,7 @@ def checks_of(database: str, of: dict[str, Any]) -> list[Check]:
     made = [
         Check(f"{database}: records lost", of["lost"], 0, "<="),
         Check(f"{database}: records written again", of["written_again"], 0, "<="),
-        Check(f"{database}: dead letters", of["dead_letters"], 0, "<="),
+        Check(f"{database}: rejected messages", of["rejected_messages"], 0, "<="),
         Check(f"{database}: event → row p99, s", of["latency_s"]["p99"], GOAL_S, "<="),
     ]
     for name, (first, _, last) in of["memory_mib"].items():

@@ -116,7 +116,6 @@ LONG = (
     "e2e/test_tensor_parallel.py",
     "e2e/test_token_budget.py",
     "engines/",
-    "integration/api/test_dead.py::test_a_writer_evicts_its_own_letters_only",
     "integration/api/test_fuzz.py",
     "integration/api/test_history.py::test_an_export_never_holds_more_than_some_parts",
     "integration/api/test_integers.py::test_no_integer_of_a_body_is_a_fault_of_the_server",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands.options import DEFAULT_SERVER, Token, TokenFile, given
+from paceline.commands.options import DEFAULT_SERVER, Json, RunId, Server, Token, TokenFile, given
 from paceline_backend.commands import access
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.commands.server import server
@@ -26,12 +26,10 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    run: Annotated[
-        str, typer.Argument(help="A run's id, or a beginning that no other run's id has.")
-    ],
+    run: RunId,
     database: Database = None,
     data: Data = DATA,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Computes a run's plans again from the database alone; exit code 1 if one differs."""
     from paceline_backend.insight.replay import replay_command
@@ -57,7 +55,7 @@ def simulate(
     ] = 0,
     token: Token = None,
     token_file: TokenFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Simulates training on a virtual cluster: what each policy would make of it."""
     from paceline_backend.simulator import command
@@ -73,21 +71,14 @@ def simulate(
 
 
 def whatif(
-    run: Annotated[
-        str, typer.Argument(help="A run's id, or a beginning that no other run's id has.")
-    ],
-    server: Annotated[
-        str | None,
-        typer.Option(
-            envvar="PACELINE_SERVER", help="URL of the server.", show_default=DEFAULT_SERVER
-        ),
-    ] = None,
+    run: RunId,
+    server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
     database: Annotated[
         str | None, typer.Option(help="SQLAlchemy URL to compute from, without a server.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Forecasts what each policy would save of a run's time, from what its ranks measured."""
     from paceline_backend.insight.whatif import command

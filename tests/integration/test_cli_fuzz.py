@@ -14,10 +14,8 @@ GOOD = [
     ["switch", "r1", "chronica", "--param", "window=32", "--yes"],
     ["stop", "r1", "--force", "--yes"],
     ["logs", "r1", "--rank", "3", "-n", "5", "--output", "stderr"],
-    ["dead", "list", "--run", "r1"],
-    ["dead", "show", "1-1"],
-    ["dead", "retry", "1-1"],
-    ["dead", "drop", "1-1", "--json"],
+    ["rejected", "list", "--limit", "5"],
+    ["rejected", "drop", "1-1", "--json"],
     ["version", "--json"],
 ]
 

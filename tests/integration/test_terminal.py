@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from paceline.commands import runs
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, nodes, telemetry
 from support.command_line import Main, in_process
-from support.groups import answer
 from support.node import _MAIN, paceline, script
 from support.records import add_run, hello, record
 from support.shown import slow_rank
@@ -129,58 +132,51 @@ def test_run_without_a_terminal_says_it_in_plain_lines(
     assert "\x1b" not in said + err and "\r" not in said + err
 
 
-def test_top_is_live_and_heeds_keys(store: Store, server: httpx.Client) -> None:
+def test_watch_redraws_the_list_in_place(store: Store, server: httpx.Client) -> None:
     slow_rank(store)
-    add_run(store, "e" * 12, name="earlier", state="finished", created_at=0.5)
-    answer(store, "n1")
-    answer(store, "n2", left=True)
-    with in_terminal([*PACELINE, "top", "--server", url(server), "--every", "0.2"]) as session:
+    with in_terminal([*PACELINE, "runs", "--watch", "--server", url(server)]) as session:
         session.wait_for("3f9a1c07be52")
-        session.wait_for("q quit")
-        visible = session.screen.visible
-        assert session.screen.alternate
-        assert "1 active runs" in visible and "1 of 2 nodes answer" in visible
-        assert "earlier" in visible and "silent" in visible
-        add_run(store, "f" * 12, name="newcomer", state="queued", message="no node is idle")
+        add_run(store, "f" * 12, name="newcomer", state="queued")
         session.wait_for("newcomer")
-        session.wait_for("no node is idle")
-        session.press("s")
-        session.wait_for("sorted by verdict")
-        session.press("r")
-        session.wait_for("sorted by verdict, reversed")
-        session.press("a")
-        until(lambda: "earlier" not in session.screen.visible, "ended runs are hidden")
-        session.press("n")
-        until(lambda: "silent" not in session.screen.visible, "nodes are hidden")
-        session.press("q")
-        assert session.end() == 0
-        assert not session.screen.alternate and not session.screen.hidden
-
-
-def test_top_says_that_the_server_is_away(store: Store, bus_url: str) -> None:
-    slow_rank(store)
-    with serving(store, bus_url, token=ADMIN) as server:
-        command = [*PACELINE, "top", "--server", url(server), "--token", ADMIN, "--every", "0.2"]
-        session = (held := in_terminal(command)).__enter__()
-        try:
-            session.wait_for("3f9a1c07be52")
-        except BaseException:
-            held.__exit__(None, None, None)
-            raise
-    try:
-        session.wait_for("no newer answer")
-        assert "3f9a1c07be52" in session.screen.visible
+        assert session.screen.visible.count("3f9a1c07be52") == 1
         session.process.send_signal(signal.SIGINT)
-        assert session.end() == 0
-    finally:
-        held.__exit__(None, None, None)
+        assert session.end() == 128 + signal.SIGINT
 
 
-def test_top_without_a_terminal_is_a_table(store: Store, server: httpx.Client, main: Main) -> None:
+def test_watch_continues_while_the_server_is_away(store: Store, bus_url: str) -> None:
     slow_rank(store)
-    answer(store, "n1")
-    code, out, err = main("top", "--server", url(server))
-    assert code == 0, err
-    assert "3f9a1c07be52" in out and "n1" in out and "\x1b" not in out
-    code, _, err = main("top", "--server", url(server), "--token", "wrong")
+    with ExitStack() as stack:
+        with serving(store, bus_url, token=ADMIN) as server:
+            command = [*PACELINE, "runs", "--watch", "--server", url(server), "--token", ADMIN]
+            session = stack.enter_context(in_terminal(command))
+            session.wait_for("3f9a1c07be52")
+        session.wait_for("no server answers")
+        assert session.screen.visible.count("3f9a1c07be52") == 1
+        session.process.send_signal(signal.SIGINT)
+        assert session.end() == 128 + signal.SIGINT
+
+
+def test_watch_without_a_terminal_prints_tables(
+    store: Store, server: httpx.Client, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_rank(store)
+
+    def sleep(_: float) -> None:
+        if server.get("/api/v1/runs/ffffffffffff").is_success:
+            raise KeyboardInterrupt
+        add_run(store, "f" * 12, name="newcomer", state="queued")
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=sleep))
+    command = ["runs", "--watch", "--server", url(server)]
+    code, out, err = main(*command)
+    assert (code, err) == (128 + signal.SIGINT, "")
+    assert (out.count("3f9a1c07be52"), out.count("newcomer")) == (2, 1)
+    assert "\x1b" not in out
+    code, out, _ = main(*command, "--json")
+    [page] = map(json.loads, out.splitlines())
+    assert [run["name"] for run in page["items"]] == ["newcomer", "train"]
+
+
+def test_watch_ends_if_the_server_refuses(server: httpx.Client, main: Main) -> None:
+    code, _, err = main("runs", "--watch", "--server", url(server), "--token", "wrong")
     assert code != 0 and "wants a token" in err

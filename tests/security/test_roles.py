@@ -38,8 +38,7 @@ OPERATORS = {
     ("PUT", "/api/v1/runs/{run}/auto"),
     ("GET", "/api/v1/audit"),
     ("POST", "/api/v1/login-links"),
-    ("GET", "/api/v1/dead"),
-    ("GET", "/api/v1/dead/{entry}"),
+    ("GET", "/api/v1/rejected"),
     ("PUT", "/api/v1/runs/{run}/tags/{tag}"),
     ("DELETE", "/api/v1/runs/{run}/tags/{tag}"),
     ("PUT", "/api/v1/runs/{run}/note"),
@@ -60,8 +59,7 @@ ADMINS = {
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{token}"),
     ("DELETE", "/api/v1/nodes/{node}"),
-    ("DELETE", "/api/v1/dead/{entry}"),
-    ("POST", "/api/v1/dead/{entry}/retry"),
+    ("DELETE", "/api/v1/rejected/{entry}"),
 }
 AGENTS = {
     ("GET", "/api/v1/me"),

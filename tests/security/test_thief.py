@@ -63,9 +63,9 @@ def test_what_the_thief_may(field: Field) -> None:
     with field.thief() as thief:
         assert thief.ping()
         thief.xread({wire.control(field.mine): 0}, count=1)
-        before = field.dead()
+        before = field.rejected()
         thief.xadd(wire.run_telemetry(field.mine), {"v": "1"})
-    until(lambda: field.dead() > before, "its message to be put aside")
+    until(lambda: field.rejected() > before, "its message to be rejected")
 
 
 @pytest.mark.parametrize("tried", CASES)
@@ -96,12 +96,11 @@ def test_other_users_stay_closed(field: Field) -> None:
 
 
 def test_a_huge_value_harms_nobody(field: Field) -> None:
-    before = field.dead()
+    before = field.rejected()
     with field.thief() as thief:
         for _ in range(3):
             thief.xadd(wire.run_telemetry(field.mine), fields(os.urandom(20 << 20)))
-    until(lambda: field.dead() >= before + 3, "the huge values to be put aside")
-    assert not any(row["whole"] for row in field.stack.api("GET", "/dead")["items"][:3])
+    until(lambda: field.rejected() >= before + 3, "the huge values to be rejected")
     field.goes_on(field.theirs)
 
 
@@ -286,17 +285,17 @@ def untouched(field: Field) -> None:
     assert nodes == {node_of(field): True}
 
 
-def test_lies_on_its_own_stream_are_put_aside(field: Field) -> None:
+def test_lies_on_its_own_stream_are_rejected(field: Field) -> None:
     lie = lies(field)
-    before = field.dead()
+    before = field.rejected()
     with field.thief() as thief:
         for run, message in lie.values():
             thief.xadd(wire.run_telemetry(field.mine), wire.encode(message, run))
-    until(lambda: field.dead() >= before + len(lie), f"{len(lie)} messages to be put aside")
+    until(lambda: field.rejected() >= before + len(lie), f"{len(lie)} messages to be rejected")
     untouched(field)
 
 
-def test_lies_in_its_spool_are_put_aside(field: Field) -> None:
+def test_lies_in_its_spool_are_rejected(field: Field) -> None:
     """The agent delivers a spool, which a script can write: it may speak of its own run only."""
     folder = Path(field.stolen["PACELINE_SPOOL"])
     spool = Spool(folder, "thief", 1 << 20)
@@ -379,6 +378,6 @@ def test_a_flood_is_bounded(field: Field) -> None:
                 process.resume()
         until(refused, "the thief to be switched off", DEADLINE_S, 0.01)
         field.goes_on(field.theirs)
-        assert (owner.memory_usage("paceline:dead", samples=0) or 0) <= 80 << 20
+        assert (owner.memory_usage("paceline:rejected", samples=0) or 0) <= 80 << 20
         until(lambda: owner.xlen(stream) < 500, "the flood to be over", 600, 0.2)
     field.goes_on(field.theirs)

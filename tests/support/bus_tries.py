@@ -10,7 +10,8 @@ XREAD STREAMS T2 0 | XRANGE T2 - + | XREVRANGE C2 + - | XLEN T2 | XREAD STREAMS 
 XREAD STREAMS L 0 | XREAD STREAMS L2 0 | XREAD STREAMS N 0 | XREVRANGE N + - | XREAD STREAMS M 0
 XRANGE T - + | XREAD STREAMS T 0 | XREVRANGE T + - | XINFO STREAM T | XINFO GROUPS T
 XADD T2 * v 1 | XADD C2 * v 1 | XADD C * v 1 | XADD L * v 1 | XADD L2 * v 1 | XADD N * v 1
-XADD M * v 1 | XADD paceline:telemetry * v 1 | XADD paceline:dead * v 1 | XRANGE paceline:dead - +
+XADD M * v 1 | XADD paceline:telemetry * v 1 | XADD paceline:rejected * v 1
+XRANGE paceline:rejected - +
 XADD paceline:probe * v 1 | SET paceline:probe x | XADD paceline:off * v 1 | SET paceline:off x
 SADD paceline:off x | HSET paceline:off a b | GET paceline:off | SET x y | GET x | APPEND x y
 XTRIM T MAXLEN 0 | XTRIM T2 MAXLEN 0 | XDEL T 1-1 | DEL T | UNLINK T2 | XSETID T 99-1

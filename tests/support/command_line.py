@@ -40,7 +40,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def in_process_often(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """The same for thousands of commands: they share one parser, and one set of certificates."""
     run = in_process(monkeypatch, capsys)
-    run("dead", "--help")  # another package's command: it adds those of all packages
+    run("rejected", "--help")  # another package's command: it adds those of all packages
     monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))
     monkeypatch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
     return run

@@ -11,7 +11,7 @@ import redis
 
 from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode
 from paceline_backend.control.ingest import Ingest
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store
 from support.waiting import DEADLINE_S, until
 
@@ -60,9 +60,9 @@ def parts(message: Message) -> list[Any]:
 
 
 def reasons(client: redis.Redis) -> list[str]:
-    """Why messages were put aside."""
-    letters: Any = client.xrange(DEAD)
-    return [fields[b"reason"].decode() for _, fields in letters]
+    """Return why messages were rejected."""
+    notes: Any = client.xrange(REJECTED)
+    return [fields[b"reason"].decode() for _, fields in notes]
 
 
 def ingest_all(store: Store, bus_url: str, stream: str = TELEMETRY) -> None:

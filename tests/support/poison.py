@@ -307,7 +307,7 @@ ENTRIES: dict[str, Fields] = {
     "run is long": fields(changed(_STATE), run=b"r" * 100_000),
 }
 
-# What no ingest may store: all go to the stream `DEAD` of ingest. Ranks 0 and 1 train run "r".
+# What no ingest may store: ingest rejects all of them. Ranks 0 and 1 train run "r".
 TELEMETRY: dict[str, Fields] = {
     name: fields(data)
     for part in (HELLO, ADOPTED, FALLBACKS, STEPS, ROUNDS, STATES, NODES, UNREADABLE, OTHERS)

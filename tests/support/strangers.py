@@ -110,9 +110,9 @@ class Field:
         until(lambda: self.planned(run) > planned, f"a plan for {run}", DEADLINE_S, 0.2)
         assert self.run(run)["state"] == "running"
 
-    def dead(self) -> int:
-        """How many messages ever were put aside."""
-        return int(self.stack.api("GET", "/dead")["ever"])
+    def rejected(self) -> int:
+        """Return how many messages were ever rejected."""
+        return int(self.stack.api("GET", "/rejected")["ever"])
 
 
 def with_runs(stack: Stack, folder: Path) -> Field:

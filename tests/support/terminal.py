@@ -26,7 +26,7 @@ class Screen:
         self.columns, self.rows = columns, rows
         self.lines: list[str] = [""]  # all that ever was there; what is overwritten is gone
         self.row = self.column = 0
-        self.hidden = self.alternate = False
+        self.hidden = False
         self._top = 0  # the first line of the screen
 
     def feed(self, text: str) -> None:
@@ -82,10 +82,6 @@ class Screen:
             self.lines[self._top :] = [""] * (len(self.lines) - self._top)
         elif what in "hl" and given == "?25":
             self.hidden = what == "l"
-        elif what in "hl" and given == "?1049":
-            self.alternate = what == "h"
-            self._down()
-            self._top, self.column = self.row, 0
         else:
             assert what == "m", f"a code that is not known: {given!r} {what!r}"
 
@@ -100,10 +96,6 @@ class Session:
         self._descriptor = descriptor
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-
-    def press(self, keys: str) -> None:
-        """Types."""
-        os.write(self._descriptor, keys.encode())
 
     def wait_for(self, words: str) -> None:
         """Until the screen shows them."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from paceline import cli
 from paceline_backend import policies
 from paceline_backend.api import models, report_models, run_nodes, runs, telemetry
-from paceline_backend.api.admin import dead
+from paceline_backend.api.admin import rejected
 from paceline_backend.api.alerts import models as alert_models
 from paceline_backend.api.alerts import routes as alerts
 from paceline_backend.api.alerts import webhooks
@@ -180,7 +180,7 @@ def _fields() -> Iterator[tuple[str, str]]:
         hang,
         verdict,
         audit_models,
-        dead,
+        rejected,
         log_models,
         history_models,
         alert_models,
@@ -211,7 +211,7 @@ def test_rest_has_every_call() -> None:
     reads = (telemetry.router, attribution.router, hang.router, verdict.router)
     reads += (scores.router, whatif.router)
     reads += tuple(module.router for module in HISTORY)
-    others = (audit.router, dead.router, logs.router, engines.router)
+    others = (audit.router, rejected.router, logs.router, engines.router)
     others += (alerts.router, webhooks.router, fleet.router, prices.router)
     for router in (runs.router, run_nodes.router, *reads, *others):
         for route in router.routes:

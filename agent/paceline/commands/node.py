@@ -36,7 +36,6 @@ from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
-    from paceline.node.health.notice import Notices
     from paceline.wire import Launch
 
 _log = logging.getLogger(__name__)
@@ -119,6 +118,9 @@ def node(
     Its exit code is 0 if the run has finished or the node left it as asked, 2 if the server
     refuses it; else 1.
     """
+    from paceline.node import machine
+    from paceline.node.agent import Agent
+    from paceline.node.duty import PATIENCE_S, Duty
     from paceline.node.health.notice import Notices, provider_of
     from paceline.wire import Launch
 
@@ -137,7 +139,20 @@ def node(
         raise InputError("give a script, or the run that an engine has started with --run")
     elif slot is None:
         raise InputError("--slot: with --run, give what makes the node's name unique")
-    raise typer.Exit(_look_after(run, slot, host, server, data, own, notices, kind, shows=shows))
+    node_id = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
+    directory = data_directory(_own_directory(data, node_id))
+    linking.log_to_stderr()
+    with ExitStack() as stack:
+        client = stack.enter_context(client_of(server, own, timeout_s=5.0))
+        session = linking.wait_for_session(client, node_id, patience_s=PATIENCE_S)
+        link = stack.enter_context(linking.linked(session))
+        duty = Duty(client, run, node_id, host)
+        finder = linking.session_finder(client, node_id, None)
+        agent = Agent(
+            *(link, node_id, directory, finder, duty), shows=shows, notices=notices, node_type=kind
+        )
+        agent.run()
+    raise typer.Exit(duty.exit_code)
 
 
 def _adopted(
@@ -165,42 +180,6 @@ def _adopted(
         "run %s, of the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
     )
     return str(made["run"]), where.slot, str(made["token"])
-
-
-def _look_after(
-    run: str,
-    slot: str,
-    host: str,
-    server: str | None,
-    data: Path | None,
-    token: str | None,
-    notices: Notices | None,
-    node_type: str | None,
-    *,
-    shows: bool,
-) -> int:
-    """Looks after a run until it ends; the exit code."""
-    from paceline.node import machine
-    from paceline.node.agent import Agent
-    from paceline.node.duty import PATIENCE_S, Duty
-
-    name = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
-    directory = data_directory(_own_directory(data, name))
-    linking.log_to_stderr()
-    with ExitStack() as stack:
-        client = stack.enter_context(client_of(server, token, timeout_s=5.0))
-        session = linking.wait_for_session(client, name, patience_s=PATIENCE_S)
-        link = stack.enter_context(linking.linked(session))
-        duty = Duty(client, run, name, host)
-        finder = linking.session_finder(client, name, None)
-        agent = Agent(
-            *(link, name, directory, finder, duty),
-            shows=shows,
-            notices=notices,
-            node_type=node_type,
-        )
-        agent.run()
-    return duty.exit_code
 
 
 def _plain(slot: str) -> str:

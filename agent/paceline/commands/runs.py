@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,9 +26,11 @@ from paceline.commands.printing import local_time, money, plain, print_json, pri
 
 if TYPE_CHECKING:  # `--help` stays light
     from paceline.client import Server as Connection
+    from paceline.node.client import Client
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
 _COST = "cost"  # a further column where runs have one
+_WATCH_S = 2.0  # seconds between two lists
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
@@ -63,19 +67,19 @@ Sort = Annotated[
     typer.Option(help="Such as `name`, or `-waste` or `-cost`: the greatest first."),
 ]
 Limit = Annotated[int, typer.Option(min=1, max=500)]
+Watch = Annotated[bool, typer.Option("--watch", help="List again every two seconds, until Ctrl-C.")]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group to the command line; without a further command it lists."""
     group = typer.Typer(help="Lists, shows, compares, exports and labels runs.")
-    group.callback(invoke_without_command=True)(_runs)
-    group.command("list")(list_runs)
+    group.callback(invoke_without_command=True)(runs)
     for command in (show, compare, export, tag, untag, note):
         group.command(command.__name__)(command)
     app.add_typer(group, name="runs")
 
 
-def _runs(
+def runs(
     context: typer.Context,
     state: State = None,
     policy: Policy = None,
@@ -92,47 +96,59 @@ def _runs(
     step_s_min: StepMin = None,
     sort: Sort = "-created_at",
     limit: Limit = 20,
+    watch: Watch = False,
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Lists runs, the newest first; or shows, compares, exports and labels them."""
-    if context.invoked_subcommand is None:
-        context.invoke(list_runs, **context.params)
-
-
-def list_runs(
-    state: State = None,
-    policy: Policy = None,
-    used: Used = None,
-    param: Parameter = None,
-    text: Text = None,
-    node: OfNode = None,
-    device: Device = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
-    waste_min: WasteMin = None,
-    se_min: SeMin = None,
-    step_s_min: StepMin = None,
-    sort: Sort = "-created_at",
-    limit: Limit = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Lists runs, the newest first."""
+    if context.invoked_subcommand is not None:
+        return
     query = {
         **{"state": state, "policy": policy, "used": used, "parameter": param, "text": text},
         **{"node": node, "device": device, "tag": tag, "waste_min": waste_min, "se_min": se_min},
         **{"step_s_min": step_s_min, "limit": limit, "since": _at(since), "until": _at(until)},
         "sort": sort,
     }
+    given = {name: value for name, value in query.items() if value not in (None, [])}
     with connected(server, token, token_file) as client:
-        given = {name: value for name, value in query.items() if value not in (None, [])}
-        page = client.call("GET", "/runs", params=given)
+        _print(client.call("GET", "/runs", params=given), as_json)
+        problem = ""
+        while watch:
+            time.sleep(_WATCH_S)
+            problem = _redraw(client, given, as_json, problem)
+
+
+def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
+    """List runs in place of the list before; keep that one if the server does not answer.
+
+    Args:
+        client: of the server.
+        query: which runs.
+        as_json: print JSON only.
+        problem: what this function returned before; it is not printed twice.
+
+    Returns:
+        Why the server does not answer, or an empty text.
+    """
+    from rich.console import Console
+
+    from paceline.node.client import ServerUnreachable
+
+    try:
+        page = client.call("GET", "/runs", params=query)
+    except ServerUnreachable as error:
+        if str(error) != problem:
+            typer.echo(f"paceline: {error}", err=True)
+        return str(error)
+    if not as_json:
+        Console().clear()  # does nothing without a terminal
+    _print(page, as_json)
+    return ""
+
+
+def _print(page: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(page)
     else:

@@ -239,7 +239,7 @@ def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
     what comes from a node about all runs of that node."""
     try:
         _, message = wire.decode(fields)
-    except wire.WireError:  # ingest puts it aside, with the reason
+    except wire.WireError:  # ingest rejects it, with the reason
         return fields.get(b"run") == run.encode()
     return fields.get(b"run") == run.encode() and not isinstance(message, NodeState)
 

@@ -27,7 +27,7 @@ from paceline_backend.api import (
     telemetry,
     tokens,
 )
-from paceline_backend.api.admin import dead
+from paceline_backend.api.admin import rejected
 from paceline_backend.api.alerts import routes as alerts
 from paceline_backend.api.alerts import webhooks
 from paceline_backend.api.audit import routes as audit
@@ -134,7 +134,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     evidence = (attribution, hang, scores, stacks, timeline, verdict, whatif)
     live = (events.router, view.router)
     reads = (telemetry.router, sharing.router, *live, *(module.router for module in evidence))
-    others = (audit.router, nodes.router, logs.router, tokens.router, dead.router)
+    others = (audit.router, nodes.router, logs.router, tokens.router, rejected.router)
     history = (aggregates, compare, details, export, labels, listing)
     reads = (*reads, *(module.router for module in history))
     of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)

@@ -16,8 +16,7 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import costs
 from paceline_backend.insight.figures import STEPS, Figures
-from paceline_backend.requests import dead as dead_letters
-from paceline_backend.requests import streams
+from paceline_backend.requests import rejected, streams
 from paceline_backend.server import floods, heartbeat
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, StoreError, leases, nodes
@@ -148,7 +147,7 @@ class _ControlPlane(Collector):
         workers = heartbeat.beats(client)
         waiting = streams.waiting(client, self.store)
         info: Any = client.info("default")
-        kept, ever = dead_letters.counts(client)
+        kept, ever = rejected.counts(client)
         flooded = floods.counts(client)
         yield GaugeMetricFamily(
             "paceline_telemetry_waiting", "Entries on the bus that are not stored yet", waiting
@@ -161,9 +160,6 @@ class _ControlPlane(Collector):
         yield GaugeMetricFamily("paceline_workers", "Worker processes that beat", len(workers))
         rows = CounterMetricFamily(
             "paceline_ingest_rows", "Rank steps written, repeated ones included", labels=["worker"]
-        )
-        dead = CounterMetricFamily(
-            "paceline_ingest_dead", "Messages that could not be stored", labels=["worker"]
         )
         batches = CounterMetricFamily(
             "paceline_ingest_batches", "Transactions that stored telemetry", labels=["worker"]
@@ -194,15 +190,14 @@ class _ControlPlane(Collector):
             if worker.last_commit_at is not None:
                 last.add_metric([worker.owner], worker.last_commit_at)
             rows.add_metric([worker.owner], worker.rows)
-            dead.add_metric([worker.owner], worker.dead)
         yield rows
-        yield from (dead, batches, lag, last, taken, lost)
+        yield from (batches, lag, last, taken, lost)
 
 
 def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
-    """What ingest and the guard against floods have put aside."""
-    yield GaugeMetricFamily("paceline_dead_letters", "Messages kept for people to look at", kept)
-    yield CounterMetricFamily("paceline_dead_messages", "Messages ever put aside", ever)
+    """Yield figures about messages that ingest rejected and floods that were dropped."""
+    yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that are listed", kept)
+    yield CounterMetricFamily("paceline_rejected_messages", "Messages ever rejected", ever)
     yield GaugeMetricFamily(
         "paceline_writers_off", "Runs and nodes that flooded the bus", flooded.off_now
     )

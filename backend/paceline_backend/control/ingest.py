@@ -13,7 +13,7 @@ A large Hello comes in parts, and takes seconds to put together. A thread of its
 comes again, and completes the Hello again.
 
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
-read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
+read, stored or published is rejected: `requests.rejected` keeps the reason. When a batch
 fails and the database answers, its halves are tried by themselves, until the message is alone that
 fails. An entry that was delivered `_OFTEN` times (ingest failed or was killed while it had it) is
 tried alone, and quarantined when that failed `_TRIES_ALONE` times.
@@ -63,7 +63,7 @@ from paceline_backend.control.assembly import Assembly
 from paceline_backend.control.checks import Checks, problem
 from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
 from paceline_backend.control.writers import Received, Writers, ends
-from paceline_backend.requests import dead, streams
+from paceline_backend.requests import rejected, streams
 from paceline_backend.server import tracing
 from paceline_backend.store import (
     Store,
@@ -106,7 +106,6 @@ class IngestStats:
 
     rows: int = 0  # records of worker steps, repeated ones included
     batches: int = 0  # transactions
-    dead: int = 0  # messages put aside, those of unknown runs included
     last_commit_at: float | None = None  # Unix time
     lag: int = 0  # entries on the streams that it reads, when it looked last: twice a second
 
@@ -126,7 +125,7 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    reason: str | None = None  # why it is put aside
+    reason: str | None = None  # why it is rejected
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
@@ -503,16 +502,15 @@ class Ingest:
         for run in unknown:
             if run not in self._unknown_runs and len(self._unknown_runs) < _MOST_UNKNOWN:
                 self._unknown_runs.add(run)
-                logger.warning("telemetry of the unknown run %r goes to %s", run[:200], dead.DEAD)
+                logger.warning("telemetry of the unknown run %r is rejected", run[:200])
 
     def _settle(self, client: redis.Redis, items: list[_Item], ended: set[str]) -> None:
-        """Publishes, puts aside and acknowledges, all or nothing."""
+        """Publish, reject and acknowledge messages in one transaction."""
         pipeline = client.pipeline(transaction=True)
         shown = [item.shown() for item in items]
         bad = [item for item in items if item.reason is not None]
-        kept = [
-            dead.put_aside(pipeline, *item.entry, item.reason or "", item.tries) for item in bad
-        ]
+        for item in bad:
+            rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
         for run, fields in _together(shown):
             pipeline.xadd(live(run), fields, maxlen=LIVE_LENGTH)
         for run in {
@@ -527,11 +525,9 @@ class Ingest:
         for stream, of_stream in numbers.items():
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
-        answers = pipeline.execute()  # the first are the numbers of the letters
-        self.stats.dead += len(bad)
-        if bad:
-            letters = zip(bad, answers, kept, strict=False)
-            dead.bound(client, [dead.Added(i.entry.stream, n, size) for i, n, size in letters])
+        answers = pipeline.execute()  # the first are the numbers of the notes
+        notes = zip(bad, answers, strict=False)
+        rejected.bound(client, [(item.entry.stream, number) for item, number in notes])
 
 
 def _together(shown: Iterable[Shown | None]) -> Iterator[tuple[str, dict[Any, Any]]]:

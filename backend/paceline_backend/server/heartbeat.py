@@ -16,7 +16,6 @@ class Beat(msgspec.Struct, frozen=True):
     owner: str
     rows: int  # records of worker steps, repeated ones included
     batches: int  # transactions
-    dead: int  # messages put aside
     lag: int  # entries on the streams that it reads, not yet stored
     last_commit_at: float | None  # Unix time
     leases_taken: int = 0  # runs that it began to plan

@@ -28,7 +28,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/runs/r/policy"): {"policy": "rna", "parameters": {"probes": 2}, "by": "me"},
     ("PUT", "/runs/r/auto"): {"mode": "recommend", "relaxed": True, "by": "me"},
     ("POST", "/runs/r/stop"): {"force": False},
-    ("POST", "/dead/1-1/retry"): {},
 }
 
 

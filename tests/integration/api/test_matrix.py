@@ -51,8 +51,7 @@ OPERATOR = {
     ("PUT", "/api/v1/prices"),
     ("DELETE", "/api/v1/prices"),
     ("GET", "/api/v1/audit"),
-    ("GET", "/api/v1/dead"),
-    ("GET", "/api/v1/dead/{entry}"),
+    ("GET", "/api/v1/rejected"),
 }
 ADMIN = {
     ("GET", "/api/v1/tokens"),
@@ -65,8 +64,7 @@ ADMIN = {
     ("POST", "/api/v1/alerts/webhooks"),
     ("DELETE", "/api/v1/alerts/webhooks/{webhook}"),
     ("POST", "/api/v1/alerts/webhooks/{webhook}/test"),
-    ("POST", "/api/v1/dead/{entry}/retry"),
-    ("DELETE", "/api/v1/dead/{entry}"),
+    ("DELETE", "/api/v1/rejected/{entry}"),
 }
 AGENT = {("GET", "/api/v1/version"), ("GET", "/api/v1/me")}
 ONLY_AGENT = {

@@ -128,7 +128,7 @@ def fill(client: httpx.Client, store: Store, bus_url: str) -> None:
     ]
     failed = [*trained, RunState(State.FAILED, 9.0, "here", exit_code=1, message="why")]
     with connect(bus_url) as bus:
-        heartbeat.beat(bus, heartbeat.Beat("one", 0, 0, 0, 0, None))
+        heartbeat.beat(bus, heartbeat.Beat("one", 0, 0, 0, None))
         for key in bus.scan_iter(match="paceline:worker:*"):
             bus.persist(key)  # a worker for as long as the test lasts
         for run, messages in (("trains", trained), ("failed", failed), ("stranger", trained)):
@@ -186,12 +186,12 @@ def _settings(client: httpx.Client) -> str:
         client.post(f"{V1}/tokens", json={"name": "spare", "scope": "viewer"}).json()["id"]
         for _ in range(2)
     ]
-    letters = [letter["entry"] for letter in client.get(f"{V1}/dead").json()["items"]]
+    rejected = [each["entry"] for each in client.get(f"{V1}/rejected").json()["items"]]
     existing: dict[str, list[str]] = {
         "path.run": [*RUNS],
         "path.node": ["here"],
         "path.token": tokens,
-        "path.entry": letters,
+        "path.entry": rejected,
         "path.rank": ["0", "1", "launcher"],
         "header.if-match": ["*", '"1"'],
         "body.policy": ["rna", "chronica"],

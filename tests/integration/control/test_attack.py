@@ -11,7 +11,7 @@ import redis
 from paceline.wire import TELEMETRY, Proposal, RunState, State, StepBatch, control, encode, live
 from paceline.wire.bus import publish
 from paceline_backend.control import ControllerManager
-from paceline_backend.requests import dead
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store, runs
 from support import poison
 from support.cluster import plaid_like
@@ -62,10 +62,10 @@ def test_4_what_is_no_run_gets_neither_rows_nor_streams(
     store: Store, bus: redis.Redis, bus_url: str, run: str
 ) -> None:
     """That no agent makes a directory of it, tests/integration/node/test_agent.py shows."""
-    before = {TELEMETRY, dead.DEAD, f"{dead.DEAD}:{TELEMETRY}"}
+    before = {TELEMETRY, REJECTED, f"{REJECTED}:{TELEMETRY}"}
     with working(ingest(store, bus_url)):
         publish(bus, TELEMETRY, RunState(State.RUNNING, 5.0, "n"), run)
-        until(lambda: bus.xlen(dead.DEAD) == 1, "it is put aside")
+        until(lambda: bus.xlen(REJECTED) == 1, "it is rejected")
     assert {key.decode() for key in bus.scan_iter()} <= before
     assert runs.page(store)[0] == []
     [reason] = reasons(bus)

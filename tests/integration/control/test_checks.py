@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from paceline.wire import TELEMETRY, Fallback, Message, NodeState, RoundBatch, StepBatch, encode
 from paceline.wire.bus import publish
 from paceline_backend.control import checks, writers
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests import rejected
 from paceline_backend.store import Store, schema, telemetry
 from support import poison
 from support.ingesting import ingest_all, ingesting, reasons, settled
@@ -54,7 +54,7 @@ def placed(store: Store) -> list[tuple[int, int, int]]:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_what_a_run_cannot_say_is_put_aside_also_before_its_hello(
+def test_what_a_run_cannot_say_is_rejected_also_before_its_hello(
     store: Store, bus: redis.Redis, bus_url: str, bad: Message, reason: str
 ) -> None:
     add_run(store, "r", nproc=2, max_restarts=1)
@@ -127,7 +127,7 @@ def test_an_attempt_that_was_allowed_meanwhile_is_taken(
     add_run(store, "r")
     with ingesting(store, bus_url):
         send(bus, StepBatch([record(0, 0, attempt=1)]))
-        until(lambda: bus.xlen(DEAD) == 1, "it is refused")
+        until(lambda: bus.xlen(rejected.REJECTED) == 1, "it is refused")
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).values(max_restarts=1))
         send(bus, StepBatch([record(0, 0, attempt=1)]))
@@ -177,7 +177,7 @@ def test_many_bad_messages_cost_few_transactions(
             bus.xadd(TELEMETRY, fields)
     ingest_all(store, bus_url)
     assert len(placed(store)) == 60
-    assert bus.xlen(DEAD) == 120
+    assert bus.xlen(rejected.REJECTED) == 120
     assert batches == [120, 60]
 
 
@@ -186,7 +186,7 @@ def test_hellos_of_thousands_of_unknown_runs_fills_neither_log_nor_memory(
 ) -> None:
     for number in range(1_500):
         send(bus, hello(), run=f"ghost-{number}")
-    with ingesting(store, bus_url) as ingest:
+    with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
-    assert ingest.stats.dead == 1_500
+    assert rejected.counts(bus) == (rejected.MOST_OF_WRITER, 1_500)
     assert sum("unknown run" in text for text in caplog.messages) == 1_000

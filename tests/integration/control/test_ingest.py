@@ -39,7 +39,7 @@ from paceline_backend.control import ingest as ingest_module
 from paceline_backend.control.consumer import Consumer
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.writers import Writers
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import (
     Store,
@@ -118,7 +118,7 @@ def test_telemetry_is_stored_published_and_deleted(
     assert [stored(store, table) for table in tables] == [3, 1, 1, 1]
     assert said(bus, live("r")) == [part for message in messages for part in parts(message)]
     stats = ingest.stats
-    assert (stats.rows, stats.batches, stats.dead, stats.lag) == (3, 1, 0, 0)
+    assert (stats.rows, stats.batches, stats.lag, bus.xlen(REJECTED)) == (3, 1, 0, 0)
     assert stats.last_commit_at is not None
     assert bus.ttl(live("r")) == -1
 
@@ -153,7 +153,7 @@ def test_streams_of_a_run_that_goes_on_stay(store: Store, bus: redis.Redis, bus_
         until(lambda: bus.ttl(control("r")) == -1, "its streams to stay")
 
 
-def test_poison_is_put_aside_and_the_rest_goes_on(
+def test_poison_is_rejected_and_the_rest_goes_on(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     add_run(store, "r")
@@ -169,8 +169,8 @@ def test_poison_is_put_aside_and_the_rest_goes_on(
         until(lambda: settled(bus), "all is acknowledged")
     assert stored(store) == 40
     assert len(said(bus, live("r"))) == 40
-    reasons = [fields[b"reason"].decode() for _, fields in bus.xrange(DEAD)]
-    assert len(reasons) == ingest.stats.dead == 8
+    reasons = [fields[b"reason"].decode() for _, fields in bus.xrange(REJECTED)]
+    assert len(reasons) == 8
     for part in (
         "protocol version 99",
         "message: Expected `object`, got `int`",
@@ -181,10 +181,10 @@ def test_poison_is_put_aside_and_the_rest_goes_on(
     assert ingest.stats.rows == 40
 
 
-def test_no_poison_stops_ingest_and_each_is_put_aside(
+def test_no_poison_stops_ingest_and_each_is_rejected(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
-    """Each bad message between two good ones: only the bad ones go to the dead."""
+    """Each bad message between two good ones: only the bad ones are rejected."""
     add_run(store, "r")
     send(bus, hello(world=2))
     bad: dict[bytes, str] = {}
@@ -194,13 +194,12 @@ def test_no_poison_stops_ingest_and_each_is_put_aside(
         bad[bus.xadd(TELEMETRY, fields)] = name
     assert len(bad) >= 50
     send(bus, adopted(0, 0), NodeState("n", "host", 2, 2**30, [], 5.0, "0"))
-    with ingesting(store, bus_url) as ingest:
+    with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
-    dead = {fields[b"entry"]: fields[b"reason"].decode() for _, fields in bus.xrange(DEAD)}
-    assert {name for number, name in bad.items() if not dead.get(number)} == set()
-    assert dead.keys() == bad.keys()
-    assert ingest.stats.dead == len(bad)
-    assert max(map(len, dead.values())) < 10_000
+    rejected = {fields[b"entry"]: fields[b"reason"].decode() for _, fields in bus.xrange(REJECTED)}
+    assert {name for number, name in bad.items() if not rejected.get(number)} == set()
+    assert rejected.keys() == bad.keys()
+    assert max(map(len, rejected.values())) < 10_000
     tables = (schema.worker_steps, schema.steps, schema.rounds, schema.segments, schema.nodes)
     assert [stored(store, table) for table in tables] == [2 * len(bad), len(bad), 0, 1, 1]
     assert len(said(bus, live("r"))) == 2 * len(bad) + 2
@@ -218,7 +217,7 @@ def _surprising(monkeypatch: pytest.MonkeyPatch, surprises: Callable[[list[Any]]
     monkeypatch.setattr(telemetry, "write", write)
 
 
-def test_a_message_that_makes_writing_fail_unexpectedly_is_put_aside_alone(
+def test_a_message_that_makes_writing_fail_unexpectedly_is_rejected_alone(
     store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_run(store, "r")
@@ -228,7 +227,7 @@ def test_a_message_that_makes_writing_fail_unexpectedly_is_put_aside_alone(
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
     assert stored(store) == 9
-    assert [fields[b"reason"] for _, fields in bus.xrange(DEAD)] == [b"KeyError: 'surprise'"]
+    assert [fields[b"reason"] for _, fields in bus.xrange(REJECTED)] == [b"KeyError: 'surprise'"]
 
 
 def test_an_unexpected_failure_that_is_no_messages_fault_costs_nothing(
@@ -244,7 +243,7 @@ def test_an_unexpected_failure_that_is_no_messages_fault_costs_nothing(
     send(bus, *[StepBatch([record(step, 0)]) for step in range(9)])
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
-    assert (stored(store), bus.xlen(DEAD)) == (9, 0)
+    assert (stored(store), bus.xlen(REJECTED)) == (9, 0)
     assert "KeyError: 'surprise'" in caplog.text
 
 
@@ -258,19 +257,19 @@ def test_a_failure_that_does_not_come_again_costs_nothing(
     send(bus, StepBatch([record(0, 0)]))
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "it is acknowledged")
-    assert (stored(store), bus.xlen(DEAD)) == (1, 0)
+    assert (stored(store), bus.xlen(REJECTED)) == (1, 0)
 
 
-def test_unknown_run_is_put_aside_and_logged_once(
+def test_unknown_run_is_rejected_and_logged_once(
     store: Store, bus: redis.Redis, bus_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_run(store, "r")
-    with ingesting(store, bus_url) as ingest:
+    with ingesting(store, bus_url):
         for step in range(3):
             send(bus, StepBatch([record(step, 0)]), run="ghost")
             send(bus, StepBatch([record(step, 0)]))
             until(lambda: settled(bus), "all is acknowledged")
-    assert (stored(store), ingest.stats.dead, bus.xlen(DEAD)) == (3, 3, 3)
+    assert (stored(store), bus.xlen(REJECTED)) == (3, 3)
     assert not bus.exists(live("ghost"))
     assert sum("'ghost'" in message for message in caplog.messages) == 1
 
@@ -299,11 +298,11 @@ def test_a_heartbeat_that_lay_on_the_bus_says_nothing_about_now(
     for node, age_s in (("dead", 7200), ("alive", 0)):
         fields: Any = encode(NodeState(node, "host", 2, 2**30, [], time.time(), "0"), "")
         bus.xadd(TELEMETRY, fields, id=f"{int(1e3 * (time.time() - age_s))}-0")
-    with ingesting(store, bus_url) as ingest:
+    with ingesting(store, bus_url):
         until(lambda: settled(bus), "both are dealt with")
     with store.read() as connection:
         assert [node["id"] for node in nodes.listed(connection)] == ["alive"]
-    assert ingest.stats.dead == 0
+    assert bus.xlen(REJECTED) == 0
 
 
 def test_two_ingests_share_the_work_and_sum_up_every_step(
@@ -470,7 +469,7 @@ def test_database_that_is_away_costs_nothing(
             send(bus, StepBatch([record(2, 0)]))
             until(lambda: settled(bus), "all is acknowledged")
         assert stored(store) == 3
-        assert bus.xlen(DEAD) == 0
+        assert bus.xlen(REJECTED) == 0
 
 
 def test_stops_also_while_the_database_is_away(
@@ -510,7 +509,7 @@ def test_what_ingest_fails_at_is_tried_alone_and_quarantined(
     monkeypatch.setattr(Ingest, "_settle", settle)
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
-        assert bus.xlen(DEAD) == 1
+        assert bus.xlen(REJECTED) == 1
         send(bus, StepBatch([record(9, 0)]), StepBatch([record(9, 1)]))
         until(lambda: settled(bus), "what comes later")
     assert failures[-3:] == [1, 1, 1]
@@ -576,5 +575,5 @@ def test_a_database_that_is_away_for_long_makes_no_entry_suspicious(
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "all is acknowledged")
     assert stored(store) == 2
-    assert bus.xlen(DEAD) == 0
+    assert bus.xlen(REJECTED) == 0
     assert max(counts) <= 2

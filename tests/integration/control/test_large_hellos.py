@@ -34,7 +34,7 @@ from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, in_parts, join
 from paceline_backend.control import assembly
 from paceline_backend.planning.load import load
 from paceline_backend.requests import sessions
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, hellos, runs, schema
 from support.ingesting import ingesting, reasons, said, settled
@@ -156,18 +156,18 @@ LIES = {
 }
 
 
-def test_parts_that_make_no_hello_are_put_aside(
+def test_parts_that_make_no_hello_are_rejected(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     add_run(store, "r", signed=True)
     for lie, (parts, reason) in LIES.items():
-        bus.delete(DEAD)
+        bus.delete(REJECTED)
         send(bus, *parts)
         settle(store, bus, bus_url)
         assert any(reason in each for each in reasons(bus)), lie
         assert parts_stored(store) == 0, lie
     assert stored(store) is None
-    bus.delete(DEAD)
+    bus.delete(REJECTED)
     send(bus, *in_parts(large()))
     settle(store, bus, bus_url)
     assert reasons(bus) == []
@@ -300,7 +300,7 @@ def test_who_follows_is_told_though_ingest_ended_after_the_commit(
     assert said(bus, live("r")) == [RunChanged()]
 
 
-def test_a_hello_that_ends_ingest_is_put_aside_for_good(
+def test_a_hello_that_ends_ingest_is_rejected_for_good(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     """Its parts are deleted, too: otherwise each further part would end ingest again."""

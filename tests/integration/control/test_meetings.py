@@ -166,7 +166,7 @@ def test_each_node_of_a_run_may_report_and_no_other(
         sessions.of_node(store, bus_url, node)
     with ingesting(store, bus_url):
         publish(bus, node_telemetry("n4"), RunState(State.FAILED, 1.0, "n4"), run)
-        until(lambda: reasons(bus), "the message to be put aside")
+        until(lambda: reasons(bus), "the message to be rejected")
         publish(bus, node_telemetry("n2"), RunState(State.STARTING, 1.0, "n2"), run)
         until(lambda: states(store, run)["n2"] == "starting", "the state to be stored")
     assert f"node n4 may not report about run {run}" in reasons(bus)[0]

@@ -26,7 +26,7 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.consumer import Consumer, Entry
 from paceline_backend.requests import sessions, streams
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store, nodes, runs, schema
 from support.ingesting import ingesting, reasons, said
 from support.leading import ingest, working
@@ -111,7 +111,7 @@ def test_nobody_speaks_for_others(lie: str, store: Store, bus: redis.Redis, bus_
         sessions.of_node(store, bus_url, node)
     publish(bus, stream, message, run)
     with working(ingest(store, bus_url)):
-        until(lambda: bus.xlen(DEAD) == 1, "the message to be put aside")
+        until(lambda: bus.xlen(REJECTED) == 1, "the message to be rejected")
     assert reason in reasons(bus)[0]
     assert runs.get(store, "other")["state"] == "pending"
 
@@ -136,7 +136,7 @@ def test_nobody_speaks_for_a_node_with_a_session(
     sessions.of_node(store, bus_url, "here")
     publish(bus, TELEMETRY, state("here"))
     with working(ingest(store, bus_url)):
-        until(lambda: bus.xlen(DEAD) == 1, "the message to be put aside")
+        until(lambda: bus.xlen(REJECTED) == 1, "the message to be rejected")
     assert "reports on a stream of its own" in reasons(bus)[0]
     assert nodes_of(store) == []
 

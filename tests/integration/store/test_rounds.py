@@ -28,7 +28,7 @@ from paceline.wire.synchronisation import convert
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.demo import print_report
 from paceline_backend.insight.report import run_report
-from paceline_backend.requests.dead import DEAD
+from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store, StoreRefusedError, rounds, schema, telemetry
 from paceline_backend.store.coverage import coverage
 from support.leading import working
@@ -97,7 +97,7 @@ def test_rounds_are_stored_once_and_not_announced(store: Store, bus_url: str) ->
         publish(bus, TELEMETRY, round_batch(a_round(0)), "nobody")
         until(lambda: bus.xlen(TELEMETRY) == 0, "everything to be settled")
         assert bus.xlen(live("r")) == 0, "who shows rounds asks the store"
-        reasons = [fields[b"reason"].decode() for _, fields in _entries(bus, DEAD)]
+        reasons = [fields[b"reason"].decode() for _, fields in _entries(bus, REJECTED)]
     assert [reason.split(" ")[0] for reason in reasons] == ["numbers", "unknown"]
     with store.read() as connection:
         rows = rounds.rows(connection, key, (None, None), 100)

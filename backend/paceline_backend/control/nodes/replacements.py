@@ -17,12 +17,6 @@ from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
 
 log = logging.getLogger(__name__)
 
-<<<<<<< HEAD
-# After its agent was told where to meet. One of an earlier release does not say that it arrived.
-_ARRIVED_S = 30.0
-=======
-_EVERY_S = 0.2
->>>>>>> compat
 _AGAIN_S = 30.0  # after a spare could not stand in
 
 

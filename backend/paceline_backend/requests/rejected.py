@@ -1,0 +1,162 @@
+"""Rejected messages: notes on the bus about messages that ingest could not store.
+
+Ingest adds a note with the reason (`add`) and deletes the message. Then it drops the oldest notes
+of each writer that has too many (`bound`), so that no run evicts the notes of another run.
+Operators list and count the notes (`newest`, `counts`), and admins drop them (`drop`), over REST
+and with `paceline rejected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import redis
+
+from paceline.core.errors import PacelineError
+from paceline.wire import writer_of
+from paceline_backend.store import Store
+from paceline_backend.store.audit import Requester, record
+
+REJECTED = "paceline:rejected"
+
+MOST = 10_000  # notes
+MOST_OF_WRITER = 500  # notes
+_LONGEST = 2_000  # bytes of a reason
+_LONGEST_NAME = 200  # bytes of a run's id, and of a message's type
+_INDEX_S = 30 * 86_400  # lifetime of a writer's index after its newest note
+
+
+class UnknownMessageError(PacelineError):
+    """No rejected message has this number."""
+
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
+def add(
+    pipeline: Any, stream: str, number: bytes, fields: Mapping[bytes, bytes], why: str, tries: int
+) -> None:
+    """Add a note about a message. Call `bound` afterwards.
+
+    Args:
+        pipeline: of the transaction in which the message leaves its stream.
+        stream: where the message was.
+        number: of its entry there.
+        fields: of that entry.
+        why: reason why the message cannot be stored.
+        tries: number of attempts to store it.
+    """
+    note: dict[Any, Any] = {
+        b"stream": stream.encode(),
+        b"entry": number,
+        b"reason": why.encode(errors="backslashreplace")[:_LONGEST],
+        b"tries": tries,
+    }
+    if (run := fields.get(b"run")) is not None:
+        note[b"run"] = run[:_LONGEST_NAME]
+    if (kind := _kind_of(fields.get(b"data", b""))) is not None:
+        note[b"kind"] = kind
+    pipeline.xadd(REJECTED, note, maxlen=MOST)
+
+
+def bound(client: redis.Redis, added: Iterable[tuple[str, bytes]]) -> None:
+    """Drop the oldest notes of writers that have more than `MOST_OF_WRITER`.
+
+    Args:
+        client: of the bus.
+        added: each new note's stream and number.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    by_stream: dict[str, list[bytes]] = {}
+    for stream, note in added:
+        by_stream.setdefault(stream, []).append(note)
+    for stream, notes in by_stream.items():
+        index = _index(stream)
+        over: Any = client.rpush(index, *notes)
+        client.expire(index, _INDEX_S)
+        if over > MOST_OF_WRITER:
+            oldest: Any = client.lpop(index, over - MOST_OF_WRITER)
+            client.xdel(REJECTED, *oldest)
+
+
+def _index(stream: str) -> str:
+    """Return the key of the list of a writer's notes, oldest first."""
+    return f"{REJECTED}:{stream}"
+
+
+def newest(client: redis.Redis, limit: int) -> list[dict[str, Any]]:
+    """Return the newest rejected messages, newest first, as REST shows them.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    notes: Any = client.xrevrange(REJECTED, count=limit)
+    return [_document(number, fields) for number, fields in notes]
+
+
+def counts(client: redis.Redis) -> tuple[int, int]:
+    """Return how many notes are kept, and how many messages were ever rejected on this bus.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    if not client.exists(REJECTED):
+        return 0, 0
+    about: Any = client.xinfo_stream(REJECTED)
+    return int(about["length"]), int(about["entries-added"])
+
+
+def drop(store: Store, client: redis.Redis, entry: str, by: Requester) -> dict[str, Any]:
+    """Delete the note about a rejected message, and return it.
+
+    Raises:
+        UnknownMessageError: there is none of this number.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    notes: Any = client.xrange(REJECTED, entry, entry)
+    if not notes:
+        raise UnknownMessageError(f"no rejected message {entry}; GET /rejected lists them")
+    number, fields = notes[0]
+    message = _document(number, fields)
+    # The audit log comes first: no note is deleted without a trace.
+    details = {"run": message["run"], "kind": message["kind"]}
+    with store.write() as connection:
+        record(connection, by, "rejected.drop", target=entry, details=details)
+    client.xdel(REJECTED, number)
+    client.lrem(_index(fields[b"stream"].decode()), 1, number)
+    return message
+
+
+def _document(number: bytes, fields: dict[bytes, bytes]) -> dict[str, Any]:
+    texts = {name: value.decode(errors="backslashreplace") for name, value in fields.items()}
+    role, writer = writer_of(texts[b"stream"])
+    return {
+        "entry": number.decode(),
+        "run": texts.get(b"run"),
+        "kind": texts.get(b"kind"),
+        "writer": f"{role} {writer}" if role else None,
+        "reason": texts[b"reason"],
+        "tries": int(texts[b"tries"]),
+        "written_at": _time_of(texts[b"entry"]),
+        "rejected_at": _time_of(number.decode()),
+    }
+
+
+def _kind_of(data: bytes) -> bytes | None:
+    """Return a message's type without decoding the rest; None: it cannot be read."""
+    try:
+        kind = msgspec.msgpack.decode(data, type=_Tag).type
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
+    return kind.encode(errors="backslashreplace")[:_LONGEST_NAME]
+
+
+def _time_of(number: str) -> float:
+    """Return the Unix time in an entry's number."""
+    return int(number.partition("-")[0]) / 1000
