@@ -75,7 +75,7 @@ def dispatcher(function: Callable[..., Any]) -> Any:
     return made
 
 
-@typeof_impl.register(Kernel)  # type: ignore[misc]
+@typeof_impl.register(Kernel)  # type: ignore[untyped-decorator]
 def _type_of(kernel: Kernel[..., Any], context: Any) -> Any:
     """Return the type of a kernel that another one calls."""
     return typeof_impl(kernel.dispatcher, context)
