@@ -462,7 +462,7 @@ def test_nan_is_null(client: httpx.Client, store: Store) -> None:
 def test_ready_with_a_worker(client: httpx.Client, bus_url: str) -> None:
     assert client.get("/readyz").json()["worker"].startswith("no worker")
     with redis.Redis.from_url(bus_url) as bus:
-        beat(bus, Beat("w", 12, 3, 1, 7, 1767225600.0))
+        beat(bus, Beat("w", 12, 3, 7, 1767225600.0))
     ready = client.get("/readyz")
     assert (ready.status_code, set(ready.json().values())) == (200, {"ok"})
     text = client.get("/metrics").text
@@ -510,7 +510,7 @@ def test_not_ready_unless_database_and_bus_take_writes(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
     with redis.Redis.from_url(bus_url) as bus:
-        beat(bus, Beat("w", 12, 3, 1, 7, 1767225600.0))
+        beat(bus, Beat("w", 12, 3, 7, 1767225600.0))
         assert client.get("/readyz").status_code == 200
         bus.config_set("maxmemory", 1)
         try:

@@ -128,7 +128,7 @@ def test_what_causes_cost_is_that_of_the_kept_verdict(client: httpx.Client, stor
 
 def test_leases_and_the_bus(client: httpx.Client, bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as bus:
-        beat(bus, Beat("w", 1, 1, 0, 0, None, leases_taken=3, leases_lost=1))
+        beat(bus, Beat("w", 1, 1, 0, None, leases_taken=3, leases_lost=1))
         seen = samples(client)
         assert seen["paceline_leases_taken_total", "w"] == 3
         assert seen["paceline_leases_lost_total", "w"] == 1
