@@ -13,14 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import numba
 from numba.core import caching
 from numba.extending import typeof_impl
-
-from paceline_backend.policies.jit import Kernel
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +64,14 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
             logger.info("cannot keep compiled code of %s: %r", self._name, error)
 
 
-def dispatcher(function: Callable[..., Any]) -> Any:
-    """Return what compiles `function` for the types of its arguments, and releases the GIL."""
+def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
+    """Return what compiles `function` for the types of its arguments, and releases the GIL.
+
+    Args:
+        function: to compile.
+        kernels: the class of objects with a `dispatcher`, which compiled functions may call.
+    """
+    _make_callable(kernels)
     made = numba.njit(nogil=True)(function)
     try:
         made._cache = _Cache(function)
@@ -75,7 +80,6 @@ def dispatcher(function: Callable[..., Any]) -> Any:
     return made
 
 
-@typeof_impl.register(Kernel)  # type: ignore[untyped-decorator]
-def _type_of(kernel: Kernel[..., Any], context: Any) -> Any:
-    """Return the type of a kernel that another one calls."""
-    return typeof_impl(kernel.dispatcher, context)
+@cache
+def _make_callable(kernels: type[Any]) -> None:
+    typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))

@@ -29,7 +29,7 @@ class Kernel(Generic[P, R]):
         """What Numba makes of the function."""
         from paceline_backend.policies.compiling import dispatcher
 
-        return dispatcher(self.function)
+        return dispatcher(self.function, Kernel)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the compiled function."""

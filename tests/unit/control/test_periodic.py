@@ -52,12 +52,12 @@ def test_the_first_round_is_made_at_once_and_none_after_the_end() -> None:
 
 
 def test_a_round_that_finds_nothing_is_followed_by_the_longer_pause() -> None:
-    pauses, found = list[float | None](), iter([True, False, None])
+    pauses, outcomes = list[float | None](), iter([True, False, None])
 
     class Clockless(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             pauses.append(timeout)
             return len(pauses) > 3
 
-    Periodic("engines", 0.5, lambda: next(found), idle_s=3.0).run(Clockless())
+    Periodic("engines", 0.5, lambda: next(outcomes), idle_s=3.0).run(Clockless())
     assert pauses == [0.0, 0.5, 3.0, 0.5]

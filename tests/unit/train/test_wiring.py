@@ -13,9 +13,12 @@ from paceline.core.terms import Terms
 from paceline.node.spool import drain
 from paceline.train import wiring
 from paceline.train.checkpoint.position import Position
+from paceline.train.context import RunContext
+from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
+from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
 from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
 
@@ -60,17 +63,9 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     sizes = np.ones(4) if rank == 0 else None
     meeting = Meeting(rank, 2, HashStore(), 0, sizes)
     environment = Environment(run=run, bus=None, spool=tmp_path)
-    wired = wiring.connect(
-        terms,
-        meeting,
-        environment,
-        Position(),
-        Limits([]),
-        lambda: 0,
-        lambda: (0, Phase.DATA),
-        bool,
-        None,
-    )
+    device, epoch_steps = Device(None, rank, 2), EpochSteps(terms)
+    context = RunContext(terms, environment, device, Limits([]), epoch_steps)
+    wired = wiring.connect(context, meeting, Position(), lambda: (0, Phase.DATA), bool, None)
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:
         step = Step(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
