@@ -39,18 +39,10 @@ def test_no_thread_stays_where_the_leader_cannot_be_made(
     terms = Terms(4, 2, 0, False, "samples", 2)
     meeting = Meeting(0, 1, HashStore(), 0, np.ones(4))
     environment = Environment(run="r1", bus=NOBODY, spool=tmp_path)
+    device, epoch_steps = Device(None, 0, 1), EpochSteps(terms)
+    context = RunContext(terms, environment, device, Limits([]), epoch_steps)
     with pytest.raises(ValueError, match="no leader"):
-        wiring.connect(
-            terms,
-            meeting,
-            environment,
-            Position(),
-            Limits([]),
-            lambda: 0,
-            lambda: (0, Phase.DATA),
-            bool,
-            None,
-        )
+        wiring.connect(context, meeting, Position(), lambda: (0, Phase.DATA), bool, None)
     assert started == {"paceline-telemetry", "paceline-control"}
     assert set(threading.enumerate()) == before
 
