@@ -12,10 +12,10 @@ import copy
 import multiprocessing
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from forecasts import CASES, simulation_of
 from harness import Check, finish, parser
@@ -129,7 +129,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             look = look.after(None, step, 0.0, 0.0)
             continue
         decision = decide(made, earlier, asked, "switch")
-        earlier.append(msgspec.structs.replace(made, decision=decision))
+        earlier.append(replace(made, decision=decision))
         look = look.after(earlier[-1], step, 0.0, 0.0)
         if decision.decided in ("switch", "back"):
             assert decision.policy is not None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.wire import LONGEST_TYPE, problems
+from paceline.wire import LONGEST_TYPE, State, problems
 from paceline_backend import backends
 from paceline_backend.api.quality_models import Evaluation, Target
 from paceline_backend.policies import Changes
@@ -70,7 +70,6 @@ NodeType = Annotated[
 ]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
-State = Literal["pending", "queued", "starting", "running", "finished", "failed", "stopped"]
 
 
 class In(BaseModel):

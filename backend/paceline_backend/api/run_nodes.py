@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AfterValidator, BaseModel, Field
 
+from paceline.wire import State
 from paceline_backend import requests
 from paceline_backend.api import models
 from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, requester_of
@@ -26,7 +27,7 @@ class RunNode(BaseModel):
 
     node: str = Field(examples=["node-1"])
     host: bool = Field(description="it serves the rendezvous of the launch", examples=[True])
-    state: models.State = Field(description="of the run on this node", examples=["running"])
+    state: State = Field(description="of the run on this node", examples=["running"])
     alive: bool = Field(
         description="its agent answers. If not, and the state is running, then other ranks' steps "
         "say that it trains",

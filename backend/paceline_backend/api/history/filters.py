@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query
 
-from paceline_backend.api import models
+from paceline.wire import State
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store.history import Bounds, RunFilter
 
@@ -27,7 +27,7 @@ Figure = Annotated[
 
 
 def _filter(
-    state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
+    state: Annotated[list[State], Query(description="any of these")] = [],  # noqa: B006
     policy: Exact = None,
     used: Annotated[
         str | None, Query(max_length=200, description="a policy that was in force at some time")

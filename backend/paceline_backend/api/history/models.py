@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from paceline_backend.api.evidence.verdict import RunVerdict
-from paceline_backend.api.evidence.whatif_models import (
-    AutoDecision,
-    LeftOut,
-    PolicyInForce,
-    PresetForecast,
-    SlowNode,
-)
+from paceline_backend.api.evidence.whatif_models import AutoDecision
 from paceline_backend.api.models import Change, Text
 from paceline_backend.api.quality_models import Direction, Source
 from paceline_backend.api.step_models import Device
+from paceline_backend.insight.whatif.answer import (
+    LeftOut,
+    NodeForecast,
+    PolicyInForce,
+    PresetForecast,
+)
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
 
@@ -182,7 +182,7 @@ class PastForecast(BaseModel):
     fit_error: float | None = Field(examples=[0.01])
     forecasts: list[PresetForecast]
     left_out: list[LeftOut]
-    slow_node: SlowNode | None
+    slow_node: NodeForecast | None
     option: str | None = Field(description="the only one forecast, to confirm a promise")
     decision: AutoDecision | None = Field(description="of `auto`; null: it was not asked")
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from paceline_backend.api import models
+from paceline.wire import State
 
 Output = Literal["stdout", "stderr"]
 
@@ -36,7 +36,7 @@ class LogList(BaseModel):
     """The logs of a run."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    state: models.State = Field(description="of the run", examples=["running"])
+    state: State = Field(description="of the run", examples=["running"])
     nodes: list[AskedNode]
     logs: list[LogFile] = Field(description="by attempt, rank, output and node; launchers' first")
 

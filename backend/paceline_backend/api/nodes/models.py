@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from paceline.wire import State
 from paceline_backend.api import models
 
 
@@ -19,7 +20,7 @@ class NodeRun(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
-    state: models.State = Field(description="of the run on this node", examples=["running"])
+    state: State = Field(description="of the run on this node", examples=["running"])
     launched_at: float = Field(examples=[1767225600.0])
     message: str | None = Field(description="why it failed there", examples=[None])
     asked_to_leave: bool = Field(examples=[False])

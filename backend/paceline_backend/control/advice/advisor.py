@@ -171,7 +171,7 @@ class Advisor:
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None
-        made = msgspec.structs.replace(future.result(), option=look.option)
+        made = replace(future.result(), option=look.option)
         labels = [option.label for option in made.forecasts]
         if made.step is None or look.option not in (None, *labels):
             return None
@@ -186,7 +186,7 @@ class Advisor:
             return None  # switched meanwhile
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
-        made = msgspec.structs.replace(made, decision=decision)
+        made = replace(made, decision=decision)
         body = msgspec.to_builtins(made)
         if decision.decided in ("switch", "back"):
             self._switch(run, decision, body)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from paceline.core.version import __version__
 from paceline.wire import ENDED, State
-from paceline_backend.insight import quality
+from paceline_backend.insight import effects, quality
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.document import heatmap
 from paceline_backend.insight.document.charts import Band, Chart, Floats, Line, Mark, rolling, svg
@@ -288,7 +288,7 @@ def changes(content: Content) -> list[dict[str, Any]]:
         effect = content.effects.get(change["version"])
         words = "the policy at the start" if not change["version"] else ""
         metrics = quality.words(content.metric_changes.get(change["version"], ()))
-        words = effect.words if effect else words
+        words = effects.words_of(effect) if effect else words
         made.append({**change, "words": f"{words} {metrics}".strip()})
     return made
 

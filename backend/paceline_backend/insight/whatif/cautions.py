@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from paceline_backend import policies
@@ -61,11 +61,9 @@ def with_cautions(made: Forecast, state: State, models: Models) -> Forecast:
         cautions = suits.cautions(preset.policy, preset.parameters, ratio)
         words = [caution.words for caution in cautions]
         harmful = any(caution.harm for caution in cautions)
-        return msgspec.structs.replace(preset, warnings=words, harmful=harmful)
+        return replace(preset, warnings=words, harmful=harmful)
 
-    return msgspec.structs.replace(
-        made, forecasts=[_tried(warned, each) for each in made.forecasts]
-    )
+    return replace(made, forecasts=[_tried(warned, each) for each in made.forecasts])
 
 
 def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:

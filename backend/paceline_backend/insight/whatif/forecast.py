@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from paceline.core.cost import Features
@@ -17,10 +17,10 @@ from paceline_backend.insight.whatif import slow_nodes
 from paceline_backend.insight.whatif.answer import (
     FEWEST,
     STEPS,
-    Current,
     Forecast,
     LeftOut,
     NodeForecast,
+    PolicyInForce,
     PresetForecast,
     label,
     words,
@@ -122,7 +122,7 @@ def of_state(
 ) -> Forecast:
     """`forecast` from a state that was read before."""
     made_at = time.time()
-    current = Current(state.policy, state.parameters, state.version)
+    current = PolicyInForce(state.policy, state.parameters, state.version, None, None, 0)
     basis = _basis(state)
     if isinstance(basis, str):
         return Forecast(run_id, made_at, current, reason=basis)
@@ -138,7 +138,7 @@ def of_state(
         return Forecast(run_id, made_at, current, reason=why)
     made = _answer(run_id, made_at, state, basis, simulated, left_out)
     made = with_cautions(made, state, basis.models)
-    return msgspec.structs.replace(
+    return replace(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),
         all_presets=presets is None and relaxed,
@@ -293,7 +293,7 @@ def _answer(
     return Forecast(
         run=run_id,
         made_at=made_at,
-        current=Current(
+        current=PolicyInForce(
             state.policy,
             state.parameters,
             state.version,
@@ -357,6 +357,8 @@ def _preset(
         of.changes,
         name,
         of.in_force,
+        warnings=[],
+        harmful=False,
         alone=of.alone,
         stale=of.stale,
     )

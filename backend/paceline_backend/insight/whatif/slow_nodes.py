@@ -79,9 +79,6 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
             "of a step is all-reduce and the like"
         )
     return NodeForecast(
-        slow.node,
-        slow.ranks,
-        slow.factor,
         preset.step_time_s,
         preset.low_s,
         preset.high_s,
@@ -89,4 +86,7 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
         preset.saving_low,
         preset.saving_high,
         words,
+        slow.node,
+        slow.ranks,
+        slow.factor,
     )
