@@ -28,7 +28,7 @@ from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.simulate import presets_and_variants
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 
@@ -115,7 +115,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
         of = measured(newest[::-1], STEPS)
         now = asked[-1]
         assert now.effective_step is not None
-        state = State(
+        state = PlanningState(
             now.version,
             now.policy,
             now.parameters,

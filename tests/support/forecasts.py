@@ -19,8 +19,8 @@ from paceline_backend.insight.whatif.answer import (
     PolicyInForce,
     PresetForecast,
 )
-from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, relaxed_span
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.measured import MeasuredSteps, RelaxedSpan, relaxed_span
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
@@ -124,7 +124,7 @@ class Training:
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
 
-    def state(self, steps: int = STEPS) -> State:
+    def state(self, steps: int = STEPS) -> PlanningState:
         """What `read` would give."""
         ran = self.ran[-steps:]
         step = np.concatenate(
@@ -135,7 +135,7 @@ class Training:
             return np.concatenate([get(trained) for trained in ran])[-steps:]
 
         features = Features(*(column(lambda r, k=k: r.features[k]) for k in range(4)))
-        measured = Measured(
+        measured = MeasuredSteps(
             step=step[-steps:],
             features=features,
             compute_s=column(lambda r: r.compute_s),
@@ -146,7 +146,7 @@ class Training:
             relaxed_spans=self._relaxed_spans(step[-steps:]),
             reported_round_s=COMMUNICATION_S,
         ).of_segments([trained.segment for trained in ran])
-        return State(
+        return PlanningState(
             self.simulation.version,
             self.policy,
             self.parameters,

@@ -20,7 +20,7 @@ Direction = Literal[">=", "<="]
 Source = Literal["evaluations", "training"]
 
 
-class Evaluation(BaseModel):
+class EvaluationInfo(BaseModel):
     """What the script measured on held-out data."""
 
     step: int = Field(description="the last one before it; -1: none", examples=[279])
@@ -118,4 +118,4 @@ class Quality(BaseModel):
     eta_at: float | None = Field(description="as of the run", examples=[None])
     target: Target | None = Field(description="null: nobody has set one")
     best: list[BestValue] = Field(description="of each metric of the evaluations")
-    evaluations: list[Evaluation] = Field(description="oldest first; the newest 1,000")
+    evaluations: list[EvaluationInfo] = Field(description="oldest first; the newest 1,000")

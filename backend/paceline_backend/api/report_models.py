@@ -9,7 +9,7 @@ from paceline_backend.api.quality_models import Quality
 from paceline_backend.insight.report import FluidLimit
 
 
-class Round(BaseModel):
+class RoundInfo(BaseModel):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas."""
 
     attempt: int = Field(examples=[0])
@@ -38,7 +38,7 @@ class Round(BaseModel):
     )
 
 
-class DataEpoch(BaseModel):
+class NodeEpoch(BaseModel):
     """An epoch on a node, where data lives on nodes; sums over the node's ranks."""
 
     attempt: int = Field(examples=[0])

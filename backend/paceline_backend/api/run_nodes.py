@@ -22,7 +22,7 @@ from paceline_backend.store.nodes import run_nodes
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
-class RunNode(BaseModel):
+class RunNodeInfo(BaseModel):
     """A node of a run that was launched on several."""
 
     node: str = Field(examples=["node-1"])
@@ -47,7 +47,7 @@ class RunNode(BaseModel):
     )
 
 
-class Join(models.Change):
+class Join(models.ChangeRequest):
     """Which nodes join a run."""
 
     nodes: (
@@ -59,7 +59,7 @@ class Join(models.Change):
     )
 
 
-class Replace(models.Change):
+class Replace(models.ChangeRequest):
     """Which node takes a node's place."""
 
     node: models.NodeName | None = Field(
@@ -103,7 +103,7 @@ class Replacement(BaseModel):
 
 @router.get(
     "/nodes",
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     dependencies=[Depends(VIEWER)],
 )
 def list_run_nodes(request: Request, run: str) -> Any:
@@ -115,7 +115,7 @@ def list_run_nodes(request: Request, run: str) -> Any:
 @router.post(
     "/nodes",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -130,7 +130,7 @@ def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) ->
 @router.delete(
     "/nodes/{node}",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -153,7 +153,7 @@ def remove_run_node(
 @router.post(
     "/nodes/{node}/replace",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -176,7 +176,7 @@ def replace_run_node(
 @router.delete(
     "/nodes/{node}/replace",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )

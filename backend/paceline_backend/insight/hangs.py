@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from paceline.wire import ENDED, Phase
 from paceline_backend.store import Connection
 from paceline_backend.store.telemetry import phases
-from paceline_backend.store.telemetry.phases import Standing
+from paceline_backend.store.telemetry.phases import RunPhases
 
 TIMES = 10.0  # A run hangs when nothing has happened for so many times a step's time,
 LEAST_S = 30.0  # and for so long.
@@ -109,7 +109,7 @@ def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
-def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
+def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     """Why a run does not go on.
 
     A rank that does something for long says so from its first loop on, whatever it is. So a rank of
@@ -154,7 +154,7 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
 
 
 def _words(
-    standing: Standing,
+    standing: RunPhases,
     known: Sequence[RankPhase],
     waiting: Sequence[int],
     holding: Sequence[int],
@@ -197,7 +197,7 @@ def _by_phase(known: Sequence[RankPhase]) -> list[tuple[Phase, list[int]]]:
     ]
 
 
-def _names(standing: Standing) -> Callable[[Sequence[int]], str]:
+def _names(standing: RunPhases) -> Callable[[Sequence[int]], str]:
     """Names ranks in words, with their nodes where there are several."""
     several = len(set(standing.placement)) > 1
 

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from paceline_backend.insight.effects import ExpectedEffect
 from paceline_backend.store import Connection
 from paceline_backend.store.outcomes import effects
-from paceline_backend.store.outcomes.effects import Filter
+from paceline_backend.store.outcomes.effects import OutcomeFilter
 
 MOST = 10_000  # outcomes that a score rests on, the newest ones
 _STORED = ("run", "version", "policy", "at", "nodes", "ranks", "saving", "low", "high")
@@ -64,7 +64,7 @@ class SwitchOutcome:
 
 
 def outcomes(
-    connection: Connection, which: Filter, limit: int, cursor: str | None = None
+    connection: Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[SwitchOutcome], str | None]:
     """`store.outcomes.effects.outcomes`, as values."""
     rows, following = effects.outcomes(connection, which, limit, cursor)

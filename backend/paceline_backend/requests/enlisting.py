@@ -16,7 +16,7 @@ from paceline_backend.requests.launch import credentials
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
 
 _AGAIN_S = 8.0  # a node that has not begun by then may have missed its launch
 
@@ -119,7 +119,7 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
     return len(there) >= new.nodes_min or jobs.begun(connection, run)
 
 
-def _replaces(connection: Connection, group: Group, node: str) -> str | None:
+def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
     """The node that can leave once this one is there, whichever job brought it; None: none.
 
     A run has a node more than its most for so long. A node on the same machine is no gain.

@@ -18,7 +18,7 @@ from paceline_backend.insight import replacements
 from paceline_backend.insight.whatif.answer import NodeForecast
 from paceline_backend.store import Store, audit, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
-from paceline_backend.store.nodes.slowness import Watched
+from paceline_backend.store.nodes.slowness import RunOnNodes
 from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
 from support.groups import answer, launch, report
@@ -77,7 +77,7 @@ def test_few_steps_name_nobody(store: Store, bus_url: str) -> None:
     with store.read() as connection:
         [watched] = slowness.watched(connection, "worker")
     assert Watch(store, bus_url, "worker").look(watched, 11) is None
-    later = Watched(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
+    later = RunOnNodes(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
     assert Watch(store, bus_url, "worker").look(later, 200) is None
 
 

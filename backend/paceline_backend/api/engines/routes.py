@@ -28,7 +28,7 @@ router = APIRouter()
 _KEPT_S = 5.0  # what an engine said about itself: anybody may ask often
 
 
-class Backend(BaseModel):
+class BackendInfo(BaseModel):
     """A training backend."""
 
     name: str = Field(examples=["slurm"])
@@ -86,16 +86,16 @@ _facts = _Facts()
 
 
 @router.get("/backends", dependencies=[Depends(VIEWER)])
-def list_backends() -> list[Backend]:
+def list_backends() -> list[BackendInfo]:
     """All training backends, what a run may ask of each, and whether it answers."""
     return [_shown(backends.get(name)) for name in backends.names()]
 
 
-def _shown(backend: backends.Backend) -> Backend:
+def _shown(backend: backends.Backend) -> BackendInfo:
     engine = backends.engine(backend.name)
     facts = backends.Facts(True) if engine is None else _facts.of(engine)
     (schema,), components = msgspec.json.schema_components([backend.options])
-    return Backend(
+    return BackendInfo(
         name=backend.name,
         engine=engine is not None,
         options=components.get(backend.options.__name__, schema),

@@ -22,7 +22,7 @@ from paceline_backend.insight.attribution import (
     attribute,
     read_rows,
 )
-from paceline_backend.insight.verdict import Finding, SlowNode, Verdict, slow_node, throttled
+from paceline_backend.insight.verdict import SlowNode, TimeLoss, Verdict, slow_node, throttled
 from paceline_backend.insight.whatif.answer import Saving
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import runs
@@ -176,7 +176,7 @@ def _answer(
     }
 
 
-def _kind(cause: Finding | None) -> str:
+def _kind(cause: TimeLoss | None) -> str:
     return "none" if cause is None else cause.kind
 
 

@@ -13,7 +13,7 @@ from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import scores
-from paceline_backend.store.outcomes.effects import Filter
+from paceline_backend.store.outcomes.effects import OutcomeFilter
 from paceline_backend.store.runs import CursorError
 
 router = APIRouter(
@@ -47,7 +47,7 @@ def get_scores(
     cursor: Cursor = None,
 ) -> Scores:
     """How right forecasts were; also of runs that are gone."""
-    which = Filter(since, until, policy, nodes, simulated)
+    which = OutcomeFilter(since, until, policy, nodes, simulated)
     try:
         with store_of(request).read() as connection:
             page, following = scores.outcomes(connection, which, limit, cursor)

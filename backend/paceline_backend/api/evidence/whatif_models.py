@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
-from paceline_backend.api.models import Change
-from paceline_backend.api.quality_models import Evaluation, Target
+from paceline_backend.api.models import ChangeRequest
+from paceline_backend.api.quality_models import EvaluationInfo, Target
 from paceline_backend.insight.whatif.answer import (
     Decision,
     LeftOut,
@@ -22,7 +22,7 @@ class QualityNow(BaseModel):
     """What a run's model has reached so far."""
 
     target: Target | None = Field(description="as of the run; null: nobody has set one")
-    evaluation: Evaluation | None = Field(description="the newest; null: there is none")
+    evaluation: EvaluationInfo | None = Field(description="the newest; null: there is none")
 
 
 class WhatIf(BaseModel):
@@ -60,7 +60,7 @@ class WhatIf(BaseModel):
     )
 
 
-class AutoMode(Change):
+class AutoMode(ChangeRequest):
     """What `auto` may do."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])

@@ -42,7 +42,7 @@ class NodeVerdict(BaseModel):
     words: str = Field(examples=["n2 computes at a third of the others' pace."])
 
 
-class Cordon(BaseModel):
+class PastCordon(BaseModel):
     """A time in which a node got nothing new."""
 
     at: float = Field(description="Unix time", examples=[1767225800.0])
@@ -53,10 +53,10 @@ class Cordon(BaseModel):
     lifted_why: str | None = Field(examples=[None])
 
 
-class History(BaseModel):
+class NodeHistory(BaseModel):
     """What is known of a node's past."""
 
     node: str = Field(examples=["n2"])
     runs: list[NodeRun]
     slow: list[NodeVerdict]
-    cordons: list[Cordon]
+    cordons: list[PastCordon]

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
-from paceline_backend.api.models import Change, PolicyName, Switch
+from paceline_backend.api.models import ChangeRequest, PolicyName, SwitchInfo
 from paceline_backend.insight.effects import SwitchEffect
 from paceline_backend.insight.quality import MetricChange
 
 
-class PolicySwitch(Change):
+class PolicySwitch(ChangeRequest):
     """The policy to switch to."""
 
     policy: PolicyName = Field(examples=["chronica"])
@@ -22,14 +22,14 @@ class PolicySwitch(Change):
 class RunPolicy(BaseModel):
     """The policy of a run: the one that plans, and the one that is to follow."""
 
-    in_force: Switch = Field(description="plans the newest segment")
-    requested: Switch | None = Field(
+    in_force: SwitchInfo = Field(description="plans the newest segment")
+    requested: SwitchInfo | None = Field(
         description="plans from the next segment on; null: no switch is under way"
     )
     revision: int = Field(description="the run's, for the `If-Match` of a change", examples=[3])
 
 
-class RequestedSwitch(Switch):
+class RequestedSwitch(SwitchInfo):
     """The answer to a switch."""
 
     revision: int = Field(description="of the run, after the switch", examples=[4])

@@ -160,7 +160,7 @@ def _reported(effect: effects.SwitchEffect, metrics: list[quality.MetricChange])
     )
 
 
-@router.get("/switches", response_model=list[models.Switch], dependencies=[Depends(VIEWER)])
+@router.get("/switches", response_model=list[models.SwitchInfo], dependencies=[Depends(VIEWER)])
 def list_switches(request: Request, run: str) -> Any:
     """Every policy that was asked for, and since when it plans."""
     return switches.rows(store_of(request), run)

@@ -29,7 +29,7 @@ from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
 from paceline_backend.store.audit import Requester
 from paceline_backend.store.outcomes import forecasts
-from paceline_backend.store.outcomes.forecasts import Watched
+from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Advisor:
                 return
 
     def _advise(
-        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
+        self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         """A forecast, and what was decided after it; None: there is no decision."""
         try:
@@ -165,7 +165,7 @@ class Advisor:
             return None
 
     def _look(
-        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
+        self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         future = forecaster.submit(run.id, STEPS, look.presets, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
@@ -177,7 +177,7 @@ class Advisor:
             return None
         return self._decide(run, made)
 
-    def _decide(self, run: Watched, made: Forecast) -> Forecast | None:
+    def _decide(self, run: AdvisedRun, made: Forecast) -> Forecast | None:
         with self._store.read() as connection:
             asked = switches.history(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
@@ -195,7 +195,7 @@ class Advisor:
                 forecasts.add(connection, run.key, body)
         return made
 
-    def _switch(self, run: Watched, decision: Decision, body: dict[str, Any]) -> None:
+    def _switch(self, run: AdvisedRun, decision: Decision, body: dict[str, Any]) -> None:
         """Switches and keeps the forecast, unless somebody has changed policy or mind since."""
         assert decision.policy is not None
 

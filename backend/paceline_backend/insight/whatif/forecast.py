@@ -26,19 +26,19 @@ from paceline_backend.insight.whatif.answer import (
     words,
 )
 from paceline_backend.insight.whatif.cautions import with_cautions
-from paceline_backend.insight.whatif.measured import Measured, steady_time
+from paceline_backend.insight.whatif.measured import MeasuredSteps, steady_time
 from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import (
     DRAWS,
     Basis,
-    Simulated,
+    SimulatedOption,
     presets_and_variants,
     simulate,
 )
 from paceline_backend.insight.whatif.speeds import same_speeds
-from paceline_backend.insight.whatif.state import State, read
+from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
@@ -113,7 +113,7 @@ def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
 
 def of_state(
     run_id: str,
-    state: State,
+    state: PlanningState,
     presets: Sequence[str] | None = None,
     *,
     relaxed: bool = True,
@@ -147,7 +147,7 @@ def of_state(
 
 
 def _of_slow_node(
-    made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, Simulated]
+    made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, SimulatedOption]
 ) -> NodeForecast | None:
     """The forecast for the case that the node that is slow were not."""
     name = label(basis.state.policy, basis.state.parameters)
@@ -169,7 +169,7 @@ def _of_slow_node(
     return slow_nodes.answer(slow, preset, not_computing)
 
 
-def _basis(state: State) -> Basis | str:
+def _basis(state: PlanningState) -> Basis | str:
     """The inputs of the simulations, or the reason why there can be no forecast."""
     measured = state.measured
     if state.history is None or measured is None:
@@ -203,7 +203,7 @@ def _basis(state: State) -> Basis | str:
     return Basis(state, measured, fitted, ratio, bias)
 
 
-def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float:
+def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
     """Measured ÷ modelled time of the batches that ran.
 
     Errors are exchanged among neighbouring steps only. Slowdowns that the policy has adapted to
@@ -230,7 +230,7 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     return float(measured.evened_s.sum() / modelled.mean())
 
 
-def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
+def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
     """The time of all relaxed steps, by the models of the synchronisers.
 
     Each rank trains what it has trained. Where ranks share batches, a rank's last record of a span
@@ -273,9 +273,9 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
 def _answer(
     run_id: str,
     made_at: float,
-    state: State,
+    state: PlanningState,
     basis: Basis,
-    simulated: Mapping[str, Simulated],
+    simulated: Mapping[str, SimulatedOption],
     left_out: Mapping[str, str],
 ) -> Forecast:
     assert state.history is not None
@@ -327,7 +327,7 @@ def mean_load(hello: Hello, sizes: Floats) -> float:
 
 
 def _preset(
-    name: str, of: Simulated, base: Simulated, scale: float, fit_error: float
+    name: str, of: SimulatedOption, base: SimulatedOption, scale: float, fit_error: float
 ) -> PresetForecast:
     """An option's forecast beside the policy in force (`base`).
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline_backend.insight.verdict import Observed, SlowNode, judge, slow_node
+from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
 from paceline_backend.insight.whatif.simulate import Basis
 
@@ -24,7 +24,7 @@ def named(basis: Basis) -> SlowNode | None:
     apart = np.zeros(len(measured.step), bool)
     for span in measured.relaxed_spans:
         apart[span.first : span.end] = True
-    seen = Observed(
+    seen = ObservedSteps(
         step=measured.step,
         samples=measured.features.samples.astype(float),
         load=measured.features.load,
