@@ -26,7 +26,7 @@ from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Scenario, ScenarioError, Simulation
 
 SEED = 1_000_000
@@ -65,7 +65,7 @@ def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
     ran = []
     while simulation.step < made["at"]:
         ran.append(simulation.advance())
-    state = State(
+    state = PlanningState(
         0,
         policy,
         parameters,

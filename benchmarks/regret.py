@@ -12,10 +12,10 @@ import copy
 import multiprocessing
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from forecasts import CASES, simulation_of
 from harness import Check, finish, parser
@@ -28,7 +28,7 @@ from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.simulate import presets_and_variants
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 
@@ -115,7 +115,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
         of = measured(newest[::-1], STEPS)
         now = asked[-1]
         assert now.effective_step is not None
-        state = State(
+        state = PlanningState(
             now.version,
             now.policy,
             now.parameters,
@@ -129,7 +129,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             look = look.after(None, step, 0.0, 0.0)
             continue
         decision = decide(made, earlier, asked, "switch")
-        earlier.append(msgspec.structs.replace(made, decision=decision))
+        earlier.append(replace(made, decision=decision))
         look = look.after(earlier[-1], step, 0.0, 0.0)
         if decision.decided in ("switch", "back"):
             assert decision.policy is not None

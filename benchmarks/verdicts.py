@@ -22,7 +22,7 @@ from harness import Check, finish, parser
 from virtual import module_at
 
 from paceline_backend.demo import emulation, example
-from paceline_backend.insight.verdict import Finding, Observed, Verdict, judge
+from paceline_backend.insight.verdict import ObservedSteps, TimeLoss, Verdict, judge
 from paceline_backend.server.stack import Stack
 
 SEED = 1_000_000
@@ -31,9 +31,9 @@ NEAR = 10  # steps by which a told onset may be off
 SIGMAS = 2.0  # onsets of smaller steps are not counted
 
 
-def observed(case: Any) -> Observed:
+def observed(case: Any) -> ObservedSteps:
     """What a scenario's ranks report."""
-    return Observed(
+    return ObservedSteps(
         np.arange(len(case.first)),
         *(
             np.asarray(getattr(case, name), float)
@@ -54,7 +54,7 @@ def by_kind(causes: Sequence[Any]) -> dict[str, set[int]]:
     return dict(kinds)
 
 
-def of_truth(truth: Any, verdict: Verdict) -> Finding | None:
+def of_truth(truth: Any, verdict: Verdict) -> TimeLoss | None:
     """The cause that a verdict names for a true one; None: it names none."""
     same = [cause for cause in verdict.causes if cause.kind == truth.kind]
     mine = set(truth.ranks)

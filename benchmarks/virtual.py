@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
-from paceline_backend.insight.whatif.measured import Measured, with_spans
+from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.simulator import Simulation, TrainedSegment
 
 Floats = npt.NDArray[np.float64]
@@ -57,11 +57,11 @@ def module_at(path: Path) -> Any:
     return module
 
 
-def measured(ran: Sequence[TrainedSegment], newest: int) -> Measured:
+def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
     """What a forecast knows of the newest steps of a simulation."""
     columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
     features = Features(*columns)
-    of = Measured(
+    of = MeasuredSteps(
         step=np.concatenate([r.segment.first_step + np.arange(len(r.step_s)) for r in ran]),
         features=features,
         compute_s=np.concatenate([r.compute_s for r in ran]),

@@ -26,8 +26,8 @@ from paceline.node.client import Client
 from paceline_backend.demo import example
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.measured import Measured
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.measured import MeasuredSteps
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.server.stack import Stack
 from paceline_backend.server.supervisor import embedded_database
 from paceline_backend.simulator import Scenario, Simulation
@@ -125,7 +125,7 @@ def saving_low(seed: int, preset: str) -> float:
             for column in zip(*(trained.features for trained in ran), strict=True)
         )
     )
-    measured = Measured(
+    measured = MeasuredSteps(
         step=np.arange(len(features.load)),
         features=features,
         compute_s=np.concatenate([trained.compute_s for trained in ran]),
@@ -135,7 +135,7 @@ def saving_low(seed: int, preset: str) -> float:
         load=features.load.sum(axis=1),
     )
     steady = measured.step >= WARMUP_STEPS
-    state = State(0, "bsp", {}, simulation.history, simulation.window, measured, steady)
+    state = PlanningState(0, "bsp", {}, simulation.history, simulation.window, measured, steady)
     answer = of_state("run", state, [preset], replicates=1)
     if answer.reason is not None:
         raise RuntimeError(f"seed {seed}: no forecast: {answer.reason}")

@@ -12,9 +12,15 @@ from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import STEPS
-from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, relaxed_span
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.answer import (
+    STEPS,
+    Decided,
+    Decision,
+    PolicyInForce,
+    PresetForecast,
+)
+from paceline_backend.insight.whatif.measured import MeasuredSteps, RelaxedSpan, relaxed_span
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
@@ -25,6 +31,42 @@ Floats = npt.NDArray[np.float64]
 
 RING = Communication(bytes=8e6, bandwidth=3e9)
 COMMUNICATION_S = 0.004  # of all four ranks
+
+BSP = PolicyInForce("bsp", {}, 0, step_time_s=None, measured_s=None, measured_steps=0)
+
+_PRESET: dict[str, Any] = {
+    "parameters": {},
+    "step_time_s": 0.2,
+    "low_s": 0.19,
+    "high_s": 0.21,
+    "words": "…",
+    "relaxed": False,
+    "changes": "nothing",
+    "label": "",
+    "in_force": False,
+    "warnings": [],
+    "harmful": False,
+    "alone": 0,
+    "stale": False,
+}
+_NO_PRESET: dict[str, Any] = {
+    "policy": None,
+    "parameters": {},
+    "saving": None,
+    "low": None,
+    "high": None,
+}
+
+
+def preset(policy: str, saving: float, low: float, high: float, **more: Any) -> PresetForecast:
+    """A forecast of a preset that saves between `low` and `high` of the time."""
+    given = {"saving": saving, "saving_low": low, "saving_high": high, **more}
+    return PresetForecast(policy=policy, **{**_PRESET, **given})
+
+
+def decision(decided: Decided, reason: str = "", **more: Any) -> Decision:
+    """A decision of `auto`, about no preset unless one is given."""
+    return Decision(decided=decided, reason=reason, **{**_NO_PRESET, **more})
 
 
 def drawn(samples: int, spread: float, seed: int = 0) -> Floats:
@@ -82,7 +124,7 @@ class Training:
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
 
-    def state(self, steps: int = STEPS) -> State:
+    def state(self, steps: int = STEPS) -> PlanningState:
         """What `read` would give."""
         ran = self.ran[-steps:]
         step = np.concatenate(
@@ -93,7 +135,7 @@ class Training:
             return np.concatenate([get(trained) for trained in ran])[-steps:]
 
         features = Features(*(column(lambda r, k=k: r.features[k]) for k in range(4)))
-        measured = Measured(
+        measured = MeasuredSteps(
             step=step[-steps:],
             features=features,
             compute_s=column(lambda r: r.compute_s),
@@ -104,7 +146,7 @@ class Training:
             relaxed_spans=self._relaxed_spans(step[-steps:]),
             reported_round_s=COMMUNICATION_S,
         ).of_segments([trained.segment for trained in ran])
-        return State(
+        return PlanningState(
             self.simulation.version,
             self.policy,
             self.parameters,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.insight.verdict import Observed
+from paceline_backend.insight.verdict import ObservedSteps
 from paceline_backend.insight.verdict.load import BALANCE
 from paceline_backend.simulator import Scenario, Simulation
 
@@ -27,7 +27,7 @@ def observed(
     between_s: Any = 0.001,
     nodes: Sequence[str] = (),
     apart: bool = False,
-) -> Observed:
+) -> ObservedSteps:
     """Steps of 2 ms a size unit; what is given may be [W], [K, W] or, without ranks, [K].
 
     Each eighth step is the first of its segment.
@@ -40,7 +40,7 @@ def observed(
     data = np.broadcast_to(np.asarray(data_s, float), shape)
     ready = data + compute_s
     reduced = np.broadcast_to(np.asarray(reduce_s, float), steps)[:, None]
-    return Observed(
+    return ObservedSteps(
         step=np.arange(FIRST, FIRST + steps),
         samples=np.broadcast_to(np.asarray(samples, float), shape),
         load=loads,
@@ -70,7 +70,7 @@ def in_steps(
     return speed
 
 
-def simulated(scenario: Scenario) -> Observed:
+def simulated(scenario: Scenario) -> ObservedSteps:
     """What the ranks of a simulation report."""
     simulation, ran = Simulation.of(scenario), []
     while not simulation.finished:
@@ -85,7 +85,7 @@ def simulated(scenario: Scenario) -> Observed:
     firsts = [each.segment.first_step for each in ran]
     versions = np.array([each.segment.version for each in ran])
     count = len(of("step_s"))
-    return Observed(
+    return ObservedSteps(
         step=np.arange(count),
         samples=of_batches("samples"),
         load=of_batches("load"),
@@ -103,7 +103,7 @@ def simulated(scenario: Scenario) -> Observed:
     )
 
 
-def written(rows: dict[str, Any]) -> Observed:
+def written(rows: dict[str, Any]) -> ObservedSteps:
     """What ranks report by a recipe of `benchmarks/strangers/advice.yaml`."""
     random = np.random.default_rng(rows["seed"])
     shape = rows["steps"], len(rows["load"])
@@ -114,7 +114,7 @@ def written(rows: dict[str, Any]) -> Observed:
         factor[slow["first_step"] :, slow["ranks"]] = slow["factor"]
     compute_s = load * np.array(rows["seconds_per_element"]) * factor + rows["step_s"]
     compute_s *= 1 + rows["noise"] * random.standard_normal(shape)
-    return Observed(
+    return ObservedSteps(
         step=np.arange(shape[0]),
         samples=samples,
         load=load,

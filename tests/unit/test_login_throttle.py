@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import httpx
 from starlette.responses import PlainTextResponse
 
-from paceline_backend.api.auth import Credentials, Guard
+from paceline_backend.api.auth import Authentication, CredentialCheck
 from paceline_backend.api.limits import MOST_WRONG, WRONG_S, LoginThrottle
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.store import Store
@@ -82,8 +82,10 @@ def test_memory_is_bounded_and_the_newest_are_kept() -> None:
 def test_the_page_to_log_in_says_when_to_try_again(tmp_path: Path) -> None:
     clock = Clock()
     store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
-    credentials = Credentials(store, "secret")
-    guard = Guard(PlainTextResponse("in"), credentials, lambda _: VIEWER, LoginThrottle(clock))
+    credentials = CredentialCheck(store, "secret")
+    guard = Authentication(
+        PlainTextResponse("in"), credentials, lambda _: VIEWER, LoginThrottle(clock)
+    )
 
     async def login(token: str, address: str) -> httpx.Response:
         transport = httpx.ASGITransport(guard, client=(address, 1))

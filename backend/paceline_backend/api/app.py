@@ -31,7 +31,7 @@ from paceline_backend.api.admin import rejected
 from paceline_backend.api.alerts import routes as alerts
 from paceline_backend.api.alerts import webhooks
 from paceline_backend.api.audit import routes as audit
-from paceline_backend.api.auth import CREDENTIALS, Credentials, Guard, ProxyIdentity
+from paceline_backend.api.auth import CREDENTIALS, Authentication, CredentialCheck, ProxyIdentity
 from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.evidence import (
@@ -151,10 +151,10 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         "agent": settings.agent_token,
         "viewer": settings.viewer_token,
     }
-    credentials = Credentials(store, settings.token, further)
+    credentials = CredentialCheck(store, settings.token, further)
     app.state.rights = Rights(credentials.holds)
     app.state.routes = Rules(app)
-    app.add_middleware(Guard, credentials=credentials, rules=app.state.routes)
+    app.add_middleware(Authentication, credentials=credentials, rules=app.state.routes)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ProxyIdentity, proxies=settings.proxies)

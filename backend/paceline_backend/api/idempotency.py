@@ -37,7 +37,7 @@ _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
-class _Answer(msgspec.Struct, array_like=True):
+class _KeptAnswer(msgspec.Struct, array_like=True):
     """A stored answer."""
 
     status: int
@@ -140,7 +140,7 @@ class _Execution:
             return  # nobody knows how much of it was done
         headers = [(n, v) for n, v in start["headers"] if n.lower() in _KEPT_HEADERS]
         body = b"".join(message.get("body", b"") for message in self._messages)
-        kept = msgspec.msgpack.encode(_Answer(status, headers, body))
+        kept = msgspec.msgpack.encode(_KeptAnswer(status, headers, body))
         try:
             repeats.finish(self._store, self._identity, self._seal.encrypt(kept))
         except StoreError as error:
@@ -180,7 +180,7 @@ def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
             "the first request with this key is still being executed, or it ended without an "
             "answer: read what it changed before you send it with another key",
         )
-    answer = msgspec.msgpack.decode(kept, type=_Answer)
+    answer = msgspec.msgpack.decode(kept, type=_KeptAnswer)
     response = Response(answer.body, answer.status)
     response.raw_headers += answer.headers
     response.headers[REPLAYED] = "true"

@@ -30,7 +30,7 @@ class Identity:
 
 
 def identity_of(request: HTTPConnection) -> Identity:
-    """Who asks; `Guard` has put it there.
+    """Who asks; `Authentication` has put it there.
 
     Raises:
         LookupError: it has not, so nobody may do anything.

@@ -33,7 +33,7 @@ def metrics(request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-# Per run: name, field of `RunFigures`, help.
+# Per run: name, field of `MonitoredRun`, help.
 _OF_RUNS = (
     ("step", "step", "Last complete step"),
     ("epoch", "epoch", "Epoch of the last complete step"),
@@ -49,7 +49,7 @@ _OF_RUNS = (
     ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
     ("lost_records", "records_lost", "Records lost to a full spool"),
 )
-# Per run and kind of cause: name, field of `Cost`, help.
+# Per run and kind of cause: name, field of `CauseCost`, help.
 _OF_CAUSES = (
     ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
     ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.wire import LONGEST_TYPE, problems
+from paceline.wire import LONGEST_TYPE, State, problems
 from paceline_backend import backends
-from paceline_backend.api.quality_models import Evaluation, Target
+from paceline_backend.api.quality_models import EvaluationInfo, Target
 from paceline_backend.policies import Changes
 from paceline_backend.store.audit import RESERVED
 
@@ -70,7 +70,6 @@ NodeType = Annotated[
 ]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
-State = Literal["pending", "queued", "starting", "running", "finished", "failed", "stopped"]
 
 
 class In(BaseModel):
@@ -79,7 +78,7 @@ class In(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Change(In):
+class ChangeRequest(In):
     """What a change says about itself. Who asks is known from the request."""
 
     by: Name = Field(
@@ -132,7 +131,7 @@ class Cordoned(BaseModel):
     reason: str = Field(examples=["its disk is slow"])
 
 
-class NodeCheck(BaseModel):
+class NodeSpeed(BaseModel):
     """How fast a machine is, as its agent measured while nothing trained there."""
 
     compute_gflops: float = Field(
@@ -161,7 +160,7 @@ class InEngine(BaseModel):
     refusal: str | None = Field(description="in the engine's words", examples=[None])
 
 
-class GpuState(BaseModel):
+class GpuInfo(BaseModel):
     """The state of a GPU at the last heartbeat; null: it does not say."""
 
     sm_mhz: int | None = Field(description="clock of its processors", examples=[780])
@@ -176,7 +175,7 @@ class GpuState(BaseModel):
     )
 
 
-class Node(BaseModel):
+class NodeInfo(BaseModel):
     """A machine with an agent."""
 
     id: str = Field(examples=["node-1"])
@@ -191,11 +190,11 @@ class Node(BaseModel):
     runs: list[str] = Field(examples=[["3f9a1c07be52"]])
     cordoned: Cordoned | None = Field(description="null: it is not")
     spare_of: str | None = Field(description="the run that it is held back for", examples=[None])
-    check: NodeCheck | None = Field(description="null: it was not measured yet")
+    check: NodeSpeed | None = Field(description="null: it was not measured yet")
     checked_at: float | None = Field(
         description="Unix time, by the node's clock", examples=[1767225602.0]
     )
-    gpu_states: list[GpuState] | None = Field(
+    gpu_states: list[GpuInfo] | None = Field(
         description="of each GPU, in the driver's order; null: unknown"
     )
     type: str = Field(
@@ -304,7 +303,7 @@ class RunCreate(In):
     )
 
 
-class Controller(BaseModel):
+class ControllerState(BaseModel):
     """Who plans a run."""
 
     owner: str = Field(examples=["host:4711"])
@@ -343,7 +342,7 @@ class RunCost(BaseModel):
     )
 
 
-class Run(BaseModel):
+class RunInfo(BaseModel):
     """A run. What only its leader knows is null until it has said hello."""
 
     id: str = Field(examples=["3f9a1c07be52"])
@@ -414,7 +413,7 @@ class Run(BaseModel):
     dif: float | None = Field(description="of the data set", examples=[140.2])
     epoch: int | None = Field(description="of the last complete step", examples=[1])
     step: int | None = Field(description="last complete step", examples=[25])
-    controller: Controller | None
+    controller: ControllerState | None
     revision: int = Field(description="+1 with each change that somebody asked for", examples=[0])
     backend_options: dict[str, Any] | None = Field(
         description="what its backend was asked for; null: nothing", examples=[None]
@@ -444,7 +443,7 @@ class Run(BaseModel):
         examples=[1767225900.0],
     )
     target: Target | None = Field(description="null: nobody has set one")
-    evaluation: Evaluation | None = Field(description="the newest; null: there is none")
+    evaluation: EvaluationInfo | None = Field(description="the newest; null: there is none")
     notice: str | None = Field(
         description="why it shows no steps, or is not planned, in words; null: nothing to say",
         examples=[None],
@@ -454,11 +453,11 @@ class Run(BaseModel):
 class RunPage(BaseModel):
     """Runs in the order that was asked for."""
 
-    items: list[Run]
+    items: list[RunInfo]
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-class Stop(Change):
+class Stop(ChangeRequest):
     """How to stop."""
 
     force: bool = Field(
@@ -468,7 +467,7 @@ class Stop(Change):
     )
 
 
-class Resume(Change):
+class Resume(ChangeRequest):
     """How a run goes on."""
 
     max_restarts: int | None = Field(
@@ -510,7 +509,7 @@ class Attempt(BaseModel):
     again: int = Field(description="steps that it trains again: `step` … `reached` − 1")
 
 
-class Switch(BaseModel):
+class SwitchInfo(BaseModel):
     """A request for a policy, and since when it plans. Version 0 is the policy at the start."""
 
     version: int = Field(examples=[1])

@@ -15,7 +15,7 @@ from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.quality_models import (
     BestValue,
     Direction,
-    Evaluation,
+    EvaluationInfo,
     MetricName,
     Metrics,
 )
@@ -30,7 +30,7 @@ from paceline_backend.store.quality import metrics as stored
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
-class NewTarget(models.Change):
+class NewTarget(models.ChangeRequest):
     """The target to set."""
 
     metric: MetricName = Field(
@@ -42,7 +42,7 @@ class NewTarget(models.Change):
     direction: Direction = Field(description="which values meet it", examples=[">="])
 
 
-@router.get("/evaluations", response_model=list[Evaluation], dependencies=[Depends(VIEWER)])
+@router.get("/evaluations", response_model=list[EvaluationInfo], dependencies=[Depends(VIEWER)])
 def list_evaluations(
     request: Request,
     run: str,
@@ -81,7 +81,7 @@ def get_metrics(
 
 @router.put(
     "/target",
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -97,7 +97,7 @@ def set_target(
 
 @router.delete(
     "/target",
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses=CHANGE_REFUSALS,
     dependencies=[Depends(OPERATOR)],
 )

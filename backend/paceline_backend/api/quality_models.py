@@ -20,7 +20,7 @@ Direction = Literal[">=", "<="]
 Source = Literal["evaluations", "training"]
 
 
-class Evaluation(BaseModel):
+class EvaluationInfo(BaseModel):
     """What the script measured on held-out data."""
 
     step: int = Field(description="the last one before it; -1: none", examples=[279])
@@ -118,19 +118,4 @@ class Quality(BaseModel):
     eta_at: float | None = Field(description="as of the run", examples=[None])
     target: Target | None = Field(description="null: nobody has set one")
     best: list[BestValue] = Field(description="of each metric of the evaluations")
-    evaluations: list[Evaluation] = Field(description="oldest first; the newest 1,000")
-
-
-class MetricChange(BaseModel):
-    """A metric of evaluations before a switch, and under the policy that was switched to."""
-
-    metric: str = Field(examples=["accuracy"])
-    before: float | None = Field(
-        description="mean of the last 3 evaluations before it; null: there is none", examples=[0.89]
-    )
-    before_evaluations: int = Field(description="of which it is the mean", examples=[3])
-    after: float | None = Field(
-        description="mean of the newest 3 evaluations under the policy; null: there is none",
-        examples=[0.9],
-    )
-    after_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    evaluations: list[EvaluationInfo] = Field(description="oldest first; the newest 1,000")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline_backend.api.models import RunCost
 from paceline_backend.api.quality_models import Quality
+from paceline_backend.insight.report import FluidLimit
 
 
-class Round(BaseModel):
+class RoundInfo(BaseModel):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas."""
 
     attempt: int = Field(examples=[0])
@@ -39,7 +38,7 @@ class Round(BaseModel):
     )
 
 
-class DataEpoch(BaseModel):
+class NodeEpoch(BaseModel):
     """An epoch on a node, where data lives on nodes; sums over the node's ranks."""
 
     attempt: int = Field(examples=[0])
@@ -198,15 +197,6 @@ class Coverage(BaseModel):
     dropped: int = Field(description="of all epochs", examples=[0])
 
 
-class Fluid(BaseModel):
-    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
-
-    a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
-    b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
-    communication_s: float = Field(description="per step", examples=[0.003])
-    source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
-
-
 class PresetReport(BaseModel):
     """What a preset achieved, without its first steps; null where no step is left."""
 
@@ -252,7 +242,7 @@ class Report(BaseModel):
     overhead_s: float | None = Field(
         description="per step: Σ(b_j/a_j) / Σ(1/a_j) + communication", examples=[0.008]
     )
-    fluid: Fluid | None
+    fluid: FluidLimit | None
     coverage: Coverage
     synchronisation: list[InForce] = Field(description="relaxed ones; else empty")
     chosen: list[Chosen] = Field(description="of policies that choose synchronisers; else empty")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AfterValidator, BaseModel, Field
 
+from paceline.wire import State
 from paceline_backend import requests
 from paceline_backend.api import models
 from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, requester_of
@@ -21,12 +22,12 @@ from paceline_backend.store.nodes import run_nodes
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
-class RunNode(BaseModel):
+class RunNodeInfo(BaseModel):
     """A node of a run that was launched on several."""
 
     node: str = Field(examples=["node-1"])
     host: bool = Field(description="it serves the rendezvous of the launch", examples=[True])
-    state: models.State = Field(description="of the run on this node", examples=["running"])
+    state: State = Field(description="of the run on this node", examples=["running"])
     alive: bool = Field(
         description="its agent answers. If not, and the state is running, then other ranks' steps "
         "say that it trains",
@@ -46,7 +47,7 @@ class RunNode(BaseModel):
     )
 
 
-class Join(models.Change):
+class Join(models.ChangeRequest):
     """Which nodes join a run."""
 
     nodes: (
@@ -58,7 +59,7 @@ class Join(models.Change):
     )
 
 
-class Replace(models.Change):
+class Replace(models.ChangeRequest):
     """Which node takes a node's place."""
 
     node: models.NodeName | None = Field(
@@ -102,7 +103,7 @@ class Replacement(BaseModel):
 
 @router.get(
     "/nodes",
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     dependencies=[Depends(VIEWER)],
 )
 def list_run_nodes(request: Request, run: str) -> Any:
@@ -114,7 +115,7 @@ def list_run_nodes(request: Request, run: str) -> Any:
 @router.post(
     "/nodes",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -129,7 +130,7 @@ def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) ->
 @router.delete(
     "/nodes/{node}",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -152,7 +153,7 @@ def remove_run_node(
 @router.post(
     "/nodes/{node}/replace",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -175,7 +176,7 @@ def replace_run_node(
 @router.delete(
     "/nodes/{node}/replace",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=list[RunNode],
+    response_model=list[RunNodeInfo],
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )

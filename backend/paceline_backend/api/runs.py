@@ -120,7 +120,7 @@ def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
 
 @router.get(
     "/nodes",
-    response_model=list[models.Node],
+    response_model=list[models.NodeInfo],
     responses=documented(_AWAY),
     dependencies=[Depends(VIEWER)],
 )
@@ -162,7 +162,7 @@ def create_run_session(request: Request, run: str) -> models.RunSession:
 @router.post(
     "/runs",
     status_code=HTTPStatus.CREATED,
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses=documented(_MALFORMED, _CONFLICT, _INVALID, _AWAY),
     dependencies=[Depends(OPERATOR)],
 )
@@ -187,7 +187,10 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
 
 
 @router.get(
-    "/runs/{run}", response_model=models.Run, responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+    "/runs/{run}",
+    response_model=models.RunInfo,
+    responses=RUN_REFUSALS,
+    dependencies=[Depends(VIEWER)],
 )
 def get_run(request: Request, response: Response, run: str) -> Any:
     """One run. Its `ETag` is for the `If-Match` of a change."""
@@ -215,7 +218,7 @@ def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
 @router.post(
     "/runs/{run}/stop",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -234,7 +237,7 @@ def stop_run(
 @router.post(
     "/runs/{run}/resume",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from paceline_backend.api.models import Run, Switch
+from paceline_backend.api.models import RunInfo, SwitchInfo
 from paceline_backend.store.rollups.metrics import METRICS
 
 Column = list[float | None]
@@ -27,7 +27,7 @@ MoreColumn = Literal[
 ]
 
 
-class Device(BaseModel):
+class DeviceInfo(BaseModel):
     """What a rank computes on, as it said itself."""
 
     kind: str = Field(description="torch's type of device", examples=["cuda"])
@@ -46,7 +46,7 @@ class Device(BaseModel):
     emulated: bool = Field(description="the rank only says that it has this device")
 
 
-class Worker(BaseModel):
+class WorkerSummary(BaseModel):
     """A rank, over the last steps; means, unless said otherwise."""
 
     rank: int = Field(examples=[0])
@@ -70,7 +70,7 @@ class Worker(BaseModel):
         default=0, description="how often torch.compile compiled a function again", examples=[2]
     )
     last_step: int = Field(examples=[120])
-    device: Device | None = Field(description="null: unknown")
+    device: DeviceInfo | None = Field(description="null: unknown")
 
 
 class _Span(BaseModel):
@@ -217,23 +217,23 @@ class Snapshot(BaseModel):
     """All that a page needs before it follows `events?since=`."""
 
     since: str = Field(examples=["1767225700800-0"])
-    run: Run
+    run: RunInfo
     begins: int | None = Field(description="its first complete step", examples=[0])
     steps: StepColumns
     worker_steps: WorkerStepColumns
-    switches: list[Switch]
+    switches: list[SwitchInfo]
     segments: list[SegmentInfo]
 
 
-class View(BaseModel):
+class RangeView(BaseModel):
     """What charts need of a range of steps; `events?since=` goes on from it."""
 
     since: str = Field(examples=["1767225700800-0"])
-    run: Run
+    run: RunInfo
     begins: int | None = Field(description="its first complete step", examples=[0])
     steps: StepColumns
     worker_steps: Lines
     heat: Heat
     coasts: list[Coast] = Field(description="spans that no controller planned")
-    switches: list[Switch]
+    switches: list[SwitchInfo]
     segments: list[SegmentInfo] = Field(description="the newest 200, in order")

@@ -55,7 +55,7 @@ def ranks_of(given: str | None) -> list[int] | None:
     return None if given is None else [int(rank) for rank in given.split(",")]
 
 
-@router.get("/workers", response_model=list[step_models.Worker])
+@router.get("/workers", response_model=list[step_models.WorkerSummary])
 def list_workers(
     request: Request,
     run: str,
@@ -176,7 +176,7 @@ def list_coasts(
         return reads.coasts(connection, key, (first, to), points)
 
 
-@router.get("/rounds", response_model=list[report_models.Round])
+@router.get("/rounds", response_model=list[report_models.RoundInfo])
 def list_rounds(
     request: Request,
     run: str,
@@ -190,7 +190,7 @@ def list_rounds(
         return rounds.rows(connection, key, (first, to), limit)
 
 
-@router.get("/data", response_model=list[report_models.DataEpoch])
+@router.get("/data", response_model=list[report_models.NodeEpoch])
 def list_data(
     request: Request,
     run: str,

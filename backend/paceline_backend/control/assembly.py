@@ -24,9 +24,9 @@ class Assembly:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pool = ThreadPoolExecutor(1, "hellos")
-        self._job: tuple[hellos.Named, Future[Hello]] | None = None
+        self._job: tuple[hellos.HelloKey, Future[Hello]] | None = None
 
-    def hello(self, named: hellos.Named, ranks: int, *, wait: bool = False) -> Hello | None:
+    def hello(self, named: hellos.HelloKey, ranks: int, *, wait: bool = False) -> Hello | None:
         """Return a Hello that `problem` says nothing against; None: ask again.
 
         Args:
@@ -47,7 +47,7 @@ class Assembly:
         return job.result()
 
 
-def _assembled(store: Store, named: hellos.Named, ranks: int) -> Hello:
+def _assembled(store: Store, named: hellos.HelloKey, ranks: int) -> Hello:
     with store.read() as connection:
         data = hellos.read(connection, named)
     hello = joined(data, named.digest, ranks)

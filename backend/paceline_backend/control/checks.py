@@ -46,7 +46,7 @@ class _Attempt:
 class _Run:
     """What a run's messages are checked against."""
 
-    terms: runs.Terms
+    terms: runs.TelemetryTerms
     attempts: dict[int, _Attempt] = field(default_factory=dict)  # whose Hello is known
 
     def world(self, attempt: int) -> int:

@@ -129,7 +129,7 @@ class _Item:
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
-    packed: hellos.Packed | None = None  # of a Hello whose parts are stored
+    packed: hellos.PackedHello | None = None  # of a Hello whose parts are stored
     completes: bool = False  # a part: the run has the whole Hello now
 
     def shown(self) -> Shown | None:
@@ -182,9 +182,9 @@ class Ingest:
         self._writers = Writers(store)
         # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
         self.behind = False
-        self._complete: dict[hellos.Named, str] = {}  # by the batch; their runs
+        self._complete: dict[hellos.HelloKey, str] = {}  # by the batch; their runs
         self._assembly = Assembly(store)
-        self._wholes: dict[hellos.Named, _Item] = {}  # Hellos to put together: their last parts
+        self._wholes: dict[hellos.HelloKey, _Item] = {}  # Hellos to put together: their last parts
         self._repeated = False  # the batch was delivered before
         self._blameless: Counter[str] = Counter()  # tries that the bus ended, by entry
         self._held: list[Received] = []  # ends of runs whose own streams hold more
@@ -303,7 +303,7 @@ class Ingest:
             return
         with self._store.write() as connection, suppress(runs.UnknownRunError):
             key = runs.key_of(connection, received.run)
-            hellos.forget(connection, hellos.Named(key, part.attempt, part.hello))
+            hellos.forget(connection, hellos.HelloKey(key, part.attempt, part.hello))
 
     def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
@@ -487,11 +487,11 @@ class Ingest:
             self._settle(client, [item], ended)
 
     def _take_whole(
-        self, named: hellos.Named, item: _Item, hello: Hello, stop: threading.Event
+        self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
         """Commit a Hello that was put together; mark its last part, and return as `_write`."""
         assert isinstance(item.message, HelloPart)
-        packed = hellos.Packed(named.digest, item.message.of)
+        packed = hellos.PackedHello(named.digest, item.message.of)
         whole = _Item(item.entry, item.run, hello, packed=packed)
         ended = self._write([whole], stop) if self._check([whole], sound=True) else set()
         item.reason, item.tries = whole.reason, whole.tries

@@ -23,7 +23,7 @@ from paceline.wire.bus import is_loopback, publish
 from paceline_backend.requests import regroup, sessions
 from paceline_backend.store import Store, StoreError
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import Group, RunNode
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Meetings:
             self._ordered_at.clear()  # whoever got no order gets it in the next round
             raise
 
-    def _attend(self, client: redis.Redis, groups: list[Group]) -> None:
+    def _attend(self, client: redis.Redis, groups: list[MultiNodeRun]) -> None:
         for group in groups:
             if group.rendezvous == run_nodes.GONE:
                 self._regroup(client, group)
@@ -80,7 +80,7 @@ class Meetings:
             else:
                 self._tell(client, group)
 
-    def _regroup(self, client: redis.Redis, group: Group) -> None:
+    def _regroup(self, client: redis.Redis, group: MultiNodeRun) -> None:
         """Ends the launchers of a launch, then records the next launch.
 
         An agent that does not answer may only be cut off: its order waits for it.
@@ -93,7 +93,7 @@ class Meetings:
         if all(row.ended for row in group.nodes):
             regroup.regroup(self._store, client, group)
 
-    def _give_up(self, client: redis.Redis, group: Group, failed: RunNode) -> None:
+    def _give_up(self, client: redis.Redis, group: MultiNodeRun, failed: RunNode) -> None:
         """Ends the other launchers: they would wait for long, and the run fails with the cause."""
         why = f"{failed.node} could not start, and without it there are too few nodes"
         going_on = [row for row in group.nodes if not row.ended]
@@ -101,7 +101,7 @@ class Meetings:
         if due:
             regroup.end_launch(self._store, client, group, due, why)
 
-    def _choose(self, group: Group) -> None:
+    def _choose(self, group: MultiNodeRun) -> None:
         """Makes a node the host, if one has said where it would serve the rendezvous."""
         host = _able_host(group)
         if host is None:
@@ -111,7 +111,7 @@ class Meetings:
             if run_nodes.set_rendezvous(connection, group, place, host.node):
                 log.info("run %s meets on %s, at %s", group.id, host.node, place)
 
-    def _tell(self, client: redis.Redis, group: Group) -> None:
+    def _tell(self, client: redis.Redis, group: MultiNodeRun) -> None:
         """Tells each node that waits for it where to meet."""
         for row in group.nodes:
             if row.address and not row.ended and self._should_meet(group, row):
@@ -121,7 +121,7 @@ class Meetings:
                 with self._store.write() as connection:
                     run_nodes.change(connection, row, {"met": True})
 
-    def _should_meet(self, group: Group, row: RunNode) -> bool:
+    def _should_meet(self, group: MultiNodeRun, row: RunNode) -> bool:
         order = _order("meet", group, row)
         if row.met and row.state != State.STARTING:
             return False
@@ -139,11 +139,11 @@ class Meetings:
         return True
 
 
-def _order(what: str, group: Group, row: RunNode) -> _Order:
+def _order(what: str, group: MultiNodeRun, row: RunNode) -> _Order:
     return what, group.id, row.node, row.launched_at
 
 
-def _failed_to_start(group: Group) -> RunNode | None:
+def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
     """A node that failed before any trained, where the others are too few without it.
 
     They wait for another node instead if it was lost, or if its agent or launcher was killed.
@@ -157,7 +157,7 @@ def _failed_to_start(group: Group) -> RunNode | None:
     return next((row for row in by_itself if not row.orphaned), None)
 
 
-def _able_host(group: Group) -> RunNode | None:
+def _able_host(group: MultiNodeRun) -> RunNode | None:
     """The node that should serve the rendezvous; None: that is not known yet.
 
     An agent that reaches the bus over loopback says so of its rendezvous, too: only other agents of
@@ -170,7 +170,7 @@ def _able_host(group: Group) -> RunNode | None:
     return min(reachable or able, key=lambda row: (row.reported_at or 0.0, row.node), default=None)
 
 
-def _order_to(group: Group, row: RunNode) -> Meet | Kill:
+def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
     """Where a node meets the others; or that it cannot."""
     address, _, port = str(group.rendezvous).rpartition(":")
     if is_loopback(address) and not is_loopback(str(row.address)):
@@ -183,7 +183,7 @@ def _order_to(group: Group, row: RunNode) -> Meet | Kill:
     return Meet(address, int(port), group.first_attempt)
 
 
-def _host_left(group: Group) -> bool:
+def _host_left(group: MultiNodeRun) -> bool:
     """Whether the host is gone for others that went on, or that ended only for that."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import Current, Forecast, PresetForecast, kept
+from paceline_backend.insight.whatif.answer import Forecast, PolicyInForce, PresetForecast, kept
 from paceline_backend.policies.base import Floats
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
 from paceline_backend.store.outcomes import effects as kept_effects
@@ -30,79 +32,66 @@ _T = 2.1  # standard errors that bound 95 %, with about 20 blocks
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the newest forecast before a switch said; `low` and `high` bound 95 %."""
+class ExpectedEffect:
+    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
 
-    saving: float
-    low: float
-    high: float
+    saving: float = Field(examples=[0.55])
+    low: float = Field(examples=[0.52])
+    high: float = Field(examples=[0.58])
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What a switch changed.
+class SwitchEffect:
+    """What a switch changed: time for the same load, without steps in which a policy learns."""
 
-    Args:
-        version: of the policy.
-        policy: its name.
-        first_step: the first one that it planned.
-        before_steps: steps before it that count,
-        after_steps: and after it.
-        known: whether the interval excludes zero.
-        saving: 1 − time per load after ÷ before; None: too few steps.
-        low: of its 95 % interval,
-        high: and its upper end.
-        forecast: None: there was none.
-        replaced: another policy has followed.
-        complete: no later step counts: 200 do, or another policy has followed.
-        unchanged: policy and parameters are those before it: nothing is scored, as any drift would
-            become its effect.
-    """
-
-    version: int
-    policy: str
-    first_step: int
-    before_steps: int
-    after_steps: int
-    known: bool
-    saving: float | None
-    low: float | None
-    high: float | None
-    forecast: Expected | None
-    replaced: bool
-    complete: bool
-    unchanged: bool
-
-    @property
-    def words(self) -> str:
-        """A sentence or two."""
-        if self.unchanged:
-            return "Policy and parameters stayed the same, so no effect is measured."
-        said = ""
-        if self.forecast is not None:
-            half = 50 * (self.forecast.high - self.forecast.low)
-            said = f" The forecast said {_change(self.forecast.saving)} ± {max(half, 1):.0f}."
-        if self.saving is None or self.low is None or self.high is None:
-            if self.before_steps < FEWEST_STEPS:
-                few = f"only {self.before_steps} steps before it count"
-                return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
-            if self.replaced:
-                few = f"only {self.after_steps} of its steps count"
-                return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
-            text = f"it needs {WARMUP_STEPS} steps to learn and {FEWEST_STEPS} more"
-            return f"Its effect is not known yet: {text}.{said}"
-        if not self.known:
-            between = f"between {_change(self.low)} and {_change(self.high)}"
-            steps = f"after {self.after_steps:,} steps"
-            if self.complete:
-                return f"It made no clear difference: {between} for the same load, {steps}.{said}"
-            return f"Its effect is not known yet: {between} for the same load, {steps}.{said}"
-        bounds = sorted((abs(self.low), abs(self.high)))
-        range_ = f"{100 * bounds[0]:.0f} to {100 * bounds[1]:.0f} %"
-        return f"Steps take {_change(self.saving)} for the same load ({range_}).{said}"
+    version: int = Field(examples=[1])
+    policy: str = Field(examples=["chronica"])
+    first_step: int = Field(description="first step planned by it", examples=[64])
+    before_steps: int = Field(description="that count", examples=[44])
+    after_steps: int = Field(description="that count", examples=[100])
+    known: bool = Field(description="the interval excludes zero")
+    saving: float | None = Field(
+        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
+    )
+    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
+    high: float | None = Field(examples=[0.58])
+    forecast: ExpectedEffect | None = Field(description="null: there was none")
+    replaced: bool = Field(description="another policy has followed")
+    complete: bool = Field(description="no later step counts")
+    unchanged: bool = Field(
+        description="policy and parameters are those before the switch: nothing is scored"
+    )
 
 
-def effects_of(connection: Connection, run: int) -> list[Effect]:
+def words_of(effect: SwitchEffect) -> str:
+    """Return a sentence or two about what a switch changed."""
+    if effect.unchanged:
+        return "Policy and parameters stayed the same, so no effect is measured."
+    said = ""
+    if effect.forecast is not None:
+        half = 50 * (effect.forecast.high - effect.forecast.low)
+        said = f" The forecast said {_change(effect.forecast.saving)} ± {max(half, 1):.0f}."
+    if effect.saving is None or effect.low is None or effect.high is None:
+        if effect.before_steps < FEWEST_STEPS:
+            few = f"only {effect.before_steps} steps before it count"
+            return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+        if effect.replaced:
+            few = f"only {effect.after_steps} of its steps count"
+            return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+        text = f"it needs {WARMUP_STEPS} steps to learn and {FEWEST_STEPS} more"
+        return f"Its effect is not known yet: {text}.{said}"
+    if not effect.known:
+        between = f"between {_change(effect.low)} and {_change(effect.high)}"
+        steps = f"after {effect.after_steps:,} steps"
+        if effect.complete:
+            return f"It made no clear difference: {between} for the same load, {steps}.{said}"
+        return f"Its effect is not known yet: {between} for the same load, {steps}.{said}"
+    bounds = sorted((abs(effect.low), abs(effect.high)))
+    range_ = f"{100 * bounds[0]:.0f} to {100 * bounds[1]:.0f} %"
+    return f"Steps take {_change(effect.saving)} for the same load ({range_}).{said}"
+
+
+def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
     """The effect of each switch that has taken effect, oldest first.
 
     Args:
@@ -165,23 +154,23 @@ def note(store: Store, run: int, *, ended: bool) -> None:
                 kept_effects.keep(connection, run, _to_row(effect, *where))
 
 
-def _to_row(effect: Effect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
+def _to_row(effect: SwitchEffect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
     """Columns of the table `effects`."""
     row = {**asdict(effect), "nodes": nodes, "ranks": ranks}
     forecast = row.pop("forecast") or {}
-    return row | {f"forecast_{name}": forecast.get(name) for name in Expected.__annotations__}
+    return row | {f"forecast_{name}": forecast.get(name) for name in ExpectedEffect.__annotations__}
 
 
-def _from_row(row: Mapping[str, Any]) -> Effect:
-    values = {name: row[name] for name in Effect.__annotations__ if name != "forecast"}
-    names = Expected.__annotations__
+def _from_row(row: Mapping[str, Any]) -> SwitchEffect:
+    values = {name: row[name] for name in SwitchEffect.__annotations__ if name != "forecast"}
+    names = ExpectedEffect.__annotations__
     forecast = None
     if row["forecast_saving"] is not None:
-        forecast = Expected(**{name: row[f"forecast_{name}"] for name in names})
-    return Effect(**values, forecast=forecast)
+        forecast = ExpectedEffect(**{name: row[f"forecast_{name}"] for name in names})
+    return SwitchEffect(**values, forecast=forecast)
 
 
-def of_run(connection: Connection, run_id: str) -> list[Effect]:
+def of_run(connection: Connection, run_id: str) -> list[SwitchEffect]:
     """`effects_of` of a run's public id.
 
     Raises:
@@ -200,26 +189,26 @@ def _effect(
     change: Switch,
     old: Floats,
     new: Floats,
-    forecast: Expected | None,
+    forecast: ExpectedEffect | None,
     replaced: bool,
     complete: bool,
-) -> Effect:
+) -> SwitchEffect:
     assert change.effective_step is not None
     counts = (len(old), len(new))
     where = (change.version, change.policy, change.effective_step, *counts)
     end = (forecast, replaced, complete, False)
     if min(counts) < FEWEST_STEPS:
-        return Effect(*where, False, None, None, None, *end)
+        return SwitchEffect(*where, False, None, None, None, *end)
     (before, before_error), (after, after_error) = _rate(old), _rate(new)
     ratio, error = after / before, math.hypot(before_error, after_error)
     low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
-    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, *end)
+    return SwitchEffect(*where, low > 0 or high < 0, 1 - ratio, low, high, *end)
 
 
-def _unscored(change: Switch, *, replaced: bool) -> Effect:
+def _unscored(change: Switch, *, replaced: bool) -> SwitchEffect:
     """The effect of a switch that changed neither policy nor parameters."""
     assert change.effective_step is not None
-    return Effect(
+    return SwitchEffect(
         version=change.version,
         policy=change.policy,
         first_step=change.effective_step,
@@ -236,7 +225,7 @@ def _unscored(change: Switch, *, replaced: bool) -> Effect:
     )
 
 
-def _same(first: Switch | Current, second: Switch | PresetForecast) -> bool:
+def _same(first: Switch | PolicyInForce, second: Switch | PresetForecast) -> bool:
     """Whether two policies are one, defaults filled in."""
     return first.policy == second.policy and policies.same(
         first.policy, first.parameters, second.parameters
@@ -254,7 +243,7 @@ def _rate(rows: Floats) -> tuple[float, float]:
     return rate, math.sqrt(variance) / float(time.sum())
 
 
-def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> Expected | None:
+def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> ExpectedEffect | None:
     """What the newest forecast for this pair of policies said; None: there is none.
 
     Args:
@@ -270,7 +259,7 @@ def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> Expec
             continue
         for preset in forecast.forecasts:
             if _same(change, preset):
-                return Expected(preset.saving, preset.saving_low, preset.saving_high)
+                return ExpectedEffect(preset.saving, preset.saving_low, preset.saving_high)
         if forecast.compares:
             return None
     return None

@@ -27,7 +27,7 @@ _COVERAGES = 3  # that are computed for one answer; other runs' are computed for
 
 
 @dataclass(frozen=True)
-class Cost:
+class CauseCost:
     """What the causes of one kind cost a run, of its newest steps."""
 
     kind: str
@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class MonitoredRun:
     """An active run; None is what is not known yet."""
 
     run: str
@@ -54,7 +54,7 @@ class RunFigures:
     hung_s: float  # so long ranks wait for ranks that do nothing; 0: they do not
     coverage_exact: bool | None  # each sample of each epoch was used once so far
     samples_dropped: int | None
-    costs: tuple[Cost, ...]  # by kind of cause, as the newest kept verdict has them
+    costs: tuple[CauseCost, ...]  # by kind of cause, as the newest kept verdict has them
 
 
 class Figures:
@@ -71,7 +71,7 @@ class Figures:
         self._lock = threading.Lock()
         self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}  # run → when read, and what
 
-    def active(self) -> list[RunFigures]:
+    def active(self) -> list[MonitoredRun]:
         """The newest active runs.
 
         Raises:
@@ -95,7 +95,7 @@ class Figures:
 
     def _figures(
         self, connection: Connection, row: dict[str, Any], judged: verdicts.Kept | None
-    ) -> RunFigures:
+    ) -> MonitoredRun:
         key = runs_store.key_of(connection, row["id"])
         last = row["step"]
         span = (0, -1) if last is None else (max(0, last - STEPS + 1), last)
@@ -105,7 +105,7 @@ class Figures:
         segments = reads.segment_rows(connection, key, (None, None), _SEGMENTS)
         hang = hangs.look(connection, key)
         covered = self._coverage.get(row["id"], (0.0, {}))[1]
-        return RunFigures(
+        return MonitoredRun(
             run=row["id"],
             step=last,
             epoch=row["epoch"],
@@ -124,7 +124,7 @@ class Figures:
         )
 
 
-def costs(facts: Mapping[str, Any]) -> tuple[Cost, ...]:
+def costs(facts: Mapping[str, Any]) -> tuple[CauseCost, ...]:
     """What causes that go on cost, by kind in order; what has passed does not count.
 
     Args:
@@ -137,7 +137,7 @@ def costs(facts: Mapping[str, Any]) -> tuple[Cost, ...]:
         culprits = {rank for cause in alike for rank in cause["ranks"]}
         factors = [cause["factor"] for cause in alike if cause["factor"] is not None]
         share = sum(cause["share"] for cause in alike)
-        made.append(Cost(kind, share, len(culprits), max(factors, default=None)))
+        made.append(CauseCost(kind, share, len(culprits), max(factors, default=None)))
     return tuple(made)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
-from paceline.wire import ENDED, LongPhase, Phase
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from paceline.wire import ENDED, Phase
 from paceline_backend.store import Connection
 from paceline_backend.store.telemetry import phases
-from paceline_backend.store.telemetry.phases import Standing
+from paceline_backend.store.telemetry.phases import RunPhases
 
 TIMES = 10.0  # A run hangs when nothing has happened for so many times a step's time,
 LEAST_S = 30.0  # and for so long.
@@ -32,18 +34,44 @@ _DOES = {
 
 
 @dataclass(frozen=True)
+class RankPhase:
+    """What a rank has been doing for ten seconds or longer."""
+
+    rank: int = Field(examples=[2])
+    step: int = Field(description="that it is in, or its last; -1: none yet", examples=[120])
+    phase: Phase = Field(
+        description="plan: waits for the plan; data: waits for its batch; compute: in the loop's "
+        "body; sync: in the reduction of the gradients; checkpoint: saves one; "
+        "script: outside of the loop, or not yet in it",
+        examples=["data"],
+    )
+    since_s: float = Field(description="how long, when it was heard last", examples=[96.0])
+
+
+@dataclass(frozen=True)
 class Hang:
     """What keeps a run from ending its next step."""
 
-    hung: bool  # some ranks wait, or all are in the loop's body for very long
-    since_s: float  # for so long no rank has done anything else; 0: ranks go on
-    expected_s: float | None  # a step's time; None: no step has ended yet
-    step: int | None  # the newest that all ranks have ended
-    phases: Sequence[LongPhase]  # by rank
-    waiting: Sequence[int]  # ranks
-    holding: Sequence[int]  # ranks for which the others wait
-    silent: Sequence[int]  # those of them that say nothing
-    words: str
+    hung: bool = Field(description="ranks wait for what does not come")
+    since_s: float = Field(description="0: ranks go on", examples=[95.0])
+    expected_s: float | None = Field(
+        description="the newest steps' median time; null: no step has ended", examples=[0.4]
+    )
+    step: int | None = Field(
+        description="newest that all ranks have told of: each tells when it begins the next",
+        examples=[119],
+    )
+    phases: list[RankPhase] = Field(description="of ranks that do something for long")
+    waiting: list[int] = Field(description="ranks", examples=[[0, 1, 3]])
+    holding: list[int] = Field(description="ranks for which they wait", examples=[[2]])
+    silent: list[int] = Field(description="those of them that say nothing", examples=[[]])
+    words: str = Field(
+        description="empty: ranks go on",
+        examples=[
+            "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction "
+            "of the gradients. They wait for rank 2, which is waiting for its batch."
+        ],
+    )
 
     @property
     def scripted(self) -> bool:
@@ -81,7 +109,7 @@ def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
-def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
+def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     """Why a run does not go on.
 
     A rank that does something for long says so from its first loop on, whatever it is. So a rank of
@@ -93,7 +121,10 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     What ranks wait for in the loop's body, such as a collective of the script's own, is not known.
     All ranks that stay there for very long after steps that did not are said to hang.
     """
-    known = sorted(standing.phases.values(), key=lambda phase: phase.rank)
+    known = [
+        RankPhase(phase.rank, phase.step, phase.phase, phase.since_s)
+        for _, phase in sorted(standing.phases.items())
+    ]
     expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
     since_s = min((phase.since_s for phase in known), default=0.0)
     bound_s = max(least_s, TIMES * (expected_s or 0.0))
@@ -103,10 +134,7 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     if unheard and since_s < HEARD_S:
         return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
     silent = sorted(unheard & set(standing.begun))
-    known += [
-        LongPhase(known[0].attempt, rank, -1, Phase.SCRIPT, since_s, known[0].at)
-        for rank in sorted(unheard - set(silent))
-    ]
+    known += [RankPhase(rank, -1, Phase.SCRIPT, since_s) for rank in sorted(unheard - set(silent))]
     known.sort(key=lambda phase: phase.rank)
     does = {phase.phase for phase in known}
     waits = _WAITING
@@ -126,8 +154,8 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
 
 
 def _words(
-    standing: Standing,
-    known: Sequence[LongPhase],
+    standing: RunPhases,
+    known: Sequence[RankPhase],
     waiting: Sequence[int],
     holding: Sequence[int],
     silent: Sequence[int],
@@ -161,7 +189,7 @@ def _words(
     return " ".join(sentences)
 
 
-def _by_phase(known: Sequence[LongPhase]) -> list[tuple[Phase, list[int]]]:
+def _by_phase(known: Sequence[RankPhase]) -> list[tuple[Phase, list[int]]]:
     return [
         (what, ranks)
         for what in Phase
@@ -169,7 +197,7 @@ def _by_phase(known: Sequence[LongPhase]) -> list[tuple[Phase, list[int]]]:
     ]
 
 
-def _names(standing: Standing) -> Callable[[Sequence[int]], str]:
+def _names(standing: RunPhases) -> Callable[[Sequence[int]], str]:
     """Names ranks in words, with their nodes where there are several."""
     several = len(set(standing.placement)) > 1
 

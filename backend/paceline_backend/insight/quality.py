@@ -7,8 +7,10 @@ goes on meanwhile, and a metric changes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from paceline_backend import policies
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
@@ -25,21 +27,18 @@ Choosers = Mapping[str, Callable[[Iterable[float]], float]]
 
 @dataclass(frozen=True)
 class MetricChange:
-    """A metric before a switch, and under the policy that was switched to.
+    """A metric of evaluations before a switch, and under the policy that was switched to."""
 
-    Args:
-        metric: its name.
-        before: mean of the last evaluations before the switch; None: there is none.
-        before_evaluations: how many these are.
-        after: mean of the newest evaluations under the policy; None: there is none.
-        after_evaluations: how many these are.
-    """
-
-    metric: str
-    before: float | None
-    before_evaluations: int
-    after: float | None
-    after_evaluations: int
+    metric: str = Field(examples=["accuracy"])
+    before: float | None = Field(
+        description="mean of the last 3 evaluations before it; null: there is none", examples=[0.89]
+    )
+    before_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    after: float | None = Field(
+        description="mean of the newest 3 evaluations under the policy; null: there is none",
+        examples=[0.9],
+    )
+    after_evaluations: int = Field(description="of which it is the mean", examples=[3])
 
     @property
     def words(self) -> str:

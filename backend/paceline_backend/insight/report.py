@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
@@ -23,13 +25,13 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Fluid:
-    """The terms of the fluid limit (docs/glossary.md)."""
+class FluidLimit:
+    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
 
-    a_s: list[float]
-    b_s: list[float]
-    communication_s: float
-    source: str
+    a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
+    b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
+    communication_s: float = Field(description="per step", examples=[0.003])
+    source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
 
     @property
     def overhead_s(self) -> float:
@@ -85,14 +87,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         "warmup": warmup,
         "coasted": planned.coasted,
         "overhead_s": fluid.overhead_s if fluid else None,
-        "fluid": {
-            "a_s": fluid.a_s,
-            "b_s": fluid.b_s,
-            "communication_s": fluid.communication_s,
-            "source": fluid.source,
-        }
-        if fluid
-        else None,
+        "fluid": fluid,
         "coverage": covered,
         "synchronisation": [figures | {"words": round_words(figures)} for figures in relaxed],
         "chosen": chosen,
@@ -162,7 +157,7 @@ def _steps(connection: Connection, key: int) -> dict[str, Floats]:
 def _preset(
     table: dict[str, Floats],
     chosen: npt.NDArray[np.bool_],
-    fluid: _Fluid | None,
+    fluid: FluidLimit | None,
     base: float | None,
 ) -> dict[str, Any]:
     count = int(chosen.sum())
@@ -198,7 +193,7 @@ def _fluid(
     hello: Hello | None,
     communication_s: float,
     threads: bool,
-) -> _Fluid | None:
+) -> FluidLimit | None:
     """The fluid limit, with the ranks' true speeds if these are emulated and constant.
 
     Otherwise the speeds are fitted. None: too little is known.
@@ -217,12 +212,12 @@ def _fluid(
         # Padding depends on which samples share a batch: such a load cannot be divided at will.
         sane = all(0 < a < _SLOWEST_S for a in a_s) and max(b_s) < _SLOWEST_S
         if lasting and not devices.cost.padded and sane:
-            return _Fluid(a_s, b_s, communication_s, "emulated")
+            return FluidLimit(a_s, b_s, communication_s, "emulated")
     attempt, world = (None, None) if hello is None else (hello.attempt, hello.world)
     fitted = [_line(*sums) for sums in records.sums(connection, key, attempt, world)]
     if not fitted:
         return None
-    return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
+    return FluidLimit([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:

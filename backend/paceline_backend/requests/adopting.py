@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from paceline_backend import backends
 from paceline_backend.requests import streams
@@ -20,10 +23,14 @@ _SHOWN = ("name", "script", "nproc", "policy", "nodes_min", "nodes_max", "max_re
 
 @dataclass(frozen=True)
 class Adoption:
-    """What a node needs to ask for its part in a run."""
+    """What a node needs to ask for its part in the run. Secret."""
 
-    run: str  # public id
-    token: str = field(repr=False)  # good for the nodes of this run
+    run: str = Field(description="id", examples=["3f9a1c07be52"])
+    token: str = Field(
+        repr=False,
+        description="for nodes of this run; it is worth nothing an hour after the run's end",
+        examples=["pl_3f9a1c07_c0ffee"],
+    )
 
 
 def adopt(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from paceline.wire import State
 from paceline_backend import backends
@@ -13,18 +16,18 @@ from paceline_backend.requests.launch import credentials
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
 
 _AGAIN_S = 8.0  # a node that has not begun by then may have missed its launch
 
 
 @dataclass(frozen=True)
 class Enlisted:
-    """What becomes of a node that wants to take part."""
+    """What becomes of a node that wants to take part in a run."""
 
-    state: str  # of the run
-    needed: bool  # False: it may go
-    message: str = ""  # why not
+    state: State = Field(description="of the run", examples=["queued"])
+    needed: bool = Field(description="false: the node may go", examples=[True])
+    message: str = Field(description="why it may go", examples=[""])
 
 
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
@@ -78,7 +81,7 @@ def _admit_one(
     """Of a run on one node: the first that asks trains it."""
     if not jobs.take(connection, run, node):
         return Enlisted(state, False, f"the run trains on {new.node}"), False
-    return Enlisted(state, True), state in jobs.WAITING
+    return Enlisted(state, True, ""), state in jobs.WAITING
 
 
 def _admit(
@@ -92,18 +95,18 @@ def _admit(
         return Enlisted(state, False, "it was asked to leave the run"), False
     if row is not None:
         again = row.state == State.PENDING and time.time() - row.launched_at > _AGAIN_S
-        return Enlisted(state, True), again
+        return Enlisted(state, True, ""), again
     if group.rendezvous in (GONE, ANEW):  # launched anew, on the nodes that it had
-        return Enlisted(state, True), False
+        return Enlisted(state, True, ""), False
     if new.has_jobs and not group.nodes and not _all_come(connection, run, new, node):
         # Its job waits for other nodes. Alone it would meet nobody, and fail after some minutes.
-        return Enlisted(state, True), False
+        return Enlisted(state, True, ""), False
     replaces = _replaces(connection, group, node) if new.has_jobs else None
     present = sum(not each.ended for each in group.nodes)
     if replaces is None and present >= new.nodes_max:
         return Enlisted(state, False, f"the run has {new.nodes_max} nodes already"), False
     run_nodes.launch(connection, group.key, [node], group.first_attempt, replaces)
-    return Enlisted(state, True), True
+    return Enlisted(state, True, ""), True
 
 
 def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
@@ -116,7 +119,7 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
     return len(there) >= new.nodes_min or jobs.begun(connection, run)
 
 
-def _replaces(connection: Connection, group: Group, node: str) -> str | None:
+def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
     """The node that can leave once this one is there, whichever job brought it; None: none.
 
     A run has a node more than its most for so long. A node on the same machine is no gain.

@@ -31,7 +31,7 @@ from paceline_backend.store import (
 from paceline_backend.store.audit import Requester, record_change
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, RunNode
 
 
 def join(
@@ -80,7 +80,7 @@ def join(
         start(store, bus_url, bus, group, replace(new, nodes=names))
 
 
-def start(store: Store, bus_url: str, bus: redis.Redis, group: Group, new: NewRun) -> None:
+def start(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun, new: NewRun) -> None:
     """Launches a run on further nodes that were noted.
 
     Args:
@@ -155,7 +155,7 @@ def leave(
         streams.tell_change(bus, run)
 
 
-def order_to_leave(store: Store, bus: redis.Redis, group: Group, node: str) -> None:
+def order_to_leave(store: Store, bus: redis.Redis, group: MultiNodeRun, node: str) -> None:
     """Has a node's agent end its part of a run. It may be said twice.
 
     Raises:
@@ -167,7 +167,7 @@ def order_to_leave(store: Store, bus: redis.Redis, group: Group, node: str) -> N
     publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)
 
 
-def row_of(group: Group, node: str) -> RunNode:
+def row_of(group: MultiNodeRun, node: str) -> RunNode:
     """The row of a node on which a run goes on.
 
     Raises:
@@ -180,7 +180,7 @@ def row_of(group: Group, node: str) -> RunNode:
     return going_on[node]
 
 
-def under_way(connection: Connection, run: str) -> Group:
+def under_way(connection: Connection, run: str) -> MultiNodeRun:
     """A run that was launched on several nodes and has not ended.
 
     Raises:
@@ -212,7 +212,7 @@ def refuse_adopted(new: NewRun) -> None:
 def _ask_engine(
     connection: Connection,
     new: NewRun,
-    group: Group,
+    group: MultiNodeRun,
     wanted: int | Sequence[str],
     by: Requester,
     expected: int | None,
@@ -227,7 +227,9 @@ def _ask_engine(
     jobs.add(connection, group.id, wanted)
 
 
-def _refuse_more(new: NewRun, group: Group, present: int, count: int, *, expected: int = 0) -> None:
+def _refuse_more(
+    new: NewRun, group: MultiNodeRun, present: int, count: int, *, expected: int = 0
+) -> None:
     if present + expected + count > new.nodes_max:
         waits = f" and waits for {expected} more" if expected else ""
         raise ConflictError(
@@ -236,7 +238,10 @@ def _refuse_more(new: NewRun, group: Group, present: int, count: int, *, expecte
 
 
 def _chosen(
-    new: NewRun, group: Group, wanted: int | Sequence[str], listed: Sequence[Mapping[str, Any]]
+    new: NewRun,
+    group: MultiNodeRun,
+    wanted: int | Sequence[str],
+    listed: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     present = {row.node for row in group.nodes if not row.ended}
     _refuse_more(new, group, len(present), wanted if isinstance(wanted, int) else len(set(wanted)))

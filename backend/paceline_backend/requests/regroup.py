@@ -23,7 +23,7 @@ from paceline_backend.store import Connection, Store, StoreError, new_runs, node
 from paceline_backend.store.audit import CONTROL_PLANE, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
 from paceline_backend.store.telemetry import several
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class _NoNumbersError(ConflictError):
     """The run has had as many attempts as a run may have."""
 
 
-def begin(store: Store, group: Group) -> bool:
+def begin(store: Store, group: MultiNodeRun) -> bool:
     """Notes that a run's rendezvous went away; False if it shall not be launched anew.
 
     Raises:
@@ -46,7 +46,7 @@ def begin(store: Store, group: Group) -> bool:
 
 
 def end_launch(
-    store: Store, bus: redis.Redis, group: Group, names: Collection[str], why: str
+    store: Store, bus: redis.Redis, group: MultiNodeRun, names: Collection[str], why: str
 ) -> None:
     """Ends the launchers of some nodes: an agent launches no run of which processes go on.
 
@@ -58,7 +58,7 @@ def end_launch(
     kill(store, bus, group.id, names, order)
 
 
-def regroup(store: Store, bus: redis.Redis, group: Group) -> None:
+def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
     """Records that a run is launched on those of its nodes that answer; or ends it.
 
     Nothing happens unless all launchers of the launch before have ended. `launch` is the next step.
@@ -81,7 +81,7 @@ def regroup(store: Store, bus: redis.Redis, group: Group) -> None:
         streams.tell_end(bus, group.id)
 
 
-def launch(store: Store, bus_url: str, bus: redis.Redis, group: Group) -> None:
+def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) -> None:
     """Tells the nodes of a recorded launch to start it. It may be repeated until it is noted.
 
     An agent ignores what it is told twice.
@@ -104,7 +104,7 @@ def launch(store: Store, bus_url: str, bus: redis.Redis, group: Group) -> None:
     streams.tell_change(bus, group.id)
 
 
-def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: Group) -> None:
+def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) -> None:
     """Tells those nodes that have not said anything yet."""
     names = [row.node for row in group.nodes if row.state == State.PENDING]
     with store.write() as connection:
@@ -115,7 +115,7 @@ def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: Group) ->
     backends.get(new.backend).start(bus, group.id, new, made)
 
 
-def _failed(store: Store, bus: redis.Redis, group: Group, error: Exception) -> None:
+def _failed(store: Store, bus: redis.Redis, group: MultiNodeRun, error: Exception) -> None:
     log.error("run %s was not launched anew", group.id, exc_info=error)
     with store.write() as connection:
         why = f"it could not be launched anew: {type(error).__name__}"
@@ -123,14 +123,14 @@ def _failed(store: Store, bus: redis.Redis, group: Group, error: Exception) -> N
     streams.tell_end(bus, group.id)
 
 
-def _end_if_stopped(store: Store, bus: redis.Redis, group: Group) -> None:
+def _end_if_stopped(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
     if State(runs.get(store, group.id)["state"]).final:
         order = Kill("stopped before it started", group.first_attempt)
         names = [row.node for row in group.nodes]
         kill(store, bus, group.id, names, order)
 
 
-def settle(store: Store, bus: redis.Redis, group: Group) -> None:
+def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
     """Ends a run whose nodes have all ended, some only because the rendezvous went away.
 
     Raises:
@@ -144,12 +144,12 @@ def settle(store: Store, bus: redis.Redis, group: Group) -> None:
     streams.tell_end(bus, group.id)
 
 
-def undecided(group: Group) -> bool:
+def undecided(group: MultiNodeRun) -> bool:
     """Whether all launchers have ended, and ingest does not know what that means for the run."""
     return all(row.ended for row in group.nodes) and several.outcome(group.nodes) is None
 
 
-def _settle(connection: Connection, group: Group) -> None:
+def _settle(connection: Connection, group: MultiNodeRun) -> None:
     if stop_asked(connection, group.id):
         runs.end(connection, group.id, State.STOPPED, "stopped")
         return
@@ -160,7 +160,7 @@ def _settle(connection: Connection, group: Group) -> None:
     runs.end(connection, group.id, State.FAILED, end.message or "its rendezvous went away")
 
 
-def _first_attempt(group: Group, new: NewRun) -> int:
+def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
     """The first attempt of the next launch.
 
     A lost node may only be cut off, and still train: then the numbers of its attempts are left to
@@ -178,7 +178,7 @@ def _first_attempt(group: Group, new: NewRun) -> int:
     return first
 
 
-def _recorded(connection: Connection, group: Group) -> bool:
+def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
     """Records the next launch; False: the run has failed, with the reason."""
     new, _ = new_runs.stored(connection, group.id)
     listed = spares.stand_ins(group, nodes.listed(connection))

@@ -32,7 +32,7 @@ from paceline_backend.store import Connection, Store, jobs, new_runs, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, Requester, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import Group, RunNode
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 
 def replace(
@@ -164,7 +164,7 @@ def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
 
 
 def _joins(
-    connection: Connection, new: NewRun, group: Group, node: str, other: str | None
+    connection: Connection, new: NewRun, group: MultiNodeRun, node: str, other: str | None
 ) -> str | None:
     """The node that joins in place of another; None: the run's engine is asked for it."""
     if not new.has_jobs:
@@ -179,13 +179,13 @@ def _joins(
     return None
 
 
-def _come(group: Group, node: str) -> str | None:
+def _come(group: MultiNodeRun, node: str) -> str | None:
     """The node that has come in place of another, and is there."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 
 
-def _check(connection: Connection, group: Group, row: RunNode, new: NewRun) -> None:
+def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
     """Refuses to replace a node that leaves anyway, or without which nothing would go on."""
     if row.leaving:
         raise ConflictError(f"{row.node} leaves run {group.id} already")
@@ -203,7 +203,7 @@ def _check(connection: Connection, group: Group, row: RunNode, new: NewRun) -> N
         ) from error
 
 
-def _chosen(new: NewRun, group: Group, listed: list[dict[str, Any]]) -> str:
+def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> str:
     """A spare of the run, or else the least busy node that can take part."""
     present = {row.node for row in group.nodes if not row.ended}
     for node in spares.of_run(group.id, listed):
@@ -215,7 +215,7 @@ def _chosen(new: NewRun, group: Group, listed: list[dict[str, Any]]) -> str:
     return chosen
 
 
-def _check_other(group: Group, joins: str, listed: list[dict[str, Any]]) -> None:
+def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) -> None:
     if joins in {row.node for row in group.nodes if not row.ended}:
         raise ConflictError(f"node: run {group.id} trains on {joins} already")
     node = next((node for node in listed if node["id"] == joins), None)

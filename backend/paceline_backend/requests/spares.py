@@ -11,7 +11,7 @@ from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.store import Connection, runs
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes, spares
-from paceline_backend.store.nodes.run_nodes import Group, RunNode
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 Listed = Sequence[Mapping[str, Any]]  # rows of `store.nodes.listed`
 
@@ -80,13 +80,13 @@ def of_run(run: str, listed: Listed) -> list[str]:
     ]
 
 
-def missed(group: Group) -> list[RunNode]:
+def missed(group: MultiNodeRun) -> list[RunNode]:
     """Nodes of a launch that are gone without having been asked, and for which none stands in."""
     stood_in_for = {row.replaces for row in group.nodes}
     return [row for row in group.nodes if row.gone and row.node not in stood_in_for]
 
 
-def stand_ins(group: Group, listed: Listed) -> list[dict[str, Any]]:
+def stand_ins(group: MultiNodeRun, listed: Listed) -> list[dict[str, Any]]:
     """The nodes on which a run may be launched anew: its own, and spares for those that are gone.
 
     Its own ones may be cordoned, as it goes on there.

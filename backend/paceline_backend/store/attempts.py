@@ -17,7 +17,7 @@ from paceline_backend.store.schema import attempts, segments, steps, worker_step
 
 
 @dataclass(frozen=True)
-class Span:
+class AttemptSpan:
     """The steps of an attempt that count, or of several that nothing tells apart."""
 
     attempt: int | None  # None: whichever it is
@@ -66,7 +66,7 @@ def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
     return min((step for other, step in starts.items() if other > attempt), default=None)
 
 
-def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span]:
+def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
     """What counts of each attempt, the latest first. A few seeks, however long the run.
 
     Args:
@@ -75,7 +75,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
         attempt: the latest; None: not known yet.
     """
     if not attempt:
-        return [Span(None, 0, None)]
+        return [AttemptSpan(None, 0, None)]
     starts: dict[int, int] = {}
     counting = []
     number: int | None = attempt
@@ -94,7 +94,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
         if first is not None:
             starts[number] = first
         if end is None or end > (first or 0):
-            counting.append(Span(number, first or 0, end))
+            counting.append(AttemptSpan(number, first or 0, end))
         if first == 0:
             break
         below = _adopting(connection, run, number)
@@ -102,7 +102,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
-            counting.append(Span(number - 1, 0, end, unused - 1))
+            counting.append(AttemptSpan(number - 1, 0, end, unused - 1))
         number = below
     return counting
 
@@ -127,7 +127,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(query.order_by(c.attempt)).mappings()]
 
 
-def newest(connection: sa.Connection, run: int, parts: Sequence[Span]) -> sa.Row[Any] | None:
+def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
     """The newest record that counts, of any rank: `step`, `ended_at`."""
     c = worker_steps.c
     return _first(
@@ -138,7 +138,7 @@ def newest(connection: sa.Connection, run: int, parts: Sequence[Span]) -> sa.Row
 
 
 def newest_complete(
-    connection: sa.Connection, run: int, parts: Sequence[Span]
+    connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
     """The newest step that counts and that all ranks reported: `step`, `epoch`."""
     # Any rank's row tells of which attempt a complete step is.
@@ -154,7 +154,7 @@ def newest_complete(
 
 
 def _first(
-    connection: sa.Connection, query: sa.Select[Any], parts: Sequence[Span]
+    connection: sa.Connection, query: sa.Select[Any], parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
     """A later attempt's steps that count are all behind an earlier one's."""
     for part in parts:

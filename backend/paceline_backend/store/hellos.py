@@ -27,7 +27,7 @@ _AT_ONCE = 16  # parts that are fetched together
 logger = logging.getLogger(__name__)
 
 
-class Named(NamedTuple):
+class HelloKey(NamedTuple):
     """A Hello on its way."""
 
     run: int  # key
@@ -35,27 +35,27 @@ class Named(NamedTuple):
     digest: bytes
 
 
-class Packed(NamedTuple):
+class PackedHello(NamedTuple):
     """A Hello as it is stored, after it was checked."""
 
     digest: bytes
     parts: list[bytes] | int  # or how many, where they are stored already
 
 
-def pack(hello: Hello) -> Packed:
+def pack(hello: Hello) -> PackedHello:
     """Return a Hello as `write` takes it; outside a transaction, since it may take a while."""
     data = blobs.pack(hello)
     cuts = range(0, len(data), PART_BYTES)
-    return Packed(digest(data), [data[at : at + PART_BYTES] for at in cuts])
+    return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
 
 
-def write(connection: sa.Connection, run: int, attempt: int, packed: Packed) -> None:
+def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello) -> None:
     """Store a run's latest Hello, whose digest the run's row gets, and forget earlier ones.
 
     Raises:
         StoreRefusedError: parts that were stored are there no longer.
     """
-    named = Named(run, attempt, packed.digest)
+    named = HelloKey(run, attempt, packed.digest)
     if isinstance(packed.parts, int):
         if _count(connection, named) != packed.parts:
             raise StoreRefusedError("parts of a Hello were deleted before it could be used")
@@ -67,14 +67,14 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: Packed) -> 
     connection.execute(sa.delete(hello_parts).where(c.run == run, older))
 
 
-def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> list[Named]:
+def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> list[HelloKey]:
     """Store parts; return the Hellos of these parts that are complete now.
 
     Args:
         connection: of the transaction.
         parts: each with its run's key.
     """
-    named_parts = [(Named(run, part.attempt, part.hello), part) for run, part in parts]
+    named_parts = [(HelloKey(run, part.attempt, part.hello), part) for run, part in parts]
     _add(connection, [(named, part.number, part.data) for named, part in named_parts])
     sizes = {named: part.of for named, part in named_parts}
     complete = [named for named, of in sizes.items() if _count(connection, named) == of]
@@ -84,7 +84,7 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
 
 
 def bound(
-    connection: sa.Connection, run: int, complete: Collection[Named], most: int = _MOST_PENDING
+    connection: sa.Connection, run: int, complete: Collection[HelloKey], most: int = _MOST_PENDING
 ) -> None:
     """Forget Hellos of a run that it does not complete, so that they do not fill the database.
 
@@ -101,12 +101,12 @@ def bound(
         .distinct()
         .order_by(c.attempt.desc(), c.hello)
     )
-    stored = [Named(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
+    stored = [HelloKey(run, attempt, bytes(name)) for attempt, name in connection.execute(query)]
     for named in [named for named in stored if named not in complete][most:]:
         forget(connection, named)
 
 
-def read(connection: sa.Connection, named: Named) -> bytes:
+def read(connection: sa.Connection, named: HelloKey) -> bytes:
     """Return what the parts of a Hello make together."""
     c = hello_parts.c
     query = sa.select(c.data).where(*_is(named)).order_by(c.number)
@@ -115,7 +115,7 @@ def read(connection: sa.Connection, named: Named) -> bytes:
     return b"".join(parts.scalars())
 
 
-def forget(connection: sa.Connection, named: Named) -> None:
+def forget(connection: sa.Connection, named: HelloKey) -> None:
     """Delete the parts of a Hello that cannot be used, unless it is the run's own."""
     connection.execute(sa.delete(hello_parts).where(*_is(named), _pending(named.run)))
 
@@ -126,14 +126,14 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
     row = connection.execute(sa.select(c.attempt, c.hello).where(c.key == run)).one_or_none()
     if row is None or row.hello is None:
         return None
-    data = read(connection, Named(run, row.attempt, bytes(row.hello)))
+    data = read(connection, HelloKey(run, row.attempt, bytes(row.hello)))
     if digest(data) != row.hello:
         logger.warning("the Hello of run %d is left out: its parts are not those checked", run)
         return None
     return blobs.unpack(data, Hello)
 
 
-def _add(connection: sa.Connection, parts: Iterable[tuple[Named, int, bytes]]) -> None:
+def _add(connection: sa.Connection, parts: Iterable[tuple[HelloKey, int, bytes]]) -> None:
     rows = [
         {"run": run, "attempt": attempt, "hello": name, "number": number, "data": data}
         for (run, attempt, name), number, data in parts
@@ -142,7 +142,7 @@ def _add(connection: sa.Connection, parts: Iterable[tuple[Named, int, bytes]]) -
         connection.execute(insert(connection, hello_parts).on_conflict_do_nothing(), rows)
 
 
-def _count(connection: sa.Connection, named: Named) -> int:
+def _count(connection: sa.Connection, named: HelloKey) -> int:
     query = sa.select(sa.func.count()).select_from(hello_parts).where(*_is(named))
     return int(connection.execute(query).scalar_one())
 
@@ -156,6 +156,6 @@ def _pending(run: int) -> sa.ColumnElement[bool]:
     return ~own.correlate(hello_parts).exists()
 
 
-def _is(named: Named) -> list[sa.ColumnElement[bool]]:
+def _is(named: HelloKey) -> list[sa.ColumnElement[bool]]:
     c = hello_parts.c
     return [c.run == named.run, c.attempt == named.attempt, c.hello == named.digest]

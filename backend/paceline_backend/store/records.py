@@ -339,7 +339,7 @@ def _sums(
     return connection.execute(query.group_by(c.rank).order_by(c.rank)).all()
 
 
-_Attempts = tuple[int | None, int | None, list[attempts.Span]]
+_Attempts = tuple[int | None, int | None, list[attempts.AttemptSpan]]
 
 
 def counting(connection: sa.Connection, run: int) -> _Attempts:

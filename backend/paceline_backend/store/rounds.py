@@ -170,7 +170,7 @@ def _counting(connection: sa.Connection, run: int, span: Range) -> list[sa.Colum
     return [c.run == run, *within(c.step, span), sa.or_(*(sa.and_(*part) for part in parts))]
 
 
-def _parts(connection: sa.Connection, run: int) -> Sequence[attempts.Span]:
+def _parts(connection: sa.Connection, run: int) -> Sequence[attempts.AttemptSpan]:
     attempt = connection.execute(sa.select(runs.c.attempt).where(runs.c.key == run)).scalar()
     return attempts.spans(connection, run, attempt)
 

@@ -20,7 +20,7 @@ from paceline_backend.server.prices import Price
 from paceline_backend.store import attempts, hellos, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.fleet import costs
-from paceline_backend.store.history import Order, RunFilter, days, labels, notices
+from paceline_backend.store.history import RunFilter, RunOrder, days, labels, notices
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios
@@ -82,7 +82,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Terms:
+class TelemetryTerms:
     """What a run's telemetry is checked against."""
 
     nproc: int
@@ -116,12 +116,12 @@ def last_attempt(first_attempt: int, max_restarts: int, nodes_max: int) -> int:
     return first_attempt + max_restarts + (_MOST_REGROUPINGS if nodes_max > 1 else 0)
 
 
-def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, Terms]:
+def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, TelemetryTerms]:
     """What the runs of these ids were started with; those that the store has."""
-    names = ("id", *Terms.__dataclass_fields__)
+    names = ("id", *TelemetryTerms.__dataclass_fields__)
     columns = [runs.c[name] for name in names]
     rows = connection.execute(sa.select(*columns).where(runs.c.id.in_(ids), _KEPT))
-    return {row[0]: Terms(*row[1:]) for row in rows}
+    return {row[0]: TelemetryTerms(*row[1:]) for row in rows}
 
 
 def key_of(connection: sa.Connection, run: str) -> int:
@@ -271,7 +271,7 @@ def page(
     Raises:
         CursorError: `cursor` is not one that an earlier page gave.
     """
-    order = Order.of(sort, costs.by_run(default))
+    order = RunOrder.of(sort, costs.by_run(default))
     value = order.value.label("sorted_by")
     query = sa.select(*_PUBLIC, value).where(_KEPT, *which.conditions(store.engine.dialect.name))
     if cursor is not None:
@@ -285,7 +285,7 @@ def page(
 
 
 def _cursor_of(value: Any, key: int, sort: str) -> str:
-    if Order.of(sort).newest_first:
+    if RunOrder.of(sort).newest_first:
         return cursor_at(key)
     place = json.dumps([sort, value, key]).encode()
     return base64.urlsafe_b64encode(place).decode().rstrip("=")
@@ -293,13 +293,13 @@ def _cursor_of(value: Any, key: int, sort: str) -> str:
 
 def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
     """Value and key of the run after which a page goes on."""
-    if Order.of(sort).newest_first:
+    if RunOrder.of(sort).newest_first:
         return None, key_at(cursor)
     try:
         given, value, key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, TypeError, RecursionError):
         given, value, key = None, None, -1
-    of_text = Order.of(sort).by in ("name", "policy", "state")
+    of_text = RunOrder.of(sort).by in ("name", "policy", "state")
     kinds: tuple[type, ...] = (str,) if of_text else (int, float)
     fits = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
     if given != sort or not fits or not isinstance(key, int) or not 0 <= key < 2**63:

@@ -546,11 +546,11 @@ def test_openapi_has_an_example_for_every_body(client: httpx.Client) -> None:
         "RunCreate",
         "PolicySwitch",
         "Stop",
-        "Run",
-        "Switch",
-        "Worker",
+        "RunInfo",
+        "SwitchInfo",
+        "WorkerSummary",
         "EpochCoverage",
-        "Round",
+        "RoundInfo",
     ):
         schema = schemas[name]
         fields = schema["properties"].values()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.errors import PacelineError
-from paceline_backend.api.auth import COOKIE, Credentials, Guard
+from paceline_backend.api.auth import COOKIE, Authentication, CredentialCheck
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.server.settings import Settings
@@ -57,7 +57,7 @@ def websocket_answer(store: Store, **headers: str) -> str:
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
-    guard = Guard(accepting, Credentials(store, TOKEN), lambda _: VIEWER)
+    guard = Authentication(accepting, CredentialCheck(store, TOKEN), lambda _: VIEWER)
     asyncio.run(guard(scope, receive, send))
     return str(sent[0]["type"])
 
@@ -87,7 +87,7 @@ def test_the_callback_too(guarded: httpx.Client) -> None:
 def test_a_websocket_wants_it_too(store: Store) -> None:
     assert websocket_answer(store) == "websocket.close"
     assert websocket_answer(store, authorization=f"Bearer {TOKEN}") == "websocket.accept"
-    credentials = Credentials(store, TOKEN)
+    credentials = CredentialCheck(store, TOKEN)
     holder = credentials.of_token(TOKEN.encode())
     assert holder is not None
     cookie = f"other=1; {COOKIE}={credentials.enter(holder, '127.0.0.1')}"

@@ -17,14 +17,14 @@ from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
 from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.control.periodic import Periodic
-from paceline_backend.insight.whatif.answer import Current, Forecast
+from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, FIRST_STEP
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.store import Store, StoreUnavailableError, audit, runs, schema
 from paceline_backend.store import switches as switches_store
 from paceline_backend.store.outcomes import forecasts
-from support.forecasts import Training, drawn
+from support.forecasts import BSP, Training, drawn
 from support.leading import new_run, working
 from support.waiting import until
 
@@ -110,7 +110,7 @@ class Refusing(Forecaster):
         if run == self._away:
             made.set_exception(StoreUnavailableError("the database is away"))
         else:
-            made.set_result(Forecast(run, 0.0, Current("bsp", {}, 0), reason="too few steps"))
+            made.set_result(Forecast(run, 0.0, BSP, reason="too few steps"))
         return made
 
 

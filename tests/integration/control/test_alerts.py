@@ -65,7 +65,7 @@ def only(store: Store, *names: str) -> None:
 
 def listed(store: Store, **which: Any) -> list[dict[str, Any]]:
     with store.read() as connection:
-        return rows.page(connection, rows.Filter(**which), 50)[0]
+        return rows.page(connection, rows.AlertFilter(**which), 50)[0]
 
 
 def hook(store: Store, url: str, severity: str = "warning") -> str:

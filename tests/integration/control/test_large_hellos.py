@@ -210,7 +210,7 @@ def test_a_part_of_the_runs_own_hello_has_nothing_read(
 ) -> None:
     """Neither when it comes again, nor when it holds something else."""
     add_run(store, "r", signed=True)
-    read: list[hellos.Named] = []
+    read: list[hellos.HelloKey] = []
     monkeypatch.setattr(
         assembly.hellos, "read", lambda c, named: (read.append(named), READ(c, named))[1]
     )
@@ -264,7 +264,7 @@ def test_others_are_ingested_while_a_hello_is_put_together(
     add_run(store, "other", signed=True)
     go_on = threading.Event()
 
-    def slow(connection: sa.Connection, named: hellos.Named) -> bytes:
+    def slow(connection: sa.Connection, named: hellos.HelloKey) -> bytes:
         go_on.wait(30)
         return READ(connection, named)
 

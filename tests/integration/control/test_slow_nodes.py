@@ -21,7 +21,7 @@ from paceline_backend.insight.whatif.answer import NodeForecast
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.store import Store, audit, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
-from paceline_backend.store.nodes.slowness import Watched
+from paceline_backend.store.nodes.slowness import RunOnNodes
 from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
 from support.groups import answer, launch, report
@@ -80,7 +80,7 @@ def test_few_steps_name_nobody(store: Store, bus_url: str) -> None:
     with store.read() as connection:
         [watched] = slowness.watched(connection, "worker")
     assert Watch(store, bus_url, "worker").look(watched, 11) is None
-    later = Watched(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
+    later = RunOnNodes(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
     assert Watch(store, bus_url, "worker").look(later, 200) is None
 
 
@@ -107,9 +107,8 @@ def test_a_spare_that_comes_later_is_used_though_no_step_follows(
     training = trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
     with store.read() as connection:
         key = runs.key_of(connection, run)
-    times = {"step_time_s": 0.05, "low_s": 0.04, "high_s": 0.06}
-    saved = {"saving": 0.5, "saving_low": 0.4, "saving_high": 0.6}
-    forecast = NodeForecast("n2", [2, 3], 3.0, **times, **saved, words="That saves half.")
+    saved = (0.05, 0.04, 0.06, 0.5, 0.4, 0.6, "That saves half.")
+    forecast = NodeForecast(*saved, node="n2", ranks=[2, 3], factor=3.0)
     monkeypatch.setattr(replacements, "forecast_of", mock.Mock(return_value=forecast))
     watch, stop = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
     watch.scan(mock.Mock(), stop)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -33,7 +33,7 @@ def steered(
             look = look.after(None, training.step - 1, 0.0, 0.0)
             continue
         decision = decide(made, earlier, switches, "switch", relaxed=relaxed)
-        earlier.append(msgspec.structs.replace(made, decision=decision))
+        earlier.append(replace(made, decision=decision))
         look = look.after(earlier[-1], training.step - 1, 0.0, 0.0)
         if decision.decided in ("switch", "back"):
             assert decision.policy is not None

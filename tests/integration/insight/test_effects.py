@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline.wire import StepBatch
 from paceline_backend.control.advice.effects import Effects
 from paceline_backend.insight import document, effects
 from paceline_backend.insight.document import page
-from paceline_backend.insight.whatif.answer import Current, Forecast, LeftOut, PresetForecast
+from paceline_backend.insight.whatif.answer import Forecast, LeftOut, PolicyInForce
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.outcomes.effects import SETTLE_S
@@ -26,6 +27,7 @@ from paceline_backend.store.schema import effects as kept
 from paceline_backend.store.schema import forecasts as forecasts_table
 from paceline_backend.store.schema import leases, runs, switches, worker_steps
 from paceline_backend.store.schema import steps as steps_table
+from support.forecasts import BSP, preset
 from support.records import add_first_policy, add_run, hello, record
 from support.web import serving
 
@@ -100,7 +102,7 @@ def test_a_larger_load_is_no_effect(store: Store) -> None:
         [effect] = effects.effects_of(connection, key)
     assert not effect.known
     assert effect.saving == pytest.approx(0.0, abs=0.03)
-    assert effect.words.startswith("Its effect is not known yet: between ")
+    assert effects.words_of(effect).startswith("Its effect is not known yet: between ")
 
 
 def test_few_steps_tell_nothing(store: Store, client: httpx.Client) -> None:
@@ -120,7 +122,7 @@ def test_what_will_never_be_known_is_said(store: Store) -> None:
     switch(store, key, 2, 50, "lbb")
     with store.read() as connection:
         first, _ = effects.effects_of(connection, key)
-    assert first.words == (
+    assert effects.words_of(first) == (
         "Its effect cannot be known: only 4 steps before it count, 8 are needed."
     )
 
@@ -133,29 +135,29 @@ def test_each_switch_is_compared_with_the_policy_before_it(store: Store) -> None
         first, second = effects.effects_of(connection, key)
     assert first.saving == pytest.approx(0.5, abs=0.02)
     assert second.saving == pytest.approx(-0.5, abs=0.06)
-    assert "more time for the same load" in second.words
+    assert "more time for the same load" in effects.words_of(second)
 
 
 def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
     key = trained(store, noisy((60, 0.4), (80, 0.2)))
     switch(store, key, 1, 60, "paceline")
-    preset = PresetForecast("paceline", {}, 0.2, 0.19, 0.21, 0.5, 0.47, 0.53, "…", False)
+    option = preset("paceline", 0.5, 0.47, 0.53)
     with store.write() as connection:
         for step, saving in ((30, 0.9), (50, 0.5), (100, 0.1)):
             made = Forecast(
                 "r",
                 float(step),
-                Current("bsp", {}, 0),
+                BSP,
                 step=step,
-                forecasts=[msgspec.structs.replace(preset, saving=saving)],
+                forecasts=[replace(option, saving=saving)],
                 left_out=[LeftOut("rna", "planning takes too long")],
             )
             forecasts.add(connection, key, msgspec.to_builtins(made))
         # `auto` has looked at another option by itself, and the watch of nodes at a slow node:
         # that says nothing of this option.
-        in_force = msgspec.structs.replace(preset, policy="bsp", in_force=True)
-        alone = Forecast("r", 55.0, Current("bsp", {}, 0), step=55, option="lbb")
-        node = Forecast("r", 56.0, Current("bsp", {}, 0), step=56, forecasts=[in_force])
+        in_force = replace(option, policy="bsp", in_force=True)
+        alone = Forecast("r", 55.0, BSP, step=55, option="lbb")
+        node = Forecast("r", 56.0, BSP, step=56, forecasts=[in_force])
         for narrow in (alone, node):
             forecasts.add(connection, key, msgspec.to_builtins(narrow))
     with store.read() as connection:
@@ -166,7 +168,7 @@ def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
     assert not page.advice(content), "the policy that it recommends is in force by now"
     assert effect.forecast is not None
     assert effect.forecast.saving == 0.5
-    assert effect.words.endswith("The forecast said 50 % less time ± 3.")
+    assert effects.words_of(effect).endswith("The forecast said 50 % less time ± 3.")
 
 
 def test_a_run_without_switches_has_no_effects(store: Store, client: httpx.Client) -> None:
@@ -191,7 +193,13 @@ def test_a_switch_to_the_same_policy_is_not_scored(
     switch(store, key, 1, 60, "paceline", **first)
     switch(store, key, 2, 120, "paceline", **second)
     switch(store, key, 3, 200, "paceline", window=16)
-    said(store, key, 0.2, step=100, current=Current("paceline", first, 1))
+    said(
+        store,
+        key,
+        0.2,
+        step=100,
+        current=replace(BSP, policy="paceline", parameters=first, version=1),
+    )
     begin(store, key, state="finished", ended_at=time.time() - 2 * SETTLE_S)
     for _ in range(2):  # computed, and from the row that is kept
         effects_ = {each["version"]: each for each in client.get("/api/v1/runs/r/effects").json()}
@@ -218,7 +226,7 @@ def test_a_forecast_for_another_pair_of_policies_is_not_shown(store: Store) -> N
     with store.read() as connection:
         _, second = effects.effects_of(connection, key)
     assert second.forecast is None
-    said(store, key, 0.4, step=100, current=Current("lbb", {}, 1))
+    said(store, key, 0.4, step=100, current=replace(BSP, policy="lbb", version=1))
     said(store, key, 0.8, step=110)  # of another pair once more
     with store.read() as connection:
         _, second = effects.effects_of(connection, key)
@@ -232,7 +240,7 @@ def test_no_difference_is_said_once_no_later_step_counts(store: Store) -> None:
     with store.read() as connection:
         [effect] = effects.effects_of(connection, key)
     assert (effect.known, effect.complete) == (False, True)
-    assert effect.words.startswith("It made no clear difference: between ")
+    assert effects.words_of(effect).startswith("It made no clear difference: between ")
 
 
 @pytest.fixture
@@ -243,13 +251,12 @@ def either(database_url: str) -> Iterator[Store]:
 
 
 def said(
-    store: Store, key: int, saving: float, *, step: int = 50, current: Current | None = None
+    store: Store, key: int, saving: float, *, step: int = 50, current: PolicyInForce = BSP
 ) -> None:
     """A forecast: `paceline` saves so much, ± 3 %, compared with `bsp` or another policy."""
     bounds = (saving - 0.03, saving + 0.03)
-    preset = PresetForecast("paceline", {}, 0.2, 0.19, 0.21, saving, *bounds, "…", False)
-    current = current or Current("bsp", {}, 0)
-    made = Forecast("r", float(step), current, step=step, forecasts=[preset])
+    option = preset("paceline", saving, *bounds)
+    made = Forecast("r", float(step), current, step=step, forecasts=[option])
     with store.write() as connection:
         forecasts.add(connection, key, msgspec.to_builtins(made))
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from paceline.commands.verdict import lines
 from paceline.wire import Fallback, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
-from paceline_backend.insight.verdict import Observed, judge, read_observed
+from paceline_backend.insight.verdict import ObservedSteps, judge, read_observed
 from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.schema import switches
 from support.records import add_run, adopted, hello, record
@@ -55,7 +55,7 @@ def written(
     telemetry.write(store, [("r", StepBatch(rows))])
 
 
-def seen(store: Store, span: tuple[int | None, int | None] = (None, None)) -> Observed:
+def seen(store: Store, span: tuple[int | None, int | None] = (None, None)) -> ObservedSteps:
     with store.read() as connection:
         return read_observed(connection, runs.key_of(connection, "r"), span)
 

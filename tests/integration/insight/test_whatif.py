@@ -24,7 +24,7 @@ from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.evidence.whatif import _kept
 from paceline_backend.insight.whatif import cautions, simulate
-from paceline_backend.insight.whatif.answer import STEPS, Forecast
+from paceline_backend.insight.whatif.answer import STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.speeds import same_speeds
@@ -324,7 +324,7 @@ def test_the_database_tells_what_memory_does(
             assert from_store.policy == from_memory.policy
             assert from_store.step_time_s == pytest.approx(from_memory.step_time_s, rel=0.01)
         assert answer.current.measured_s == pytest.approx(training.time(20, 84), rel=0.02)
-        assert msgspec.convert(msgspec.to_builtins(answer), Forecast) == answer
+        assert kept([msgspec.to_builtins(answer)]) == [answer]
 
         add_run(store, "young")
         with pytest.raises(UnknownRunError, match="nobody"):
@@ -408,13 +408,13 @@ def test_over_rest(store: Store, bus_url: str) -> None:
 
 def test_when_a_kept_forecast_holds(store: Store) -> None:
     run, training = trained(store)
-    made = msgspec.structs.replace(of(training), all_presets=True)
+    made = replace(of(training), all_presets=True)
     now = time.time()
 
     def kept(age_s: float, since: float = 0.0) -> bool:
         with store.write() as connection:
             key = runs.key_of(connection, run)
-            body = msgspec.structs.replace(made, made_at=now - age_s)
+            body = replace(made, made_at=now - age_s)
             connection.execute(sa.delete(schema.forecasts))
             forecasts.add(connection, key, msgspec.to_builtins(body))
         return _kept(store, run, STEPS, since) is not None
@@ -438,7 +438,7 @@ def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store
     assert (some.all_presets, every.all_presets) == (False, True)
     with store.write() as connection:
         key = runs.key_of(connection, run)
-        for made in (every, msgspec.structs.replace(some, made_at=every.made_at + 1)):
+        for made in (every, replace(some, made_at=every.made_at + 1)):
             forecasts.add(connection, key, msgspec.to_builtins(made))
     fresh = _kept(store, run, STEPS, 0.0)
     assert fresh is not None

@@ -19,7 +19,7 @@ from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import steady_time
-from paceline_backend.insight.whatif.state import State, read
+from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.switches import Switch
 from support.forecasts import COMMUNICATION_S, Training, drawn
@@ -137,7 +137,7 @@ def test_steps_after_a_switch_are_taken_as_they_were() -> None:
     assert none is None
 
 
-def newest_cut(state: State, count: int) -> Forecast:
+def newest_cut(state: PlanningState, count: int) -> Forecast:
     """As if the newest steps had not been reported yet: the last segment has not ended."""
     measured = state.measured
     assert measured is not None

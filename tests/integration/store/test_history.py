@@ -17,7 +17,7 @@ from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.fleet import prices
 from paceline_backend.store.fleet.costs import COSTS
 from paceline_backend.store.fleet.tables import waiting_days
-from paceline_backend.store.history import SORTS, Bounds, RunFilter, days, labels
+from paceline_backend.store.history import SORTS, FigureBounds, RunFilter, days, labels
 from support.records import add_run, adopted, hello, record, waiting_day
 
 DAY_S = 86_400.0
@@ -117,8 +117,8 @@ def counts(run: dict[str, Any], which: RunFilter) -> bool:
     def has(part: str, *texts: str | None) -> bool:
         return any(part.lower() in text.lower() for text in texts if text is not None)
 
-    def between(value: float | None, bounds: Bounds) -> bool:
-        if bounds == Bounds():
+    def between(value: float | None, bounds: FigureBounds) -> bool:
+        if bounds == FigureBounds():
             return True
         low = value is not None and (bounds.least is None or value >= bounds.least)
         return low and (bounds.most is None or (value or 0.0) <= bounds.most)
@@ -156,7 +156,7 @@ def counts(run: dict[str, Any], which: RunFilter) -> bool:
 
 MAYBE_TIME = st.none() | st.sampled_from([0.0, 5_000.0, 10_010.0, 10_500.0, 20_000.0])
 BOUNDS = st.builds(
-    Bounds, *[st.none() | st.sampled_from([0.0, 0.03125, 0.0625, 0.125, 1.0, 2.5])] * 2
+    FigureBounds, *[st.none() | st.sampled_from([0.0, 0.03125, 0.0625, 0.125, 1.0, 2.5])] * 2
 )
 FILTERS = st.builds(
     RunFilter,

@@ -9,15 +9,13 @@ import pytest
 
 from paceline_backend.control.advice.advisor import PAUSE_S, NextLook
 from paceline_backend.insight.whatif.answer import (
-    Current,
     Decided,
-    Decision,
     Forecast,
-    PresetForecast,
     label,
 )
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.policies import Changes
+from support.forecasts import BSP, decision, preset
 
 FIRST = NextLook(0, relaxed=False)
 
@@ -26,14 +24,14 @@ def forecast(
     decided: Decided, step: int, low: float | None = None, changes: Changes = "nothing"
 ) -> Forecast:
     """With `low`: of an option that surely saves so much, and that was decided upon."""
-    options, decision = [], Decision(decided, "")
+    options, made = [], decision(decided)
     if low is not None:
         given = {"mode": "free"}
-        saving = (1.0, 0.9, 1.1, low, low, low, "", False, changes, label("paceline", given))
-        options = [PresetForecast("paceline", given, *saving)]
-        decision = Decision(decided, "", "paceline", given)
-    current, steps = Current("bsp", {}, 0), min(256, step - 2)
-    return Forecast("r", 0.0, current, step=step, steps=steps, forecasts=options, decision=decision)
+        named = {"parameters": given, "changes": changes, "label": label("paceline", given)}
+        options = [preset("paceline", low, low, low, **named)]
+        made = decision(decided, policy="paceline", parameters=given)
+    steps = min(256, step - 2)
+    return Forecast("r", 0.0, BSP, step=step, steps=steps, forecasts=options, decision=made)
 
 
 def looks(

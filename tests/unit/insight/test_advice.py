@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from paceline.wire import OBSERVED
-from paceline_backend.insight.verdict import Observed, facts_of, judge
+from paceline_backend.insight.verdict import ObservedSteps, facts_of, judge
 from support.timings import observed, slow
 
 ONE, TWO = ["a"] * 6, ["a", "a", "a", "b", "b", "b"]
 
 
-def advice(seen: Observed, **about: Any) -> dict[str, str]:
+def advice(seen: ObservedSteps, **about: Any) -> dict[str, str]:
     """Kind of each cause, and what to do against it."""
     facts = facts_of(judge(dataclasses.replace(seen, **about)))
     return {cause["kind"]: cause["to_do"] for cause in facts["causes"]}
 
 
-def uneven() -> Observed:
+def uneven() -> ObservedSteps:
     return observed(load=np.random.default_rng(0).lognormal(3.7, 0.5, (100, 6)))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_backend.insight.attribution import Rows, attribute
-from paceline_backend.insight.attribution.model import Model
+from paceline_backend.insight.attribution.model import SpeedModel
 from paceline_backend.insight.attribution.split import _lateness
 
 WORLD, STEPS = 6, 100
@@ -95,7 +95,7 @@ def test_lateness_is_the_mean_over_all_orders_of_causes() -> None:
     rng = np.random.default_rng(0)
     typical, own, own_equal, rest = rng.uniform(0.5, 2, (4, 1, 1))
     equal = np.array([[1.1]])
-    model = Model(typical, equal, own, own_equal, rest, np.array([[True]]), np.ones(1), 0.01)
+    model = SpeedModel(typical, equal, own, own_equal, rest, np.array([[True]]), np.ones(1), 0.01)
     rows = made(1, 1)
 
     def time(on: set[str]) -> float:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from paceline_backend.insight.whatif.answer import (
     MARGIN,
-    Current,
     Decision,
     Forecast,
-    PresetForecast,
+    PolicyInForce,
     best_of,
     recommended,
 )
 from paceline_backend.insight.whatif.auto import decide, steps_to_hold
 from paceline_backend.store.switches import Switch
+from support.forecasts import BSP, decision, preset
 
 START = Switch(0, "bsp", "api", 0)
 
@@ -36,15 +36,14 @@ def made(
     """A forecast with intervals of ± 2 %."""
     presets = {policy: 0.0, **savings}
     forecasts = [
-        PresetForecast(
-            policy=name,
-            parameters={},
+        preset(
+            name,
+            saving,
+            saving - 0.02,
+            saving + 0.02,
             step_time_s=step_time_s * (1 - saving),
             low_s=step_time_s * (0.98 - saving),
             high_s=step_time_s * (1.02 - saving),
-            saving=saving,
-            saving_low=saving - 0.02,
-            saving_high=saving + 0.02,
             words=f"{name} would save {saving}",
             label=name,
         )
@@ -53,14 +52,14 @@ def made(
     return Forecast(
         run="run",
         made_at=float(step),
-        current=Current(policy, {}, version, step_time_s, measured_s, 40),
+        current=PolicyInForce(policy, {}, version, step_time_s, measured_s, 40),
         step=step,
         first_step=step - 63,
         steps=64,
         fit_error=0.01,
         forecasts=forecasts,
         speeds=list(speeds),
-        decision=None if decided is None else Decision(decided, "because"),
+        decision=None if decided is None else decision(decided, "because"),
     )
 
 
@@ -116,7 +115,7 @@ def test_forecasts_in_a_row_are_so_many_steps_apart() -> None:
 def test_how_long_a_promise_must_hold() -> None:
     def steps(low: float, changes: Any = "nothing") -> int:
         [_, option] = made(100, {"lbb": -low}).forecasts
-        return steps_to_hold(msgspec.structs.replace(option, saving_low=low, changes=changes))
+        return steps_to_hold(replace(option, saving_low=low, changes=changes))
 
     assert [steps(low) for low in (0.0501, 0.1, 0.2, 0.4, 0.9)] == [100, 50, 25, 16, 16]
     assert [steps(0.2, changes) for changes in ("nothing", "batches", "training")] == [25, 25, 100]
@@ -140,13 +139,13 @@ def test_it_leaves_what_changes_the_training_when_that_is_not_worth_it() -> None
     def under_rna(savings: dict[str, float], by: str = "auto") -> Decision:
         now = made(350, savings, version=1, policy="rna", measured_s=0.6, step_time_s=0.6)
         changing = [
-            msgspec.structs.replace(option, in_force=option.policy == "rna", changes="training")
+            replace(option, in_force=option.policy == "rna", changes="training")
             if option.policy in ("rna", "osa")
             else option
             for option in now.forecasts
         ]
         switches = [START, Switch(1, "rna", by, 210)]
-        now = msgspec.structs.replace(now, forecasts=changing)
+        now = replace(now, forecasts=changing)
         return decide(now, [FIRST, SECOND], switches, "switch")
 
     back = under_rna({"bsp": -0.02, "paceline": -0.01, "osa": 0.0})
@@ -167,8 +166,8 @@ def test_a_saving_that_may_be_noise() -> None:
 
 
 def test_it_waits_when_there_is_no_forecast_or_a_switch_is_young() -> None:
-    none = Forecast("run", 1.0, Current("bsp", {}, 0), reason="too few steps")
-    assert decide(none, [], [START], "switch") == Decision("wait", "too few steps")
+    none = Forecast("run", 1.0, BSP, reason="too few steps")
+    assert decide(none, [], [START], "switch") == decision("wait", "too few steps")
     asked = [START, Switch(1, "sata", "me", None)]
     pending = made(260, {"chronica": 0.4}, version=1, policy="sata")
     assert "has yet to take effect" in decide(pending, [FIRST], asked, "switch").reason
@@ -228,11 +227,8 @@ def test_does_not_choose_a_preset_with_a_warning_of_harm() -> None:
     """It would save time, but plain DDP saves more: the policy in force is worse than both."""
 
     def warned(forecast: Forecast) -> Forecast:
-        presets = [
-            msgspec.structs.replace(each, harmful=each.policy == "chronica")
-            for each in forecast.forecasts
-        ]
-        return msgspec.structs.replace(forecast, forecasts=presets)
+        presets = [replace(each, harmful=each.policy == "chronica") for each in forecast.forecasts]
+        return replace(forecast, forecasts=presets)
 
     savings = {"chronica": 0.4, "lbb": 0.3}
     first, second = made(100, savings, decided="wait"), made(200, savings)
@@ -248,11 +244,11 @@ def best(savings: dict[str, float], **more: Any) -> str | None:
     """The recommended preset among forecasts of ± 2 %; `more`: fields of the first forecast."""
     forecast = made(200, savings)
     options = [
-        msgspec.structs.replace(option, changes=CHANGES.get(option.policy, "nothing"))
+        replace(option, changes=CHANGES.get(option.policy, "nothing"))
         for option in forecast.forecasts
     ]
-    options[0] = msgspec.structs.replace(options[0], **more)
-    option = recommended(msgspec.structs.replace(forecast, forecasts=options))
+    options[0] = replace(options[0], **more)
+    option = recommended(replace(forecast, forecasts=options))
     return option and option.policy
 
 
@@ -290,7 +286,7 @@ def test_of_presets_that_are_about_as_fast_the_one_whose_ranks_meet_most_often(
     """On uneven lengths `osa` took 2 % less time a sample than `ad-psgd`, and 1.6 times as long."""
     alone = {"osa": None, "local-sgd": 8, "ad-psgd": 1, "rna": 4, "flexrr": 2}
     options = [
-        msgspec.structs.replace(
+        replace(
             option,
             changes="training" if option.policy in alone else "batches",
             alone=alone.get(option.policy, 0),

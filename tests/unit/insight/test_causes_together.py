@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline_backend.insight.verdict import (
-    Level,
-    Observed,
+    ObservedSteps,
     Verdict,
+    VerdictLevel,
     facts_of,
     judge,
     standing_of,
@@ -23,7 +23,7 @@ STEPS, WORLD = 300, 6
 
 def planned(
     speed: np.ndarray, spread: float, *, lag: int = 4, steps: int = STEPS, seed: int = 5
-) -> Observed:
+) -> ObservedSteps:
     """Counts that level the ranks' speeds `lag` steps later, of samples whose sizes vary."""
     speed = np.broadcast_to(speed, (steps, WORLD))
     known = speed[np.maximum(np.arange(steps) - lag, 0)]
@@ -44,7 +44,7 @@ def by_kind(verdict: Verdict) -> dict[tuple[str, tuple[int, ...]], float]:
     return {(cause.kind, cause.ranks): cause.cost_s for cause in verdict.causes}
 
 
-def level_s(seen: Observed, load: np.ndarray, speed: np.ndarray) -> float:
+def level_s(seen: ObservedSteps, load: np.ndarray, speed: np.ndarray) -> float:
     """What computing takes with these loads and speeds."""
     return float((2e-3 * load * speed).max(axis=1).sum())
 
@@ -102,7 +102,7 @@ def test_a_plan_that_learns_once_hides_the_rank_from_then_on() -> None:
     verdict = judge(seen)
     [node] = [cause for cause in verdict.causes if cause.kind == "node"]
     assert node.hidden_since == pytest.approx(100, abs=2)
-    assert standing_of(verdict).level in (Level.HEALTHY, Level.WATCH)
+    assert standing_of(verdict).level in (VerdictLevel.HEALTHY, VerdictLevel.WATCH)
     assert standing_of(verdict).waste < 0.1
 
 

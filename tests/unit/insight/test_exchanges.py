@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.cost import Features
 from paceline_backend.insight.whatif.measured import (
     _PAIR,
-    Measured,
+    MeasuredSteps,
     _all_reduce,
     _scaled,
 )
@@ -21,11 +21,11 @@ from paceline_backend.simulator.communication import Communication
 STEPS = 20
 
 
-def measured(world: int, gradient_bytes: int | None, round_s: float) -> Measured:
+def measured(world: int, gradient_bytes: int | None, round_s: float) -> MeasuredSteps:
     """Steps whose all-reduce takes so long."""
     ones = np.ones((STEPS, world))
     features = Features(ones.astype(np.int64), ones, ones, ones)
-    return Measured(
+    return MeasuredSteps(
         step=np.arange(STEPS),
         features=features,
         compute_s=ones,

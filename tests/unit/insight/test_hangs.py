@@ -9,7 +9,7 @@ import pytest
 
 from paceline.wire import LongPhase, Phase
 from paceline_backend.insight.hangs import Hang, explain
-from paceline_backend.store.telemetry.phases import Standing
+from paceline_backend.store.telemetry.phases import RunPhases
 
 Does = Mapping[int, tuple[int, Phase, float]]  # by rank: step, phase, seconds
 
@@ -21,7 +21,7 @@ def hang(does: Does, **changes: Any) -> Hang:
     }
     standing = {"state": "running", "world": 4, "placement": [], "step": 119, "steps_s": [0.4]}
     standing["begun"] = range(4)
-    return explain(Standing(**{**standing, **changes}, phases=phases))
+    return explain(RunPhases(**{**standing, **changes}, phases=phases))
 
 
 SYNC = (120, Phase.SYNC, 95.0)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution import Rows, attribute
-from paceline_backend.insight.verdict import Observed, facts_of, judge
+from paceline_backend.insight.verdict import ObservedSteps, facts_of, judge
 
 STEPS, BATCH = 150, 8
 
@@ -22,7 +22,7 @@ def shaped(
     noise: float = 0.02,
     pauses_s: float = 0.0,
     speed: Sequence[float] | float = 1.0,
-) -> Observed:
+) -> ObservedSteps:
     """Padded batches, whose lengths vary a little; 20 µs an element's row, and what is fixed."""
     rng, world = np.random.default_rng(0), len(lengths)
     longest = ((np.arange(STEPS * BATCH) * 7) % 40).reshape(STEPS, BATCH).max(axis=1)
@@ -31,7 +31,7 @@ def shaped(
     compute_s = compute_s * (1 + noise * rng.standard_normal(rows.shape))
     compute_s += pauses_s * (rng.random(rows.shape) < 0.05)
     load = 4 * rows
-    return Observed(
+    return ObservedSteps(
         step=np.arange(STEPS),
         samples=np.full(rows.shape, float(BATCH)),
         load=load,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_by_hand(store: Store) -> None:
     fill(store)
     report = run_report(store, "r", warmup=2)
     assert (report["warmup"], report["coasted"]) == (2, 2)
-    assert report["fluid"] == {
+    assert asdict(report["fluid"]) == {
         **EMULATED,
         "communication_s": pytest.approx(0.05),
         "source": "emulated",
@@ -144,9 +145,9 @@ def test_by_hand(store: Store) -> None:
 def test_speeds_are_fitted_where_none_are_emulated(store: Store) -> None:
     fill(store, emulated=None)
     fluid = run_report(store, "r", warmup=2)["fluid"]
-    assert fluid["source"] == "fitted"
-    assert fluid["a_s"] == pytest.approx(EMULATED["a_s"])
-    assert fluid["b_s"] == pytest.approx(EMULATED["b_s"])
+    assert fluid.source == "fitted"
+    assert fluid.a_s == pytest.approx(EMULATED["a_s"])
+    assert fluid.b_s == pytest.approx(EMULATED["b_s"])
 
 
 def test_what_samples_attention_and_input_cost_is_in_the_limit(store: Store) -> None:
@@ -155,9 +156,9 @@ def test_what_samples_attention_and_input_cost_is_in_the_limit(store: Store) -> 
     sizes = np.array([1.0, 3.0] * 20).tobytes()
     fill(store, emulated=device, sizes=sizes)
     fluid = run_report(store, "r", warmup=2)["fluid"]
-    assert fluid["source"] == "emulated"
-    assert fluid["a_s"] == pytest.approx([0.01 * 6 + 0.02 / 2, 0.03 * 6])
-    assert fluid["b_s"] == pytest.approx([0.1, 0.7])
+    assert fluid.source == "emulated"
+    assert fluid.a_s == pytest.approx([0.01 * 6 + 0.02 / 2, 0.03 * 6])
+    assert fluid.b_s == pytest.approx([0.1, 0.7])
 
 
 @pytest.mark.parametrize(
@@ -175,14 +176,14 @@ def test_no_true_speeds_where_they_do_not_last_or_are_no_limit(
 ) -> None:
     fill(store, emulated={**EMULATED, **changes})
     fluid = run_report(store, "r", warmup=2)["fluid"]
-    assert fluid["source"] == source
-    assert fluid["a_s"] == pytest.approx(EMULATED["a_s"])
+    assert fluid.source == source
+    assert fluid.a_s == pytest.approx(EMULATED["a_s"])
 
 
 @pytest.mark.parametrize(("serial", "source"), [(0.5, "fitted"), (1.0, "emulated")])
 def test_threads_that_plans_set_change_speeds(store: Store, serial: float, source: str) -> None:
     fill(store, emulated={**EMULATED, "serial": serial}, threads=[1, 2])
-    assert run_report(store, "r", warmup=2)["fluid"]["source"] == source
+    assert run_report(store, "r", warmup=2)["fluid"].source == source
 
 
 def test_a_preset_that_only_coasted_is_none(store: Store) -> None:

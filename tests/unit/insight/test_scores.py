@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_backend.insight.effects import Expected
-from paceline_backend.insight.scores import Outcome, Score, by_policy, score
+from paceline_backend.insight.scores import Score, SwitchOutcome, by_policy, outcome_of, score
 
 SAVINGS = st.floats(-2.0, 0.95)
 
 
-def outcome(forecast: float, saving: float, policy: str = "chronica") -> Outcome:
-    expected = Expected(forecast, forecast - 0.03, forecast + 0.03)
-    return Outcome("r", 1, policy, 0.0, 1, 4, expected, saving, saving - 0.01, saving + 0.01)
+def outcome(forecast: float, saving: float, policy: str = "chronica") -> SwitchOutcome:
+    row = {"run": "r", "version": 1, "policy": policy, "at": 0.0, "nodes": 1, "ranks": 4}
+    row |= {"saving": saving, "low": saving - 0.01, "high": saving + 0.01}
+    bounds = {"forecast_low": forecast - 0.03, "forecast_high": forecast + 0.03}
+    return outcome_of({**row, "forecast_saving": forecast, **bounds})
 
 
 def test_an_error_is_that_of_the_time() -> None:
@@ -34,16 +35,16 @@ def test_scores_of_known_outcomes() -> None:
 
 
 def test_of_no_outcomes_nothing_is_known() -> None:
-    assert score([]) == Score(0)
-    assert by_policy([]) == {}
+    assert score([]) == Score(0, None, None, None, None)
+    assert by_policy([]) == []
 
 
 @given(st.lists(st.tuples(SAVINGS, SAVINGS, st.sampled_from("abc")), min_size=1))
 def test_presets_make_up_the_whole(given_: list[tuple[float, float, str]]) -> None:
     made = [outcome(forecast, saving, policy) for forecast, saving, policy in given_]
     whole, parts = score(made), by_policy(made)
-    assert sum(part.count for part in parts.values()) == whole.count
-    means = [(part.count, part.inside or 0.0, part.bias or 0.0) for part in parts.values()]
+    assert sum(part.count for part in parts) == whole.count
+    means = [(part.count, part.inside or 0.0, part.bias or 0.0) for part in parts]
     inside = sum(count * share for count, share, _ in means) / whole.count
     bias = sum(count * mean for count, _, mean in means) / whole.count
     assert whole.inside == pytest.approx(inside)
@@ -51,7 +52,7 @@ def test_presets_make_up_the_whole(given_: list[tuple[float, float, str]]) -> No
     assert whole.median_error is not None
     assert whole.p90_error is not None
     assert 0 <= whole.median_error <= whole.p90_error
-    assert list(parts) == sorted(parts, key=lambda policy: (-parts[policy].count, policy))
+    assert parts == sorted(parts, key=lambda part: (-part.count, part.policy))
 
 
 @given(st.lists(SAVINGS, min_size=1))

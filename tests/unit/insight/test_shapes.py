@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.cost import Features
-from paceline_backend.insight.whatif.measured import Measured
+from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.policies import Models
 
@@ -27,7 +27,7 @@ def steps(
     sizes: tuple[float, float] = (50.0, 150.0),
     noise: float = 0.01,
     seed: int = 0,
-) -> Measured:
+) -> MeasuredSteps:
     """Steps of four ranks that take a · (Λ + sample · n + scaled) + fixed_s, a = 1e-4 s a unit."""
     rng = np.random.default_rng(seed)
     samples = rng.integers(*counts, (STEPS, WORLD), endpoint=True)
@@ -37,10 +37,12 @@ def steps(
     zero = np.zeros_like(compute_s)
     features = Features(samples, load, load**2 / samples, load / samples)
     load_of_steps = load.sum(axis=1)
-    return Measured(np.arange(STEPS), features, compute_s, zero, zero, compute_s, load_of_steps)
+    return MeasuredSteps(
+        np.arange(STEPS), features, compute_s, zero, zero, compute_s, load_of_steps
+    )
 
 
-def own(measured: Measured) -> Models:
+def own(measured: MeasuredSteps) -> Models:
     """What a predictor says that takes everything for load."""
     a = (measured.compute_s / measured.features.load).mean(axis=0)
     return Models(a, np.zeros(WORLD), np.zeros(WORLD))
@@ -70,7 +72,7 @@ def test_what_no_step_tells_is_uncertain() -> None:
     blind = steps(scaled=400.0, counts=(7, 7))
     seeing = steps(scaled=400.0)
 
-    def spread(measured: Measured) -> float:
+    def spread(measured: MeasuredSteps) -> float:
         fitted = shape(own(measured), measured)
         times = [far(fitted.models(replicate)) for replicate in (1, 2)]
         return float(np.abs(np.log(times[0] / times[1])).max())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline_backend.insight.verdict import (
     FEW,
-    Observed,
+    ObservedSteps,
     Verdict,
     cause_of,
     facts_of,
@@ -304,7 +304,7 @@ def test_any_records_have_a_verdict(seed: int, steps: int, world: int) -> None:
     wild = rng.exponential(1.0, (7, *shape))
     values = [samples, load, load**2, load, *wild[:3] * (samples > 0)]
     values = [np.where(lost, np.nan, column) for column in values]
-    seen = Observed(
+    seen = ObservedSteps(
         np.arange(steps),
         *values,
         rng.exponential(0.1, steps),

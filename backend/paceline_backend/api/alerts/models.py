@@ -55,7 +55,7 @@ class AlertPage(BaseModel):
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-class Acknowledgement(models.Change):
+class Acknowledgement(models.ChangeRequest):
     """Who looks after an alert, and why nobody else needs to."""
 
 
@@ -79,7 +79,7 @@ class AlertRule(BaseModel):
     )
 
 
-class RuleChange(models.Change):
+class RuleChange(models.ChangeRequest):
     """What changes of a rule; what is left out stays."""
 
     enabled: bool | None = None

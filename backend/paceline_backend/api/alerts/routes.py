@@ -60,7 +60,7 @@ def list_alerts(
 ) -> Any:
     """Alerts, newest first; also of runs that are gone."""
     wanted: AlertState | None = state
-    which = rows.Filter(wanted, rule, run, severity, acknowledged, since)
+    which = rows.AlertFilter(wanted, rule, run, severity, acknowledged, since)
     try:
         with store_of(request).read() as connection:
             items, following = rows.page(connection, which, limit, cursor)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 
-class Change(BaseModel):
+class RunChange(BaseModel):
     """A change of a run."""
 
     at: float = Field(description="Unix time", examples=[1767225700.0])
@@ -19,14 +19,14 @@ class Change(BaseModel):
     details: dict[str, Any] = Field(examples=[{"policy": "chronica"}])
 
 
-class Changes(BaseModel):
+class RunChanges(BaseModel):
     """Changes of a run, newest first."""
 
-    items: list[Change]
+    items: list[RunChange]
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-class AuditEntry(Change):
+class AuditEntry(RunChange):
     """A change of whatever kind."""
 
     scope: str = Field(

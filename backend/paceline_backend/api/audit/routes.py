@@ -45,7 +45,7 @@ def list_changes(
 
 @router.get(
     "/runs/{run}/audit",
-    response_model=models.Changes,
+    response_model=models.RunChanges,
     responses=RUN_REFUSALS,
     dependencies=[Depends(VIEWER)],
 )

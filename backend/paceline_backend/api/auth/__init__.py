@@ -1,14 +1,14 @@
 """Who asks, and whether they may: the part in front of all routes.
 
-`Guard` is ASGI middleware. It asks `Credentials` who brings a request, and `api.rules` whether they
-may; `Login` is its page for browsers. `ProxyIdentity` takes a trusted proxy's word.
+`Authentication` is ASGI middleware. It asks `CredentialCheck` who brings a request, and `api.rules`
+whether they may; `Login` is its page for browsers. `ProxyIdentity` takes a trusted proxy's word.
 """
 
 from fastapi import Security
 from fastapi.security import APIKeyCookie, HTTPBearer
 
-from paceline_backend.api.auth.credentials import COOKIE, Credentials
-from paceline_backend.api.auth.guard import Guard
+from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
+from paceline_backend.api.auth.guard import Authentication
 from paceline_backend.api.auth.proxies import ProxyIdentity
 
 # For OpenAPI only: the guard has checked them before a route is asked.
@@ -19,4 +19,4 @@ CREDENTIALS = [
     ),
 ]
 
-__all__ = ["COOKIE", "CREDENTIALS", "Credentials", "Guard", "ProxyIdentity"]
+__all__ = ["COOKIE", "CREDENTIALS", "Authentication", "CredentialCheck", "ProxyIdentity"]

@@ -26,7 +26,7 @@ _UNGUESSABLE = 20  # characters of a token that nobody finds by trying
 _NOTED_S = 60.0  # how exactly the last use of a token is known
 
 
-class Credentials:
+class CredentialCheck:
     """Checks what clients bring.
 
     Args:

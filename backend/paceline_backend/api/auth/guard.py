@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.auth import login, proxies
-from paceline_backend.api.auth.credentials import COOKIE, Credentials
+from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
 from paceline_backend.api.errors import forbidden, problem_response
 from paceline_backend.api.identity import Identity
 from paceline_backend.api.limits import LoginThrottle
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 
 
-class Guard:
+class Authentication:
     """ASGI middleware in front of everything, WebSockets included.
 
     A request must bring a token, or the cookie that `/login` set, or come from a trusted proxy that
@@ -46,7 +46,7 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        credentials: Credentials,
+        credentials: CredentialCheck,
         rules: Callable[[Scope], Allow | None],
         throttle: LoginThrottle | None = None,
         bearers: LoginThrottle | None = None,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.templating import Jinja2Templates
 
-from paceline_backend.api.auth.credentials import COOKIE, Credentials
+from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
 from paceline_backend.api.errors import problem_response
 from paceline_backend.api.limits import LoginThrottle
 from paceline_backend.store.access.tokens import BROWSER_S, Holder
@@ -31,7 +31,7 @@ class Login:
         throttle: of wrong logins.
     """
 
-    def __init__(self, credentials: Credentials, throttle: LoginThrottle) -> None:
+    def __init__(self, credentials: CredentialCheck, throttle: LoginThrottle) -> None:
         self.credentials = credentials
         self.throttle = throttle
 

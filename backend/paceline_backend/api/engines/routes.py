@@ -19,6 +19,8 @@ from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.requests.adopting import Adoption
+from paceline_backend.requests.enlisting import Enlisted
 from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
@@ -26,7 +28,7 @@ router = APIRouter()
 _KEPT_S = 5.0  # what an engine said about itself: anybody may ask often
 
 
-class Backend(BaseModel):
+class BackendInfo(BaseModel):
     """A training backend."""
 
     name: str = Field(examples=["slurm"])
@@ -35,14 +37,6 @@ class Backend(BaseModel):
     reachable: bool = Field(examples=[True])
     version: str | None = Field(description="of the engine", examples=["22.05.8"])
     problem: str | None = Field(description="why it cannot be reached", examples=[None])
-
-
-class Enlisted(BaseModel):
-    """What becomes of a node that wants to take part in a run."""
-
-    state: models.State = Field(description="of the run", examples=["queued"])
-    needed: bool = Field(description="false: the node may go", examples=[True])
-    message: str = Field(description="why it may go", examples=[""])
 
 
 class Adopt(models.In):
@@ -71,16 +65,6 @@ class Adopt(models.In):
     )
 
 
-class Adopted(BaseModel):
-    """What a node needs to ask for its part in the run. Secret."""
-
-    run: str = Field(description="id", examples=["3f9a1c07be52"])
-    token: str = Field(
-        description="for nodes of this run; it is worth nothing an hour after the run's end",
-        examples=["pl_3f9a1c07_c0ffee"],
-    )
-
-
 class _Facts:
     """What engines said lately. Thread-safe."""
 
@@ -102,16 +86,16 @@ _facts = _Facts()
 
 
 @router.get("/backends", dependencies=[Depends(VIEWER)])
-def list_backends() -> list[Backend]:
+def list_backends() -> list[BackendInfo]:
     """All training backends, what a run may ask of each, and whether it answers."""
     return [_shown(backends.get(name)) for name in backends.names()]
 
 
-def _shown(backend: backends.Backend) -> Backend:
+def _shown(backend: backends.Backend) -> BackendInfo:
     engine = backends.engine(backend.name)
     facts = backends.Facts(True) if engine is None else _facts.of(engine)
     (schema,), components = msgspec.json.schema_components([backend.options])
-    return Backend(
+    return BackendInfo(
         name=backend.name,
         engine=engine is not None,
         options=components.get(backend.options.__name__, schema),
@@ -129,7 +113,7 @@ def _shown(backend: backends.Backend) -> Backend:
     ),
     dependencies=[Depends(OPERATOR)],
 )
-def adopt_run(request: Request, body: Adopt) -> Adopted:
+def adopt_run(request: Request, body: Adopt) -> Adoption:
     """Asked by `paceline node SCRIPT`: the run of a key, which is recorded for the first node."""
     who = identity_of(request)
     new = NewRun(
@@ -137,8 +121,7 @@ def adopt_run(request: Request, body: Adopt) -> Adopted:
         **body.model_dump(exclude={"name", "key"}),
     )
     store, bus, by = store_of(request), settings_of(request).bus, requester_of(request)
-    made = requests.adopt(store, bus, body.key, new, by, whose=who.token or who.name)
-    return Adopted(run=made.run, token=made.token)
+    return requests.adopt(store, bus, body.key, new, by, whose=who.token or who.name)
 
 
 @router.post(
@@ -159,6 +142,4 @@ def join_run(
     if who.run not in (None, run) or who.node not in (None, node):
         only = f"the run {who.run}" if who.run else f"the node {who.node}"
         raise ProblemError(HTTPStatus.FORBIDDEN, f"this token is for {only} only")
-    answer = requests.enlist(store_of(request), settings_of(request).bus, run, node, host or None)
-    state: Any = answer.state
-    return Enlisted(state=state, needed=answer.needed, message=answer.message)
+    return requests.enlist(store_of(request), settings_of(request).bus, run, node, host or None)

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.evidence.verdict import judged
-from paceline_backend.api.evidence.whatif_models import Saving
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import reused_of, store_of
 from paceline_backend.api.telemetry import From, Points, To
@@ -23,7 +22,8 @@ from paceline_backend.insight.attribution import (
     attribute,
     read_rows,
 )
-from paceline_backend.insight.verdict import Finding, SlowNode, Verdict, slow_node, throttled
+from paceline_backend.insight.verdict import SlowNode, TimeLoss, Verdict, slow_node, throttled
+from paceline_backend.insight.whatif.answer import Saving
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import runs
 from paceline_backend.store.nodes import states_of_gpus
@@ -176,7 +176,7 @@ def _answer(
     }
 
 
-def _kind(cause: Finding | None) -> str:
+def _kind(cause: TimeLoss | None) -> str:
     return "none" if cause is None else cause.kind
 
 

@@ -19,7 +19,7 @@ from paceline.wire import ENDED
 from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stack, Stacks
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.logs.asking import ask, missing, refusal
-from paceline_backend.api.logs.holders import Holder, holders
+from paceline_backend.api.logs.holders import LogHolder, holders
 from paceline_backend.api.logs.models import AskedNode
 from paceline_backend.api.rules import OPERATOR
 from paceline_backend.api.runs import store_of
@@ -109,7 +109,7 @@ async def get_stacks(
 
 
 async def _written(
-    store: Store, asker: Asker, run: str, holder: Holder, dumps: Dumps
+    store: Store, asker: Asker, run: str, holder: LogHolder, dumps: Dumps
 ) -> list[dict[str, Any]]:
     """What the ranks of a node write, once nothing more comes."""
     stacks = {dump.rank: Stack(dump.rank, "", "", dump.why) for dump in dumps.ranks}

@@ -24,7 +24,7 @@ _MOST_RANKS = 64
 Column = list[float | None]
 
 
-class Timeline(BaseModel):
+class RunTimeline(BaseModel):
     """Each rank's phases: ``column[rank][step]``, ranks in the order asked; null: no record."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -43,7 +43,7 @@ class Timeline(BaseModel):
     rest_s: list[Column] = Field(description="until the step ends: the optimiser, the script")
 
 
-@router.get("/timeline", response_model=Timeline)
+@router.get("/timeline", response_model=RunTimeline)
 def get_timeline(
     request: Request,
     run: str,

@@ -130,7 +130,7 @@ def get_verdict(request: Request, run: str, first: From = None, to: To = None) -
 
 def judged(
     request: Request, run: int, span: Range
-) -> tuple[verdicts.Observed, verdicts.Verdict, attempts.Placement | None]:
+) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
     """What ranks reported of a range of steps, the verdict on it, and where they were at its end.
 
     Args:
@@ -139,7 +139,7 @@ def judged(
         span: first and last step; None: as far as a verdict goes.
     """
 
-    def judge() -> tuple[verdicts.Observed, verdicts.Verdict, attempts.Placement | None]:
+    def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
         with store_of(request).read() as connection:
             placement = attempts.placement(connection, run, span[1])
             seen = verdicts.read_observed(connection, run, span, placement)
@@ -149,7 +149,7 @@ def judged(
 
 
 def _price(
-    connection: Connection, run: int, seen: verdicts.Observed, default: PriceOfHour | None
+    connection: Connection, run: int, seen: verdicts.ObservedSteps, default: PriceOfHour | None
 ) -> dict[str, Any] | None:
     """What a worker-hour of the steps cost in the mean; None: that of some node is not known."""
     currency = costs.currency(connection, default)

@@ -2,96 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
 
-from paceline_backend.api.models import Change
-from paceline_backend.api.quality_models import Evaluation, Target
-
-
-class PolicyInForce(BaseModel):
-    """What savings are measured against."""
-
-    policy: str = Field(examples=["bsp"])
-    parameters: dict[str, Any] = Field(examples=[{}])
-    version: int = Field(examples=[0])
-    step_time_s: float | None = Field(
-        description="forecast, on batches alike the presets'", examples=[0.41]
-    )
-    measured_s: float | None = Field(
-        description="of its last steady steps, at a mean batch's load; null: too few",
-        examples=[0.42],
-    )
-    measured_steps: int = Field(examples=[64])
-
-
-class PresetForecast(BaseModel):
-    """What a preset would take; `low` and `high` bound 95 %."""
-
-    policy: str = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(description="{}: its defaults", examples=[{}])
-    step_time_s: float = Field(description="mean, at a mean batch's load", examples=[0.25])
-    low_s: float = Field(examples=[0.24])
-    high_s: float = Field(examples=[0.26])
-    saving: float = Field(description="1 − step_time_s / that of the policy in force")
-    saving_low: float = Field(examples=[0.36])
-    saving_high: float = Field(examples=[0.41])
-    words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
-    relaxed: bool = Field(description="ranks do not wait for all: another training")
-    changes: Literal["nothing", "batches", "training"] = Field(
-        description="in the training: nothing, which samples share a batch, or when gradients meet"
-    )
-    label: str = Field(
-        description="the preset, with its parameters", examples=["paceline (mode free)"]
-    )
-    in_force: bool = Field(description="this is the policy in force")
-    warnings: list[str] = Field(
-        description="what to know before a switch to it, those of harm first", examples=[[]]
-    )
-    harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
-    alone: int | None = Field(
-        description="most steps or rounds after which a rank's work reaches other ranks; null: "
-        "only at an epoch's end",
-        examples=[0],
-    )
-    stale: bool = Field(description="rounds may apply gradients that were computed rounds before")
-
-
-class Saving(BaseModel):
-    """What the newest forecast says of a run whose slow node is as fast as the others."""
-
-    step_time_s: float = Field(examples=[0.11])
-    low_s: float = Field(description="`low` and `high` bound 95 %", examples=[0.1])
-    high_s: float = Field(examples=[0.12])
-    saving: float = Field(description="1 − this time ÷ the present one", examples=[0.6])
-    saving_low: float = Field(examples=[0.57])
-    saving_high: float = Field(examples=[0.63])
-    words: str = Field(
-        examples=["if n2 were as fast as the others, steps would take 60 % ± 3 less time"]
-    )
-
-
-class SlowNode(Saving):
-    """What a step would take if a slow node's ranks were as fast as the median of the others."""
-
-    node: str = Field(examples=["n2"])
-    ranks: list[int] = Field(description="that are slow", examples=[[2, 3]])
-    factor: float = Field(description="their time ÷ the others', at equal load", examples=[3.0])
-
-
-class LeftOut(BaseModel):
-    """A preset of which nothing can be said."""
-
-    policy: str = Field(examples=["ep4ddl"])
-    reason: str
+from paceline_backend.api.models import ChangeRequest
+from paceline_backend.api.quality_models import EvaluationInfo, Target
+from paceline_backend.insight.whatif.answer import (
+    Decision,
+    LeftOut,
+    NodeForecast,
+    PolicyInForce,
+    PresetForecast,
+)
 
 
 class QualityNow(BaseModel):
     """What a run's model has reached so far."""
 
     target: Target | None = Field(description="as of the run; null: nobody has set one")
-    evaluation: Evaluation | None = Field(description="the newest; null: there is none")
+    evaluation: EvaluationInfo | None = Field(description="the newest; null: there is none")
 
 
 class WhatIf(BaseModel):
@@ -118,7 +49,7 @@ class WhatIf(BaseModel):
         description="of each rank s per size unit, for an equal share", examples=[[3.6e-05]]
     )
     replicates: int = Field(description="simulations of each preset", examples=[8])
-    slow_node: SlowNode | None = Field(
+    slow_node: NodeForecast | None = Field(
         description="the policy in force, if a node that is slow were as fast as the others"
     )
     assumes: str = Field(
@@ -129,7 +60,7 @@ class WhatIf(BaseModel):
     )
 
 
-class AutoMode(Change):
+class AutoMode(ChangeRequest):
     """What `auto` may do."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
@@ -139,16 +70,10 @@ class AutoMode(Change):
     )
 
 
-class AutoDecision(BaseModel):
+@dataclass(frozen=True)
+class AutoDecision(Decision):
     """What `auto` made of a forecast; savings as ratios."""
 
-    decided: Literal["stay", "wait", "recommend", "switch", "back"] = Field(examples=["switch"])
-    reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
-    policy: str | None = Field(description="the one to go on with", examples=["chronica"])
-    parameters: dict[str, Any] = Field(examples=[{}])
-    saving: float | None = Field(examples=[0.38])
-    low: float | None = Field(examples=[0.36])
-    high: float | None = Field(examples=[0.41])
     at: float = Field(description="Unix time", examples=[1767225700.0])
 
 

@@ -48,7 +48,7 @@ class NodePrices(BaseModel):
     )
 
 
-class NewPrice(models.Change):
+class NewPrice(models.ChangeRequest):
     """What an hour of a type of node costs from a moment on."""
 
     type: models.NodeType = Field(examples=["p4d.24xlarge"])

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 _BIGGEST = 2**63 - 1
 
 
-@router.get("/epochs", response_model=list[models.Epoch])
+@router.get("/epochs", response_model=list[models.EpochSummary])
 def list_epochs(
     request: Request,
     run: str,
@@ -67,7 +67,7 @@ def list_samples(
     return {"items": items, "next_from": following}
 
 
-@router.get("/devices", response_model=models.Devices)
+@router.get("/devices", response_model=models.RunDevices)
 def get_devices(request: Request, run: str) -> Any:
     """Ranks and their devices, as the leader of the latest attempt introduced them."""
     with store_of(request).read() as connection:

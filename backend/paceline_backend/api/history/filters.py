@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query
 
-from paceline_backend.api import models
+from paceline.wire import State
 from paceline_backend.requests import InvalidRequestError
-from paceline_backend.store.history import Bounds, RunFilter
+from paceline_backend.store.history import FigureBounds, RunFilter
 
 _LATEST = 1e12  # Unix time: farther than any calendar
 Part = Annotated[str | None, Query(max_length=200, description="a part of it")]
@@ -27,7 +27,7 @@ Figure = Annotated[
 
 
 def _filter(
-    state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
+    state: Annotated[list[State], Query(description="any of these")] = [],  # noqa: B006
     policy: Exact = None,
     used: Annotated[
         str | None, Query(max_length=200, description="a policy that was in force at some time")
@@ -84,9 +84,9 @@ def _filter(
         until=until,
         active_since=active_since,
         active_until=active_until,
-        step_s=Bounds(step_s_min, step_s_max),
-        se=Bounds(se_min, se_max),
-        waste=Bounds(waste_min, waste_max),
+        step_s=FigureBounds(step_s_min, step_s_max),
+        se=FigureBounds(se_min, se_max),
+        waste=FigureBounds(waste_min, waste_max),
     )
 
 

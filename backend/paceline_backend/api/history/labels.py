@@ -37,7 +37,7 @@ def list_tags(request: Request) -> Any:
 
 @router.put(
     "/runs/{run}/tags/{tag}",
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses={**RUN_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -49,7 +49,7 @@ def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "")
 
 @router.delete(
     "/runs/{run}/tags/{tag}",
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses=RUN_REFUSALS,
     dependencies=[Depends(OPERATOR)],
 )
@@ -61,7 +61,7 @@ def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = 
 
 @router.put(
     "/runs/{run}/note",
-    response_model=models.Run,
+    response_model=models.RunInfo,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST)},
     dependencies=[Depends(OPERATOR)],
 )

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from paceline_backend.api.evidence.verdict import RunVerdict
-from paceline_backend.api.evidence.whatif_models import (
-    AutoDecision,
+from paceline_backend.api.evidence.whatif_models import AutoDecision
+from paceline_backend.api.models import ChangeRequest, Text
+from paceline_backend.api.quality_models import Direction, Source
+from paceline_backend.api.step_models import DeviceInfo
+from paceline_backend.insight.whatif.answer import (
     LeftOut,
+    NodeForecast,
     PolicyInForce,
     PresetForecast,
-    SlowNode,
 )
-from paceline_backend.api.models import Change, Text
-from paceline_backend.api.quality_models import Direction, Source
-from paceline_backend.api.step_models import Device
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
 
 
-class Note(Change):
+class Note(ChangeRequest):
     """What people write about a run."""
 
     note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
@@ -69,7 +69,7 @@ class Aggregate(BaseModel):
     )
 
 
-class Epoch(BaseModel):
+class EpochSummary(BaseModel):
     """An epoch: sums and means over its complete steps."""
 
     epoch: int = Field(examples=[1])
@@ -145,7 +145,7 @@ class Assignments(BaseModel):
     )
 
 
-class RankDevice(BaseModel):
+class PlacedRank(BaseModel):
     """Where a rank trains, and what is known of its device."""
 
     rank: int = Field(examples=[0])
@@ -157,10 +157,10 @@ class RankDevice(BaseModel):
         description="samples and seconds of its trial steps; empty: there were none",
         examples=[[[8, 0.1], [16, 0.18]]],
     )
-    device: Device | None = Field(description="null: unknown")
+    device: DeviceInfo | None = Field(description="null: unknown")
 
 
-class Devices(BaseModel):
+class RunDevices(BaseModel):
     """What the leader of the latest attempt said of ranks and their devices."""
 
     attempt: int | None = Field(description="null: it has not introduced itself", examples=[0])
@@ -168,7 +168,7 @@ class Devices(BaseModel):
     emulated: dict[str, Any] | None = Field(description="device speeds", examples=[None])
     paceline: str | None = Field(description="version of the ranks", examples=["0.1.0"])
     torch: str | None = Field(examples=["2.8.0"])
-    ranks: list[RankDevice]
+    ranks: list[PlacedRank]
 
 
 class PastForecast(BaseModel):
@@ -182,7 +182,7 @@ class PastForecast(BaseModel):
     fit_error: float | None = Field(examples=[0.01])
     forecasts: list[PresetForecast]
     left_out: list[LeftOut]
-    slow_node: SlowNode | None
+    slow_node: NodeForecast | None
     option: str | None = Field(description="the only one forecast, to confirm a promise")
     decision: AutoDecision | None = Field(description="of `auto`; null: it was not asked")
 

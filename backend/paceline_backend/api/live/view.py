@@ -23,7 +23,7 @@ _SEGMENTS = 200  # the newest; spans without a controller are in `coasts`
 _LEVEL = 5  # of gzip: 6 and more take twice the time for 3 % fewer bytes
 
 
-@router.get("/view", response_model=step_models.View, response_model_exclude_unset=True)
+@router.get("/view", response_model=step_models.RangeView, response_model_exclude_unset=True)
 def view(
     request: Request,
     run: str,
@@ -61,7 +61,7 @@ def view(
             "switches": switches.rows(store, run),
             "segments": reads.segment_rows(connection, key, (None, to), _SEGMENTS),
         }
-    return _compressed(request, step_models.View.model_validate(body))
+    return _compressed(request, step_models.RangeView.model_validate(body))
 
 
 def _compressed(request: Request, model: BaseModel) -> Response:

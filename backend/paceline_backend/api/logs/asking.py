@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from paceline.wire.asking import NotThere, Question
 from paceline_backend.api.errors import ProblemError
-from paceline_backend.api.logs.holders import Holder
+from paceline_backend.api.logs.holders import LogHolder
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.requests.asking import Asker, NoAnswerError
 from paceline_backend.server.keys import Keys
@@ -18,7 +18,7 @@ from paceline_backend.store import Store
 
 
 async def ask(
-    store: Store, asker: Asker, known: Sequence[Holder], run: str, question: Question
+    store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
     """The answer of each node, or why there is none.
 
@@ -39,7 +39,7 @@ async def ask(
 
 
 async def _ask_one(
-    asker: Asker, holder: Holder, keys: Keys, run: str, question: Question
+    asker: Asker, holder: LogHolder, keys: Keys, run: str, question: Question
 ) -> object | Exception:
     node = holder.node
     if not holder.alive:
@@ -68,7 +68,7 @@ def refusal(answers: Sequence[object]) -> Exception:
     return ConflictError(words)
 
 
-def missing(known: Sequence[Holder], answers: Sequence[object]) -> str:
+def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
     """What the nodes say that do not have what was asked for; empty: none was asked."""
     whys = [
         f"node {holder.node}: {answer.why}"

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from paceline.wire import ENDED
 from paceline.wire.asking import ReadLog
 from paceline_backend.api.errors import ProblemError
-from paceline_backend.api.logs.reading import Logs, Part
+from paceline_backend.api.logs.reading import Logs, LogText
 from paceline_backend.requests import ConflictError
 from paceline_backend.store import StoreUnavailableError, runs
 from paceline_backend.store.runs import UnknownRunError
@@ -119,7 +119,7 @@ class Follow:
         self._more = True
         return False, b""
 
-    async def _part(self) -> Part:
+    async def _part(self) -> LogText:
         part = await self._logs.part(self._run, self._wanted, self._node)
         if 0 < self._wanted.offset > part.size:  # another log is in its place
             self._wanted = msgspec.structs.replace(self._wanted, offset=0)
@@ -148,7 +148,7 @@ class Follow:
         except StoreUnavailableError:
             return False
 
-    def _shown(self, part: Part) -> dict[str, Any]:
+    def _shown(self, part: LogText) -> dict[str, Any]:
         of_rank = self._wanted.rank is not None
         output = self._wanted.output if of_rank else None
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}

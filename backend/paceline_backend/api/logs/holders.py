@@ -12,7 +12,7 @@ from paceline_backend.store.nodes import run_nodes
 
 
 @dataclass(frozen=True)
-class Holder:
+class LogHolder:
     """A node that may have logs of a run."""
 
     node: str
@@ -22,7 +22,7 @@ class Holder:
 
 def holders(
     store: Store, run: str, rank: int | None = None, attempt: int | None = None
-) -> list[Holder]:
+) -> list[LogHolder]:
     """The nodes that may have a log, by name.
 
     Args:
@@ -55,10 +55,10 @@ def holders(
     return [_holder(name, known.get(name)) for name in sorted(names)]
 
 
-def _holder(name: str, node: dict[str, Any] | None) -> Holder:
+def _holder(name: str, node: dict[str, Any] | None) -> LogHolder:
     if node is None:  # such as a machine that only knows `paceline run`
-        return Holder(name, alive=False, signed=False)
-    return Holder(name, alive=node["alive"], signed=node["signed"])
+        return LogHolder(name, alive=False, signed=False)
+    return LogHolder(name, alive=node["alive"], signed=node["signed"])
 
 
 @lru_cache(maxsize=1024)

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from paceline_backend.api import models
+from paceline.wire import State
 
 Output = Literal["stdout", "stderr"]
 
 
-class LogFile(BaseModel):
+class NodeLog(BaseModel):
     """A log on a node."""
 
     node: str = Field(examples=["node-1"])
@@ -32,16 +32,16 @@ class AskedNode(BaseModel):
     )
 
 
-class LogList(BaseModel):
+class RunLogs(BaseModel):
     """The logs of a run."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    state: models.State = Field(description="of the run", examples=["running"])
+    state: State = Field(description="of the run", examples=["running"])
     nodes: list[AskedNode]
-    logs: list[LogFile] = Field(description="by attempt, rank, output and node; launchers' first")
+    logs: list[NodeLog] = Field(description="by attempt, rank, output and node; launchers' first")
 
 
-class LogPart(BaseModel):
+class LogExcerpt(BaseModel):
     """A part of a log."""
 
     run: str = Field(examples=["3f9a1c07be52"])

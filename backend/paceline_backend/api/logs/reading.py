@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from paceline.wire.asking import ListLogs, LogFile, LogList, LogPart, ReadLog
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.api.logs.asking import ask, missing, refusal
-from paceline_backend.api.logs.holders import Holder, holders
+from paceline_backend.api.logs.holders import LogHolder, holders
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.requests.asking import Asker
 from paceline_backend.store import Store
@@ -27,7 +27,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Part:
+class LogText:
     """A part of a log as text."""
 
     node: str
@@ -73,7 +73,7 @@ class Logs:
         logs.sort(key=lambda pair: _place(*pair))
         return Listing(logs, problems)
 
-    async def part(self, run: str, wanted: ReadLog, node: str | None = None) -> Part:
+    async def part(self, run: str, wanted: ReadLog, node: str | None = None) -> LogText:
         """A part of a log.
 
         Args:
@@ -107,7 +107,7 @@ class Logs:
         raise ProblemError(HTTPStatus.NOT_FOUND, words)
 
 
-def _chosen(known: Sequence[Holder], wanted: ReadLog, node: str | None) -> list[Holder]:
+def _chosen(known: Sequence[LogHolder], wanted: ReadLog, node: str | None) -> list[LogHolder]:
     names = ", ".join(holder.node for holder in known) or "none"
     if node is not None:
         if chosen := [holder for holder in known if holder.node == node]:
@@ -123,11 +123,11 @@ def _place(node: str, log: LogFile) -> tuple[bool, int, int, bool, str]:
     return rank is not None, attempt or 0, rank or 0, log.output == "stderr", node
 
 
-def _as_text(node: str, part: LogPart) -> Part:
+def _as_text(node: str, part: LogPart) -> LogText:
     """A part without the character that its end cuts, unless nothing more will come of it."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     whole = part.offset + len(part.data) >= part.size and not part.may_grow
     text = decoder.decode(part.data, whole)
     kept = len(part.data) - (0 if whole else len(decoder.getstate()[0]))
     following = part.offset + kept
-    return Part(node, part.attempt, part.offset, following, part.size, part.may_grow, text)
+    return LogText(node, part.attempt, part.offset, following, part.size, part.may_grow, text)

@@ -20,7 +20,7 @@ from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.live.clients import EventStream
 from paceline_backend.api.logs.follow import Follow
-from paceline_backend.api.logs.models import LogList, LogPart, Output
+from paceline_backend.api.logs.models import LogExcerpt, Output, RunLogs
 from paceline_backend.api.logs.reading import Logs
 from paceline_backend.api.rules import OPERATOR
 from paceline_backend.requests import InvalidRequestError
@@ -85,7 +85,7 @@ def _wanted(
 Wanted = Annotated[ReadLog, Depends(_wanted)]
 
 
-@router.get("", response_model=LogList)
+@router.get("", response_model=RunLogs)
 async def list_logs(
     request: Request,
     run: str,
@@ -110,7 +110,7 @@ def _file(node: str, log: Any) -> dict[str, Any]:
     return {"node": node, **{name: getattr(log, name) for name in names}}
 
 
-@router.get("/{rank}", response_model=LogPart)
+@router.get("/{rank}", response_model=LogExcerpt)
 async def read_log(request: Request, run: str, wanted: Wanted, node: Node = None) -> Any:
     """A part of a log: its beginning, its last lines, or what comes from an offset on."""
     part = await _logs(request).part(run, wanted, node)

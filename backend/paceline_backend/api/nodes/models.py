@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from paceline.wire import State
 from paceline_backend.api import models
 
 
@@ -19,7 +20,7 @@ class NodeRun(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
-    state: models.State = Field(description="of the run on this node", examples=["running"])
+    state: State = Field(description="of the run on this node", examples=["running"])
     launched_at: float = Field(examples=[1767225600.0])
     message: str | None = Field(description="why it failed there", examples=[None])
     asked_to_leave: bool = Field(examples=[False])
@@ -41,7 +42,7 @@ class NodeVerdict(BaseModel):
     words: str = Field(examples=["n2 computes at a third of the others' pace."])
 
 
-class Cordon(BaseModel):
+class PastCordon(BaseModel):
     """A time in which a node got nothing new."""
 
     at: float = Field(description="Unix time", examples=[1767225800.0])
@@ -52,10 +53,10 @@ class Cordon(BaseModel):
     lifted_why: str | None = Field(examples=[None])
 
 
-class History(BaseModel):
+class NodeHistory(BaseModel):
     """What is known of a node's past."""
 
     node: str = Field(examples=["n2"])
     runs: list[NodeRun]
     slow: list[NodeVerdict]
-    cordons: list[Cordon]
+    cordons: list[PastCordon]

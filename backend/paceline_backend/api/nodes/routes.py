@@ -26,7 +26,7 @@ router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
 
 
 @router.put(
-    "/cordon", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
+    "/cordon", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
 )
 def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
     """The node gets no new run and joins none, whoever names it; runs on it go on.
@@ -41,7 +41,7 @@ def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
 
 
 @router.delete(
-    "/cordon", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
+    "/cordon", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
 )
 def uncordon_node(
     request: Request,
@@ -54,7 +54,9 @@ def uncordon_node(
     return _node(request, node)
 
 
-@router.delete("", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(ADMIN)])
+@router.delete(
+    "", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(ADMIN)]
+)
 def forget_node(
     request: Request,
     node: str,
@@ -72,7 +74,7 @@ def forget_node(
 @router.post(
     "/check",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=common.Node,
+    response_model=common.NodeInfo,
     responses=_CHANGES,
     dependencies=[Depends(OPERATOR)],
 )
@@ -91,7 +93,7 @@ def check_node(
     return _node(request, node)
 
 
-@router.get("/history", response_model=models.History, dependencies=[Depends(VIEWER)])
+@router.get("/history", response_model=models.NodeHistory, dependencies=[Depends(VIEWER)])
 def get_history(
     request: Request, node: str, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> Any:

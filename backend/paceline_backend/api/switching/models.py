@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
 
-from paceline_backend.api.models import Change, PolicyName, Switch
-from paceline_backend.api.quality_models import MetricChange
+from paceline_backend.api.models import ChangeRequest, PolicyName, SwitchInfo
+from paceline_backend.insight.effects import SwitchEffect
+from paceline_backend.insight.quality import MetricChange
 
 
-class PolicySwitch(Change):
+class PolicySwitch(ChangeRequest):
     """The policy to switch to."""
 
     policy: PolicyName = Field(examples=["chronica"])
@@ -20,14 +22,14 @@ class PolicySwitch(Change):
 class RunPolicy(BaseModel):
     """The policy of a run: the one that plans, and the one that is to follow."""
 
-    in_force: Switch = Field(description="plans the newest segment")
-    requested: Switch | None = Field(
+    in_force: SwitchInfo = Field(description="plans the newest segment")
+    requested: SwitchInfo | None = Field(
         description="plans from the next segment on; null: no switch is under way"
     )
     revision: int = Field(description="the run's, for the `If-Match` of a change", examples=[3])
 
 
-class RequestedSwitch(Switch):
+class RequestedSwitch(SwitchInfo):
     """The answer to a switch."""
 
     revision: int = Field(description="of the run, after the switch", examples=[4])
@@ -44,34 +46,10 @@ class SwitchWarnings(BaseModel):
     warnings: list[str] = Field(description="those of harm first; empty: none", examples=[[]])
 
 
-class ExpectedEffect(BaseModel):
-    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
-
-    saving: float = Field(examples=[0.55])
-    low: float = Field(examples=[0.52])
-    high: float = Field(examples=[0.58])
-
-
-class Effect(BaseModel):
+@dataclass(frozen=True)
+class ReportedEffect(SwitchEffect):
     """What a switch changed: time for the same load, without steps in which a policy learns."""
 
-    version: int = Field(examples=[1])
-    policy: str = Field(examples=["chronica"])
-    first_step: int = Field(description="first step planned by it", examples=[64])
-    before_steps: int = Field(description="that count", examples=[44])
-    after_steps: int = Field(description="that count", examples=[100])
-    known: bool = Field(description="the interval excludes zero")
-    saving: float | None = Field(
-        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
-    )
-    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
-    high: float | None = Field(examples=[0.58])
-    forecast: ExpectedEffect | None = Field(description="null: there was none")
-    replaced: bool = Field(description="another policy has followed")
-    complete: bool = Field(description="no later step counts")
-    unchanged: bool = Field(
-        description="policy and parameters are those before the switch: nothing is scored"
-    )
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(
         description="metrics before and after, if a policy changes the training; no claim that "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -20,8 +19,8 @@ from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.switching.models import (
-    Effect,
     PolicySwitch,
+    ReportedEffect,
     RequestedSwitch,
     RunPolicy,
     SwitchWarnings,
@@ -143,25 +142,25 @@ def switch_warnings(
     return SwitchWarnings(warnings=_warnings(store, run, policy, given))
 
 
-@router.get("/effects", response_model=list[Effect], dependencies=[Depends(VIEWER)])
+@router.get("/effects", response_model=list[ReportedEffect], dependencies=[Depends(VIEWER)])
 def list_effects(request: Request, run: str) -> Any:
     """What each switch that has taken effect changed, oldest first."""
     with store_of(request).read() as connection:
         made = effects.of_run(connection, run)
         measured = quality.after_switches(connection, runs.key_of(connection, run))
-    return [_effect(each, measured.get(each.version, [])) for each in made]
+    return [_reported(each, measured.get(each.version, [])) for each in made]
 
 
-def _effect(effect: effects.Effect, metrics: list[quality.MetricChange]) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(effect),
-        "words": effect.words,
-        "metrics": [dataclasses.asdict(each) for each in metrics],
-        "metrics_words": quality.words(metrics),
-    }
+def _reported(effect: effects.SwitchEffect, metrics: list[quality.MetricChange]) -> ReportedEffect:
+    return ReportedEffect(
+        **vars(effect),
+        words=effects.words_of(effect),
+        metrics=metrics,
+        metrics_words=quality.words(metrics),
+    )
 
 
-@router.get("/switches", response_model=list[models.Switch], dependencies=[Depends(VIEWER)])
+@router.get("/switches", response_model=list[models.SwitchInfo], dependencies=[Depends(VIEWER)])
 def list_switches(request: Request, run: str) -> Any:
     """Every policy that was asked for, and since when it plans."""
     return switches.rows(store_of(request), run)

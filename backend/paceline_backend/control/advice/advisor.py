@@ -28,7 +28,7 @@ from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
 from paceline_backend.store.audit import Requester
 from paceline_backend.store.outcomes import forecasts
-from paceline_backend.store.outcomes.forecasts import Watched
+from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Advisor:
         return bool(watched)
 
     def _advise(
-        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
+        self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         """A forecast, and what was decided after it; None: there is no decision."""
         try:
@@ -159,19 +159,19 @@ class Advisor:
             return None
 
     def _look(
-        self, run: Watched, look: NextLook, forecaster: Forecaster, stop: threading.Event
+        self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
         future = forecaster.submit(run.id, STEPS, look.presets, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None
-        made = msgspec.structs.replace(future.result(), option=look.option)
+        made = replace(future.result(), option=look.option)
         labels = [option.label for option in made.forecasts]
         if made.step is None or look.option not in (None, *labels):
             return None
         return self._decide(run, made)
 
-    def _decide(self, run: Watched, made: Forecast) -> Forecast | None:
+    def _decide(self, run: AdvisedRun, made: Forecast) -> Forecast | None:
         with self._store.read() as connection:
             asked = switches.history(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
@@ -180,7 +180,7 @@ class Advisor:
             return None  # switched meanwhile
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
-        made = msgspec.structs.replace(made, decision=decision)
+        made = replace(made, decision=decision)
         body = msgspec.to_builtins(made)
         if decision.decided in ("switch", "back"):
             self._switch(run, decision, body)
@@ -189,7 +189,7 @@ class Advisor:
                 forecasts.add(connection, run.key, body)
         return made
 
-    def _switch(self, run: Watched, decision: Decision, body: dict[str, Any]) -> None:
+    def _switch(self, run: AdvisedRun, decision: Decision, body: dict[str, Any]) -> None:
         """Switches and keeps the forecast, unless somebody has changed policy or mind since."""
         assert decision.policy is not None
 

@@ -10,7 +10,7 @@ from paceline_backend.server.keys import Keys
 from paceline_backend.server.origins import Origins
 from paceline_backend.store import Store, meta
 from paceline_backend.store.alerts import deliveries
-from paceline_backend.store.alerts.deliveries import Delivery
+from paceline_backend.store.alerts.deliveries import DueDelivery
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Sender:
             tried += len(due)
         return tried
 
-    def _send(self, delivery: Delivery) -> None:
+    def _send(self, delivery: DueDelivery) -> None:
         key = Keys(meta.secret(self._store)).of_webhook(delivery.webhook)
         name = webhooks.delivery_id(delivery.key)
         try:

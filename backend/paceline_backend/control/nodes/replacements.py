@@ -13,7 +13,7 @@ from paceline_backend.requests.joining import order_to_leave
 from paceline_backend.requests.replacing import stand_in
 from paceline_backend.store import Store, nodes
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, RunNode
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class Replacements:
                     self._stand_in(group, node)
         return bool(groups)
 
-    def _let_go(self, client: redis.Redis, group: Group, row: RunNode) -> None:
+    def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
         log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)
         order_to_leave(self._store, client, group, row.node)
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
         streams.tell_change(client, group.id)
 
-    def _stand_in(self, group: Group, row: RunNode) -> None:
+    def _stand_in(self, group: MultiNodeRun, row: RunNode) -> None:
         name, at = (group.id, row.node), time.monotonic()
         if at - self._failed_at.get(name, -_AGAIN_S) < _AGAIN_S:
             return
@@ -75,7 +75,7 @@ class Replacements:
             log.warning("run %s: no spare stands in for %s: %s", group.id, row.node, error)
 
 
-def _makes_way(group: Group) -> list[RunNode]:
+def _makes_way(group: MultiNodeRun) -> list[RunNode]:
     """The nodes whose replacements are there."""
     going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
     others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
@@ -83,6 +83,6 @@ def _makes_way(group: Group) -> list[RunNode]:
     return [going_on[str(row.replaces)] for row in there]
 
 
-def _host_is_gone(group: Group) -> bool:
+def _host_is_gone(group: MultiNodeRun) -> bool:
     """Whether the run will be launched anew, with its spares."""
     return any(row.gone for row in group.nodes if row.node == group.host)

@@ -20,7 +20,7 @@ from paceline_backend.requests import ConflictError, InvalidRequestError, spares
 from paceline_backend.store import Store, StoreUnavailableError, attempts, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, Requester
 from paceline_backend.store.nodes import slowness
-from paceline_backend.store.nodes.slowness import Slow, Watched
+from paceline_backend.store.nodes.slowness import RunOnNodes, Slow
 from paceline_backend.store.outcomes import forecasts
 
 log = logging.getLogger(__name__)
@@ -74,12 +74,12 @@ class Watch:
                 self._next[run.key] = (run.attempt, due, at)
         return bool(watched)
 
-    def _is_due(self, run: Watched, step: int) -> bool:
+    def _is_due(self, run: RunOnNodes, step: int) -> bool:
         attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
         return time.monotonic() >= at and (attempt != run.attempt or step >= due)
 
     def _guarded(
-        self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
+        self, run: RunOnNodes, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
         """Makes a verdict and acts on it.
 
@@ -102,7 +102,7 @@ class Watch:
             log.exception("run %s: no verdict", run.id)
             return False
 
-    def look(self, run: Watched, step: int) -> Slow | None:
+    def look(self, run: RunOnNodes, step: int) -> Slow | None:
         """Notes the verdict about a run's newest steps; the node that it names.
 
         Args:
@@ -130,7 +130,7 @@ class Watch:
         return kept
 
     def _has_forecast(
-        self, run: Watched, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
+        self, run: RunOnNodes, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
         """Whether a forecast of the newest steps says what the node costs; makes one if not."""
         since = max(slow.step, step - AUTO_STEPS)
@@ -149,7 +149,7 @@ class Watch:
             forecasts.add(connection, run.key, msgspec.to_builtins(made))
         return made.slow_node.node == slow.node
 
-    def _replace(self, run: Watched, slow: Slow, step: int) -> bool:
+    def _replace(self, run: RunOnNodes, slow: Slow, step: int) -> bool:
         """Lets a spare take the node's place, if that is allowed and surely worth it.
 
         Returns:

@@ -9,7 +9,7 @@ from paceline_backend.insight import hangs
 from paceline_backend.insight.alerts.rules import Rule
 from paceline_backend.store import Connection, Store, reads
 from paceline_backend.store.fleet import progress, verdicts
-from paceline_backend.store.fleet.progress import Progress, Running
+from paceline_backend.store.fleet.progress import Running, RunProgress
 from paceline_backend.store.fleet.verdicts import Kept
 
 STEPS = 50  # SE and waste are means of the last so many complete steps
@@ -40,7 +40,7 @@ class _Seen:
     """What is read of a run for all rules."""
 
     run: Running
-    progress: Progress | None
+    progress: RunProgress | None
     verdict: Kept | None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_backend.insight.attribution.model import Bools, Model, Rows, fit
+from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel, fit
 from paceline_backend.insight.attribution.split import Split, split
 from paceline_backend.policies.base import Floats, Ints
 
@@ -99,7 +99,7 @@ def _nothing(step: Ints, world: int) -> Attribution:
     )
 
 
-def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
+def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: int) -> Worker:
     """One rank's slowness, whether other ranks wait for it or a smaller load hides it."""
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)

@@ -69,7 +69,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Model:
+class SpeedModel:
     """Each rank's step time as a product: ``T = own · rest``, [K, W].
 
     A rank that took no part in a step has the values of the typical rank there.
@@ -85,7 +85,7 @@ class Model:
     noise: float  # relative standard deviation of a usual step
 
 
-def fit(rows: Rows, took_part: Bools) -> Model:
+def fit(rows: Rows, took_part: Bools) -> SpeedModel:
     """Fits the cost of a batch, which all ranks share, and each rank's speed.
 
     A batch costs a non-negative combination of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n
@@ -115,7 +115,7 @@ def fit(rows: Rows, took_part: Bools) -> Model:
     rest = np.where(took_part, time / own, 1.0)
     usual_s = np.median(equal)
     factor = rate * _bend(np.full(len(rate), usual_s), slope, centre) / usual_s
-    return Model(
+    return SpeedModel(
         typical,
         equal,
         own,

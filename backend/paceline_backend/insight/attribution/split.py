@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from paceline_backend.insight.attribution.model import Bools, Model, Rows
+from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel
 from paceline_backend.policies.base import Floats
 
 _LAG = 64  # plans rest on so many steps; that long they may answer to a slowness that has passed
@@ -26,7 +26,7 @@ class Split:
     waited_s: float  # s that all ranks waited in all steps
 
 
-def split(rows: Rows, took_part: Bools, model: Model) -> Split:
+def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
     """Splits each step's straggler effect.
 
     A rank's step time is a product of its batch, its speed and its passing slowness. The rank's
@@ -62,7 +62,7 @@ def split(rows: Rows, took_part: Bools, model: Model) -> Split:
     )
 
 
-def _lateness(rows: Rows, took_part: Bools, model: Model) -> Floats:
+def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
     """Each rank's time minus the typical rank's time for the mean batch, by cause, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
@@ -121,7 +121,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
     )
 
 
-def _counted(rows: Rows, took_part: Bools, model: Model) -> Floats:
+def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
     """Share of a batch's cost above or below the mean that is due to its count, 0 … 1."""
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)

@@ -18,7 +18,7 @@ _TICKS = 5
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line; NaN leaves a gap.
 
     Args:
@@ -67,7 +67,7 @@ class Chart:
     title: str
     unit: str
     x: Floats
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     bands: Sequence[Band] = ()
     marks: Sequence[Mark] = ()
     level: tuple[float, str] | None = None
@@ -186,7 +186,7 @@ def _level(level: tuple[float, str], y: Scale) -> Markup:
     )
 
 
-def _path(steps: Floats, line: Line, x: Scale, y: Scale) -> Markup:
+def _path(steps: Floats, line: ChartLine, x: Scale, y: Scale) -> Markup:
     parts, begins = [], True
     for step, value in zip(steps.tolist(), line.y.tolist(), strict=True):
         if math.isnan(value):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.insight import costs, effects, quality, verdict, workers
-from paceline_backend.insight.effects import Effect
+from paceline_backend.insight.effects import SwitchEffect
 from paceline_backend.insight.quality import MetricChange
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 from paceline_backend.insight.verdict import Verdict
@@ -81,7 +81,7 @@ class Content:
     cells: Mapping[str, Any]
     workers: Sequence[Mapping[str, Any]]
     switches: Sequence[Mapping[str, Any]]
-    effects: Mapping[int, Effect]
+    effects: Mapping[int, SwitchEffect]
     nodes: Sequence[Mapping[str, Any]]
     forecast: Forecast | None
     quality: Mapping[str, Any]

@@ -12,10 +12,18 @@ from markupsafe import Markup
 
 from paceline.core.version import __version__
 from paceline.wire import ENDED, State
-from paceline_backend.insight import quality
+from paceline_backend.insight import effects, quality
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.document import heatmap
-from paceline_backend.insight.document.charts import Band, Chart, Floats, Line, Mark, rolling, svg
+from paceline_backend.insight.document.charts import (
+    Band,
+    Chart,
+    ChartLine,
+    Floats,
+    Mark,
+    rolling,
+    svg,
+)
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
@@ -229,11 +237,11 @@ def _course(
     if steps["bucket"] > 1:
         low, high = (factor * _floats(steps[f"{name}_{bound}"]) for bound in ("min", "max"))
         band = Band(low, high, "least to greatest")
-        lines = [Line(y, "main", f"mean of {steps['bucket']:,} steps")]
+        lines = [ChartLine(y, "main", f"mean of {steps['bucket']:,} steps")]
     else:
         window = max(_FEWEST, len(y) // 30)
         band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
-        lines = [Line(y, "raw"), Line(rolling(y, window, 0.5), "main", "running median")]
+        lines = [ChartLine(y, "raw"), ChartLine(rolling(y, window, 0.5), "main", "running median")]
     return svg(Chart(title, unit, x, lines, [band], switched, level, zero))
 
 
@@ -252,7 +260,9 @@ def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
             f"{each['figure']} {count(each['value'])} after step {each['step']}" for each in best
         )
         title = f"Evaluations: {name} ({', '.join(said)})" if best else f"Evaluations: {name}"
-        drawn.append(svg(Chart(title, "", x, [Line(y, "main")], (), switched, level, zero=False)))
+        drawn.append(
+            svg(Chart(title, "", x, [ChartLine(y, "main")], (), switched, level, zero=False))
+        )
     return drawn
 
 
@@ -270,15 +280,17 @@ def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
     )
     worst = int(means.argmax())
     others = np.delete(compute_s, worst, axis=0)
-    front = Line(compute_s[worst], "worst", f"rank {cells['ranks'][worst]}")
+    front = ChartLine(compute_s[worst], "worst", f"rank {cells['ranks'][worst]}")
     if len(others) <= _OTHERS:
-        grey = [Line(row, "other", "other ranks" if not k else "") for k, row in enumerate(others)]
+        grey = [
+            ChartLine(row, "other", "other ranks" if not k else "") for k, row in enumerate(others)
+        ]
         return Chart(title, "s", x, [*grey, front], (), switched)
     known = ~np.isnan(others).all(axis=0)
     bounds = np.full((3, others.shape[1]), np.nan)
     bounds[:, known] = np.nanquantile(others[:, known], [0.1, 0.5, 0.9], axis=0)
     band = Band(bounds[0], bounds[2], "p10–p90 of the other ranks")
-    return Chart(title, "s", x, [Line(bounds[1], "other"), front], [band], switched)
+    return Chart(title, "s", x, [ChartLine(bounds[1], "other"), front], [band], switched)
 
 
 def changes(content: Content) -> list[dict[str, Any]]:
@@ -288,7 +300,7 @@ def changes(content: Content) -> list[dict[str, Any]]:
         effect = content.effects.get(change["version"])
         words = "the policy at the start" if not change["version"] else ""
         metrics = quality.words(content.metric_changes.get(change["version"], ()))
-        words = effect.words if effect else words
+        words = effects.words_of(effect) if effect else words
         made.append({**change, "words": f"{words} {metrics}".strip()})
     return made
 

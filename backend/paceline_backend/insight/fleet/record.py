@@ -9,7 +9,7 @@ from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, nodes
 from paceline_backend.store.fleet import costs, verdicts
 from paceline_backend.store.fleet.costs import Spent
-from paceline_backend.store.fleet.verdicts import Named
+from paceline_backend.store.fleet.verdicts import NamedNodes
 from paceline_backend.store.fleet.waiting import DAY_S
 
 By = Literal["owner", "tag", "run"]
@@ -47,7 +47,7 @@ def record(
     }
 
 
-def straggling(kept: Iterable[Named], first: int, days: int) -> dict[str, list[float]]:
+def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
     """By node, the hours of each day in which a verdict named it.
 
     Args:

@@ -1,26 +1,26 @@
 """Who holds a run up, why, since when, and what it costs: docs/verdicts.md.
 
-`Observed` holds what the ranks reported of a range of steps, `read_observed` reads it from the
-database. `judge` returns a `Verdict` with its causes, and `words` says it in sentences. The API's
-routes `/runs/{id}/verdict` and `/runs/{id}/attribution`, the watch over slow nodes, forecasts and
-the benchmark call these::
+`ObservedSteps` holds what the ranks reported of a range of steps, `read_observed` reads it from
+the database. `judge` returns a `Verdict` with its causes, and `words` says it in sentences. The
+API's routes `/runs/{id}/verdict` and `/runs/{id}/attribution`, the watch over slow nodes, forecasts
+and the benchmark call these::
 
     verdict = judge(read_observed(connection, run, (None, None)))
     print(words(verdict), verdict.causes)
 
-`slowness`, `waits` and `data` look for what may have cost time, and give `Finding`s. `courses`
+`slowness`, `waits` and `data` look for what may have cost time, and give `TimeLoss`es. `courses`
 tells lasting levels from what passed, comes back or grows. `findings` computes what a run would
 have taken without them. `slow_node` names the node on which all slow ranks sit, if there is one.
 `standing` says how the run stands now, in a line.
 """
 
 from paceline_backend.insight.verdict.facts import facts_of
-from paceline_backend.insight.verdict.findings import Finding
+from paceline_backend.insight.verdict.findings import TimeLoss
 from paceline_backend.insight.verdict.judge import FEW, Verdict, judge
 from paceline_backend.insight.verdict.load import read_observed
 from paceline_backend.insight.verdict.nodes import FEWEST_STEPS, SlowNode, slow_node, throttled
-from paceline_backend.insight.verdict.observed import Observed
-from paceline_backend.insight.verdict.standing import Level, Standing, past, standing_of
+from paceline_backend.insight.verdict.observed import ObservedSteps
+from paceline_backend.insight.verdict.standing import Diagnosis, VerdictLevel, past, standing_of
 from paceline_backend.insight.verdict.words import (
     cause_of,
     cause_words,
@@ -33,12 +33,12 @@ from paceline_backend.insight.verdict.words import (
 __all__ = [
     "FEW",
     "FEWEST_STEPS",
-    "Finding",
-    "Level",
-    "Observed",
+    "Diagnosis",
+    "ObservedSteps",
     "SlowNode",
-    "Standing",
+    "TimeLoss",
     "Verdict",
+    "VerdictLevel",
     "cause_of",
     "cause_words",
     "facts_of",

@@ -95,7 +95,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
 
 
 @dataclass
-class Piece:
+class LevelPiece:
     """Steps [begin, end) at the same level."""
 
     begin: int
@@ -109,7 +109,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Span:
+class SlowSpan:
     """Steps [begin, end) that were above the level around them."""
 
     begin: int
@@ -120,8 +120,8 @@ class Span:
 class Course:
     """One series: its lasting level, and the spans above it."""
 
-    base: list[Piece]  # the level without the spans, without gaps
-    spans: list[Span] = field(default_factory=list)
+    base: list[LevelPiece]  # the level without the spans, without gaps
+    spans: list[SlowSpan] = field(default_factory=list)
 
     def level(self, count: int) -> Floats:
         """The lasting level in each step, [K]."""
@@ -167,11 +167,11 @@ class _Peeling:
     ) -> None:
         self._series, self._noise, self._least = series, noise, least
         self._counts = known.copy()  # steps that count in levels: not those of spans
-        self._base: list[Piece] = []
+        self._base: list[LevelPiece] = []
         for begin, end in pieces:
             values = series[begin:end][known[begin:end]]
             if len(values):
-                self._base.append(Piece(begin, end, float(np.median(values))))
+                self._base.append(LevelPiece(begin, end, float(np.median(values))))
             elif self._base:
                 self._base[-1].end = end
         if self._base:
@@ -180,15 +180,15 @@ class _Peeling:
     def course(self, least_short: float) -> Course:
         """The course of the series."""
         if not self._base:
-            return Course([Piece(0, len(self._series), 0.0)])
-        spans: list[Span] = []
+            return Course([LevelPiece(0, len(self._series), 0.0)])
+        spans: list[SlowSpan] = []
         while len(self._base) > 1:
             at, above = _bump(self._base, self._least, least_short)
             if at is None:
                 break
             piece = self._base[at]
             if above:
-                spans.append(Span(piece.begin, piece.end))
+                spans.append(SlowSpan(piece.begin, piece.end))
             self._counts[piece.begin : piece.end] = False
             self._take_out(at)
         self._merge()
@@ -228,21 +228,21 @@ class _Peeling:
             else:
                 at += 1
 
-    def _joined(self, first: Piece, second: Piece) -> Piece:
+    def _joined(self, first: LevelPiece, second: LevelPiece) -> LevelPiece:
         steps = np.arange(first.begin, second.end)
         steps = steps[self._counts[steps]]
         level = min(first.level, second.level)
         if len(steps):
             level = float(np.median(self._series[steps]))
-        return Piece(first.begin, second.end, level)
+        return LevelPiece(first.begin, second.end, level)
 
-    def _same(self, first: Piece, second: Piece) -> float:
+    def _same(self, first: LevelPiece, second: LevelPiece) -> float:
         """By how much two pieces at the same level may seem to differ."""
         chance = self._noise * float(np.sqrt(1 / first.steps + 1 / second.steps))
         return max(self._least, 4 * chance)
 
 
-def _bump(base: list[Piece], least: float, least_short: float) -> tuple[int | None, bool]:
+def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
     """The short piece that is furthest above both its neighbours; else that furthest below."""
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
@@ -262,9 +262,9 @@ def _bump(base: list[Piece], least: float, least_short: float) -> tuple[int | No
     return (None if lowest is None else lowest[1]), False
 
 
-def _closed(spans: list[Span]) -> list[Span]:
+def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
     """Spans that are few steps apart are one."""
-    made: list[Span] = []
+    made: list[SlowSpan] = []
     for span in spans:
         if (
             made
@@ -272,13 +272,13 @@ def _closed(spans: list[Span]) -> list[Span]:
             and span.begin - made[-1].end
             < max(span.end - span.begin, made[-1].end - made[-1].begin)
         ):
-            made[-1] = Span(made[-1].begin, span.end)
+            made[-1] = SlowSpan(made[-1].begin, span.end)
         else:
             made.append(span)
     return made
 
 
-def period_of(spans: Sequence[Span]) -> int | None:
+def period_of(spans: Sequence[SlowSpan]) -> int | None:
     """The distance at which spans come back, in steps; None: they do not, or too few did.
 
     Each time may be a step off, and up to three in ten times may be missing.
@@ -332,8 +332,8 @@ def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
 
 
 def occurrences(
-    off: Floats, known: Bools, spans: Sequence[Span], period: int, phase: int
-) -> list[Span]:
+    off: Floats, known: Bools, spans: Sequence[SlowSpan], period: int, phase: int
+) -> list[SlowSpan]:
     """The times at which something periodic happened, by what is known of its phase.
 
     Args:
@@ -343,7 +343,7 @@ def occurrences(
         period: in steps.
         phase: of one of the times.
     """
-    made: list[Span] = []
+    made: list[SlowSpan] = []
     at = phase
     while at < len(off):
         near = [span for span in spans if abs(span.begin - at) <= 1]
@@ -353,7 +353,7 @@ def occurrences(
             made.append(near[0])
             at = near[0].begin
         elif known[best] and off[best] > 1.5:
-            made.append(Span(best, best + 1))
+            made.append(SlowSpan(best, best + 1))
             at = best
         at += period
     return made
@@ -374,7 +374,9 @@ class Trend:
         return np.asarray(self.first + (self.last - self.first) * share)
 
 
-def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) -> Trend | None:
+def trend_of(
+    series: Floats, known: Bools, base: Sequence[LevelPiece], noise: float
+) -> Trend | None:
     """The growth that explains several ascending levels better than steps do; None: there is none.
 
     Args:

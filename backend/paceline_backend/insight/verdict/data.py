@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_backend.insight.verdict.findings import Effect, Finding
+from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
 from paceline_backend.insight.verdict.observed import Bools, mean_of
-from paceline_backend.insight.verdict.slowness import Model
+from paceline_backend.insight.verdict.slowness import SlownessModel
 from paceline_backend.policies.base import Floats
 
 _LARGER = 0.06  # by so much a rank's batches must be larger throughout to name the rank
@@ -17,7 +17,7 @@ _EVEN = 0.02  # share of a step's computing that is lost, below which batches ar
 _LEAST = 0.5  # or below this share of what is lost under the policy that loses most
 
 
-def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Finding]:
+def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
     """The cost of uneven batches.
 
     Where the plan makes up for slow ranks, each rank's usual share of the work is no fault.
@@ -39,8 +39,8 @@ def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Findi
     # Where ranks do not wait for each other, no batch makes another one wait.
     uneven = np.where(known & ~apart[:, None], part, 1.0)
     since, until = _course(model.policies, 1 - 1 / uneven.max(axis=1))
-    effect = Effect(np.arange(part.shape[1]), dealt=uneven)
-    return [Finding("data", ranks, effect, since=since, until=until)]
+    effect = TimeChange(np.arange(part.shape[1]), dealt=uneven)
+    return [TimeLoss("data", ranks, effect, since=since, until=until)]
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline_backend.insight.verdict.findings import Finding
+from paceline_backend.insight.verdict.findings import TimeLoss
 from paceline_backend.insight.verdict.judge import Verdict
 from paceline_backend.insight.verdict.standing import standing_of
 from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
@@ -35,7 +35,7 @@ def facts_of(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _cause(verdict: Verdict, cause: Finding) -> dict[str, Any]:
+def _cause(verdict: Verdict, cause: TimeLoss) -> dict[str, Any]:
     step, nodes = verdict.seen.step, verdict.seen.nodes
     world = verdict.seen.compute_s.shape[1]
 

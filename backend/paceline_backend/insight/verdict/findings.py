@@ -15,7 +15,7 @@ _PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
 @dataclass(frozen=True)
-class Effect:
+class TimeChange:
     """What a finding changes in the times of some ranks, or of all.
 
     Args:
@@ -39,7 +39,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TimeLoss:
     """Something that may have cost time. Steps are indices into the range.
 
     Args:
@@ -59,7 +59,7 @@ class Finding:
 
     kind: str
     ranks: tuple[int, ...]
-    effect: Effect
+    effect: TimeChange
     since: int | None = None
     until: int | None = None
     factor: float | None = None
@@ -87,7 +87,7 @@ class Account:
     """
 
     def __init__(
-        self, times: Times, findings: Sequence[Finding], part: Floats | None = None
+        self, times: Times, findings: Sequence[TimeLoss], part: Floats | None = None
     ) -> None:
         self.times = times
         self.findings = list(findings)
@@ -134,7 +134,7 @@ class Account:
         least_s = self.without(everything).wall_s
         return np.array([self.without(everything - {at}).wall_s for at in everything]) - least_s
 
-    def counting(self, least: float) -> list[Finding]:
+    def counting(self, least: float) -> list[TimeLoss]:
         """Those that would cost at least this share of the wall time alone; each with its cost.
 
         What goes on comes first, then what has passed, each by what it would cost alone. What does

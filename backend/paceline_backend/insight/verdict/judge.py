@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline_backend.insight.verdict.data import data_of
-from paceline_backend.insight.verdict.findings import Account, Finding
-from paceline_backend.insight.verdict.observed import Observed, Times
+from paceline_backend.insight.verdict.findings import Account, TimeLoss
+from paceline_backend.insight.verdict.observed import ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 from paceline_backend.policies.base import Floats
@@ -40,8 +40,8 @@ class Verdict:
     waste: float
     noise: float
     cost_s: float
-    causes: list[Finding]
-    seen: Observed
+    causes: list[TimeLoss]
+    seen: ObservedSteps
     part: Floats | None = None
 
     def waste_since(self, at: int) -> float:
@@ -51,7 +51,7 @@ class Verdict:
         return float(times.waits_s(self.seen.took_part)[at:].sum()) / wall_s if wall_s else 0.0
 
 
-def judge(seen: Observed) -> Verdict:
+def judge(seen: ObservedSteps) -> Verdict:
     """Finds the causes of lost time."""
     seen = seen.of(seen.took_part.sum(axis=1) >= 2)
     took_part = seen.took_part

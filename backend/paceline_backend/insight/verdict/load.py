@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import Connection, records, segments, switches
 from paceline_backend.store.attempts import Placement
@@ -22,7 +22,7 @@ _MORE = ("step_s", "ended_at", "segment", "attempt")
 
 def read_observed(
     connection: Connection, run: int, span: Range, placement: Placement | None = None
-) -> Observed:
+) -> ObservedSteps:
     """What ranks reported of the complete steps of a range, as far as it counts.
 
     Args:
@@ -57,7 +57,7 @@ def read_observed(
     in_force = switches.of_version(connection, run, last)
     newest = attempt[~np.isnan(attempt)][-1:].astype(int).tolist()
     equal = any(segments.equal_because(connection, run, number) for number in newest)
-    return Observed(
+    return ObservedSteps(
         step=step,
         samples=given["samples"],
         load=given["load"],

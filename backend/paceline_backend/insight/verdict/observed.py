@@ -27,7 +27,7 @@ def mean_of(values: Floats, known: Bools, axis: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedSteps:
     """What W ranks reported of K steps, ascending; arrays are [K, W] unless stated.
 
     A rank without samples in a step (0 in `samples`), or without a record of it (NaN), takes no
@@ -100,7 +100,7 @@ class Observed:
         inside = [first for first in self.switched if first <= self.step[-1]]
         return bool(inside) and int((self.step >= inside[-1]).sum()) < FEWEST
 
-    def of(self, steps: Bools) -> Observed:
+    def of(self, steps: Bools) -> ObservedSteps:
         """The rows of the steps that are True in `steps`, [K]."""
         chosen: dict[str, Any] = {name: getattr(self, name)[steps] for name in _OF_STEPS}
         return replace(self, **chosen)
@@ -121,7 +121,7 @@ class Times:
     apart: Bools  # [K]
 
     @staticmethod
-    def of(seen: Observed, took_part: Bools) -> Times:
+    def of(seen: ObservedSteps, took_part: Bools) -> Times:
         """The times that ranks reported."""
         waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
         mean = np.where(took_part, np.nan_to_num(seen.sync_s), 0.0).sum(axis=1)

@@ -13,8 +13,8 @@ from paceline_backend.insight.verdict.courses import (
     LASTING,
     LEAST,
     Course,
-    Piece,
-    Span,
+    LevelPiece,
+    SlowSpan,
     course_of,
     folded,
     levels,
@@ -23,8 +23,8 @@ from paceline_backend.insight.verdict.courses import (
     period_of,
     trend_of,
 )
-from paceline_backend.insight.verdict.findings import Effect, Finding
-from paceline_backend.insight.verdict.observed import FEWEST, Bools, Observed, mean_of
+from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
+from paceline_backend.insight.verdict.observed import FEWEST, Bools, ObservedSteps, mean_of
 from paceline_backend.policies.base import Floats
 
 _LEAST_NOISE = 0.004
@@ -39,7 +39,7 @@ _SURE = 5.0  # standard errors by which a lasting slowness must be above the usu
 
 
 @dataclass(frozen=True)
-class Model:
+class SlownessModel:
     """Batches' costs, and what ranks' speeds are beside them.
 
     Args:
@@ -87,7 +87,7 @@ class Model:
         return out
 
 
-def model_of(seen: Observed, took_part: Bools) -> Model:
+def model_of(seen: ObservedSteps, took_part: Bools) -> SlownessModel:
     """Fits what batches cost, and how each rank's time went beside that."""
     model = _with_costs_of(seen, seen, took_part)
     levels_of = np.stack([course.level(len(seen.step)) for course in model.courses], axis=1)
@@ -96,7 +96,7 @@ def model_of(seen: Observed, took_part: Bools) -> Model:
     return _with_costs_of(cleaned, seen, took_part)
 
 
-def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model:
+def _with_costs_of(cleaned: ObservedSteps, seen: ObservedSteps, took_part: Bools) -> SlownessModel:
     typical = fit(cleaned, took_part).typical  # type: ignore[arg-type]
     time = np.where(took_part, seen.compute_s, 1.0)
     off = np.where(took_part, np.log(time / typical), 0.0)
@@ -107,7 +107,9 @@ def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model
         for rank in range(off.shape[1])
     ]
     usual = _usual(courses, len(off))
-    return Model(took_part, typical, off, noise, courses, usual, seen.policies, seen.planned)
+    return SlownessModel(
+        took_part, typical, off, noise, courses, usual, seen.policies, seen.planned
+    )
 
 
 def _usual(courses: Sequence[Course], count: int) -> Floats:
@@ -121,7 +123,7 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
     return np.asarray(np.minimum(np.array(lowest), typical))
 
 
-def lowest_level(base: Sequence[Piece], count: int) -> float:
+def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
     """The lowest level that held for long, or from the beginning."""
     held = [piece for piece in base if piece.steps >= _SHARE * count]
     if base[0].steps >= LASTING:
@@ -129,7 +131,7 @@ def lowest_level(base: Sequence[Piece], count: int) -> float:
     return min(piece.level for piece in (held or base))
 
 
-def _of_spans(model: Model) -> Floats:
+def _of_spans(model: SlownessModel) -> Floats:
     """How far the steps of spans are above their ranks' levels, [K, W]; elsewhere 0."""
     count = len(model.off)
     out = np.zeros_like(model.off)
@@ -157,7 +159,7 @@ class _Slow:
     times: int = 1
 
 
-def findings_of(model: Model) -> list[Finding]:
+def findings_of(model: SlownessModel) -> list[TimeLoss]:
     """All ranks' slowness, by kind and course: ranks that are slow together are one finding."""
     slow: list[_Slow] = []
     for rank in range(model.off.shape[1]):
@@ -171,7 +173,7 @@ def findings_of(model: Model) -> list[Finding]:
     return [_finding(model, group, lasting) for group in _groups(slow)]
 
 
-def _of_rank(model: Model, rank: int) -> list[_Slow]:
+def _of_rank(model: SlownessModel, rank: int) -> list[_Slow]:
     course, count = model.courses[rank], len(model.off)
     known, usual = model.took_part[:, rank], float(model.usual[rank])
     made: list[_Slow] = []
@@ -199,7 +201,7 @@ def _of_rank(model: Model, rank: int) -> list[_Slow]:
     return made
 
 
-def _above(rest: Floats, known: Bools, spans: Sequence[Span]) -> list[Span]:
+def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSpan]:
     """The spans in which a rank is slower than its trend says."""
     kept = []
     for span in spans:
@@ -209,7 +211,7 @@ def _above(rest: Floats, known: Bools, spans: Sequence[Span]) -> list[Span]:
     return kept
 
 
-def _lasting_from(base: Sequence[Piece], usual: float) -> int | None:
+def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
     """Where the slowness that goes on begins; None: the rank is not slow in the end."""
     begin = None
     for piece in reversed(base):
@@ -219,7 +221,7 @@ def _lasting_from(base: Sequence[Piece], usual: float) -> int | None:
     return begin
 
 
-def _is_sure(model: Model, rank: int, begin: int) -> bool:
+def _is_sure(model: SlownessModel, rank: int, begin: int) -> bool:
     """Whether a lasting slowness is more than noise makes of so few steps."""
     steps = model.took_part[begin:, rank]
     above = (model.off[begin:, rank] - model.usual[rank])[steps]
@@ -228,17 +230,17 @@ def _is_sure(model: Model, rank: int, begin: int) -> bool:
     ) / np.sqrt(len(above))
 
 
-def _runs(pieces: Sequence[Piece]) -> list[Span]:
-    spans: list[Span] = []
+def _runs(pieces: Sequence[LevelPiece]) -> list[SlowSpan]:
+    spans: list[SlowSpan] = []
     for piece in pieces:
         if spans and spans[-1].end == piece.begin:
-            spans[-1] = Span(spans[-1].begin, piece.end)
+            spans[-1] = SlowSpan(spans[-1].begin, piece.end)
         else:
-            spans.append(Span(piece.begin, piece.end))
+            spans.append(SlowSpan(piece.begin, piece.end))
     return spans
 
 
-def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
+def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     course, count = model.courses[rank], len(model.off)
     usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
     free = model.took_part[:, rank].copy()
@@ -272,7 +274,7 @@ def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
     return [_Slow(rank, "node", begin or None, None, steps, slower, factor, short)]
 
 
-def _shifted(base: Sequence[Piece], usual: float) -> list[Piece]:
+def _shifted(base: Sequence[LevelPiece], usual: float) -> list[LevelPiece]:
     return [replace(piece, level=piece.level - usual) for piece in base]
 
 
@@ -280,7 +282,7 @@ def _passing(
     off: Floats,
     base: Floats,
     known: Bools,
-    spans: Sequence[Span],
+    spans: Sequence[SlowSpan],
     rank: int,
     period: int | None = None,
 ) -> list[_Slow]:
@@ -330,7 +332,7 @@ def _passing(
     ]
 
 
-def _weak_periods(model: Model, slow: Sequence[_Slow]) -> list[_Slow]:
+def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
     """Pauses at a strict period that are too small to stand out one by one."""
     count = len(model.off)
     base = np.stack([course.level(count) for course in model.courses], axis=1)
@@ -358,7 +360,7 @@ def _weak_periods(model: Model, slow: Sequence[_Slow]) -> list[_Slow]:
     return made
 
 
-def _is_strict(times: Sequence[Span], seen: Sequence[Span], period: int) -> bool:
+def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int) -> bool:
     """Whether most of the times of a period happened, and most spans that were seen are of it."""
     expected = (times[-1].begin - times[0].begin) / period + 1
     if len(times) < _OF_PERIOD * expected:
@@ -393,7 +395,7 @@ def _alike(first: _Slow, second: _Slow) -> bool:
     return both >= _OVERLAP * int((first.steps | second.steps).sum())
 
 
-def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
+def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
     """A finding about ranks that are slow together; `lasting`: all that are slow for good, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
@@ -412,8 +414,8 @@ def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
     hidden_since = None
     if first.kind == "node" and dealt is not None:
         hidden_since = _hidden_since(dealt, slower)
-    effect = Effect(np.array(ranks), slower=slower, dealt=dealt, pause_s=pause_s)
-    return Finding(
+    effect = TimeChange(np.array(ranks), slower=slower, dealt=dealt, pause_s=pause_s)
+    return TimeLoss(
         kind=first.kind,
         ranks=tuple(ranks),
         effect=effect,
@@ -430,7 +432,7 @@ def _finding(model: Model, group: Sequence[_Slow], lasting: Bools) -> Finding:
     )
 
 
-def _dealt(model: Model, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
+def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
     """How much smaller a plan makes the batches of slow ranks than those of others, [K, R]; ≤ 1.
 
     Args:

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from paceline_backend.insight.verdict.findings import Account, Finding
+from paceline_backend.insight.verdict.findings import Account, TimeLoss
 from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
 from paceline_backend.insight.verdict.observed import FEWEST, Times
 from paceline_backend.insight.verdict.words import what
@@ -38,7 +38,7 @@ _PAST = {
 }
 
 
-class Level(StrEnum):
+class VerdictLevel(StrEnum):
     """Whether somebody should look."""
 
     UNKNOWN = "unknown"  # too few steps
@@ -48,7 +48,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class Diagnosis:
     """What is true of the newest steps.
 
     Args:
@@ -61,7 +61,7 @@ class Standing:
         limit_s: the fluid limit of a mean step, each rank at its own speed; None: unknown.
     """
 
-    level: Level
+    level: VerdictLevel
     what: str = ""
     was: str = ""
     lost: float = 0.0
@@ -70,11 +70,11 @@ class Standing:
     limit_s: float | None = None
 
 
-def standing_of(verdict: Verdict) -> Standing:
+def standing_of(verdict: Verdict) -> Diagnosis:
     """How the run stands in the newest steps of a verdict's range."""
     seen = verdict.seen
     if verdict.steps < FEW:
-        return Standing(Level.UNKNOWN)
+        return Diagnosis(VerdictLevel.UNKNOWN)
     times = Times.of(seen, seen.took_part)
     costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
     costing = [at for at in costing if not verdict.causes[at].hidden]
@@ -87,12 +87,12 @@ def standing_of(verdict: Verdict) -> Standing:
     level = _level(waste, lost, bool(going))
     said = (
         what(verdict, going[0])
-        if going and level != Level.HEALTHY
+        if going and level != VerdictLevel.HEALTHY
         else _said(verdict, level, waste)
     )
     shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
-    return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
+    return Diagnosis(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
 
 
 def past(text: str) -> str:
@@ -105,11 +105,11 @@ def past(text: str) -> str:
     return re.sub(whole, lambda verb: _PAST[verb[0]], text)
 
 
-def _goes_on(cause: Finding) -> bool:
+def _goes_on(cause: TimeLoss) -> bool:
     return cause.until is None or cause.times >= _OFTEN
 
 
-def _newest(verdict: Verdict, going: list[Finding]) -> slice:
+def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
     """The steps since the last cause began; at least the fewest, and all where one comes back.
 
     None are from before the policy in force, or before its plan made up for what it makes up for.
@@ -122,18 +122,18 @@ def _newest(verdict: Verdict, going: list[Finding]) -> slice:
     return slice(max(first, min(began, count - FEWEST)), count)
 
 
-def _level(waste: float, lost: float, known: bool) -> Level:
+def _level(waste: float, lost: float, known: bool) -> VerdictLevel:
     worst = max(waste, lost)
     if worst >= HELD_UP and known:
-        return Level.HELD_UP
-    return Level.WATCH if worst >= WATCH else Level.HEALTHY
+        return VerdictLevel.HELD_UP
+    return VerdictLevel.WATCH if worst >= WATCH else VerdictLevel.HEALTHY
 
 
-def _said(verdict: Verdict, level: Level, waste: float) -> str:
+def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
     causes = verdict.causes
-    if causes and (level != Level.WATCH or any(map(_goes_on, causes))):
+    if causes and (level != VerdictLevel.WATCH or any(map(_goes_on, causes))):
         return what(verdict, causes[0])
-    if level == Level.WATCH or waste > WAITING:
+    if level == VerdictLevel.WATCH or waste > WAITING:
         return "ranks wait for each other in turn, for no rank more than for others"
     return "no rank holds the others up"
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from paceline_backend.insight.verdict.courses import (
     LASTING,
-    Span,
+    SlowSpan,
     course_of,
     levels,
     noise_of,
     period_of,
 )
-from paceline_backend.insight.verdict.findings import Effect, Finding
-from paceline_backend.insight.verdict.observed import Bools, Observed, Times
+from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
+from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import lowest_level
 from paceline_backend.policies.base import Floats
 
@@ -45,7 +45,7 @@ class Excess:
     """
 
     more_s: Floats
-    spans: list[Span]
+    spans: list[SlowSpan]
     lasting: int | None
     usual_s: float
 
@@ -85,7 +85,9 @@ def _excess(
         lasting = None
     spans = list(course.spans)
     spans += [
-        Span(piece.begin, piece.end) for piece in higher if lasting is None or piece.end <= lasting
+        SlowSpan(piece.begin, piece.end)
+        for piece in higher
+        if lasting is None or piece.end <= lasting
     ]
     spans.sort(key=lambda span: span.begin)
     longer = np.zeros(count, bool)
@@ -115,37 +117,39 @@ def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int |
     return since or None, None if goes_on else last - 1, period, len(spans)
 
 
-def network_of(times: Times, unit_s: float) -> list[Finding]:
+def network_of(times: Times, unit_s: float) -> list[TimeLoss]:
     """Reductions that take long."""
     return _of_series("network", times.reduce_s, times, unit_s)
 
 
-def between_of(times: Times, unit_s: float) -> list[Finding]:
+def between_of(times: Times, unit_s: float) -> list[TimeLoss]:
     """Time between steps."""
     return _of_series("between", times.between_s, times, unit_s)
 
 
-def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list[Finding]:
+def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list[TimeLoss]:
     count = len(series_s)
     excess = excess_of(series_s, unit_s)
     made, nobody = [], np.arange(0)
 
-    def effect(more_s: Floats) -> Effect:
-        return Effect(nobody, **{"reduce_s" if kind == "network" else "between_s": more_s})
+    def effect(more_s: Floats) -> TimeChange:
+        return TimeChange(nobody, **{"reduce_s" if kind == "network" else "between_s": more_s})
 
     if excess.more_s.any():
         since, until, period, often = _times_of(excess, count)
         made.append(
-            Finding(kind, (), effect(excess.more_s), since, until, period=period, times=often)
+            TimeLoss(kind, (), effect(excess.more_s), since, until, period=period, times=often)
         )
     usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
     if excess.usual_s >= _ALWAYS * float(np.median(times.steps_s)):
         # It is so in all steps: one finding, with what is longer still.
-        return [Finding(kind, (), effect(usual_s + excess.more_s))]
+        return [TimeLoss(kind, (), effect(usual_s + excess.more_s))]
     return made
 
 
-def planning_of(seen: Observed, times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
+def planning_of(
+    seen: ObservedSteps, times: Times, took_part: Bools, unit_s: float
+) -> list[TimeLoss]:
     """Waits of all ranks in the first steps of segments."""
     first = seen.first
     if first.sum() < 2 or first.all():
@@ -168,11 +172,11 @@ def planning_of(seen: Observed, times: Times, took_part: Bools, unit_s: float) -
     data_s = np.where(took_part, own, 0.0)
     at = int(np.flatnonzero(theirs)[0])
     since = None if at == np.flatnonzero(first)[0] else at
-    effect = Effect(np.arange(world), data_s=data_s)
-    return [Finding("planning", (), effect, since, times=int(theirs.sum()))]
+    effect = TimeChange(np.arange(world), data_s=data_s)
+    return [TimeLoss("planning", (), effect, since, times=int(theirs.sum()))]
 
 
-def input_of(times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
+def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
     """Ranks that wait for their loaders.
 
     Args:
@@ -197,14 +201,14 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
     ]
     usual_s = times.data_s - np.stack([excess.more_s for excess in each], axis=1)
     calm_s = replace(times, data_s=usual_s).steps_s
-    made: list[Finding] = []
+    made: list[TimeLoss] = []
     if typical * unit_s >= _ALWAYS_INPUT * float(np.median(calm_s)):
         everyone = np.arange(world)
-        made.append(Finding("input", tuple(range(world)), Effect(everyone, data_s=usual_s)))
+        made.append(TimeLoss("input", tuple(range(world)), TimeChange(everyone, data_s=usual_s)))
     return made + _inputs(each, count)
 
 
-def _inputs(each: Sequence[Excess], count: int) -> list[Finding]:
+def _inputs(each: Sequence[Excess], count: int) -> list[TimeLoss]:
     """Groups ranks that wait together; those that wait in turn are one finding without ranks."""
     waiting = [rank for rank, excess in enumerate(each) if excess.more_s.any()]
     groups: list[list[int]] = []
@@ -242,17 +246,19 @@ def is_everyone(ranks: Sequence[int], world: int) -> bool:
     return len(ranks) >= _MOSTLY * world
 
 
-def _input(each: Sequence[Excess], ranks: Sequence[int], count: int, named: bool = True) -> Finding:
+def _input(
+    each: Sequence[Excess], ranks: Sequence[int], count: int, named: bool = True
+) -> TimeLoss:
     ranks = sorted(ranks)
     data_s = np.stack([each[rank].more_s for rank in ranks], axis=1)
     worst = max(ranks, key=lambda rank: float(each[rank].more_s.sum()))
     since, until, period, often = _times_of(each[worst], count)
     everyone = is_everyone(ranks, len(each))
     culprits = tuple(range(len(each))) if everyone else tuple(ranks)
-    return Finding(
+    return TimeLoss(
         "input",
         culprits if named else (),
-        Effect(np.array(ranks), data_s=data_s),
+        TimeChange(np.array(ranks), data_s=data_s),
         since if named else None,
         until if named else None,
         period=period if named else None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline_backend.insight.verdict.findings import Finding
+from paceline_backend.insight.verdict.findings import TimeLoss
 from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
-from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.waits import is_everyone
 
 _NOTHING = 0.005  # share of the wall time below which a cost is none
@@ -49,7 +49,7 @@ def words(verdict: Verdict) -> str:
     return " ".join(sentences)
 
 
-def cause_words(verdict: Verdict, cause: Finding) -> str:
+def cause_words(verdict: Verdict, cause: TimeLoss) -> str:
     """What one cause is, since when, and what it costs."""
     text = _WHAT[cause.kind](verdict, cause)
     if cause.cost_s < _NOTHING * verdict.wall_s:
@@ -57,7 +57,7 @@ def cause_words(verdict: Verdict, cause: Finding) -> str:
     return f"{text} That costs {_cost(verdict, cause.cost_s)}."
 
 
-def what(verdict: Verdict, cause: Finding) -> str:
+def what(verdict: Verdict, cause: TimeLoss) -> str:
     """A cause in a clause without its cost: "rank 3 on vm-3 computes 2.7 × slower"."""
     text = _lower(_WHAT[cause.kind](verdict, cause).split(". ")[0].removesuffix("."))
     nodes = verdict.seen.nodes
@@ -88,12 +88,12 @@ def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
     return f"Rank {rank} is as fast as the others."
 
 
-def cause_of(verdict: Verdict, rank: int) -> Finding | None:
+def cause_of(verdict: Verdict, rank: int) -> TimeLoss | None:
     """The first cause that names a rank; None: there is none."""
     return next((cause for cause in verdict.causes if rank in cause.ranks), None)
 
 
-def began(verdict: Verdict, cause: Finding) -> int | None:
+def began(verdict: Verdict, cause: TimeLoss) -> int | None:
     """The step in which a cause began; None: it was there when the range began.
 
     What comes back, and was due no earlier in the range, may have begun long before the range.
@@ -106,7 +106,7 @@ def began(verdict: Verdict, cause: Finding) -> int | None:
     return int(verdict.seen.step[cause.since])
 
 
-def to_do(verdict: Verdict, cause: Finding) -> str:
+def to_do(verdict: Verdict, cause: TimeLoss) -> str:
     """What this run can do against a cause: a clause without a full stop.
 
     It never recommends the policy in force.
@@ -127,7 +127,7 @@ def to_do(verdict: Verdict, cause: Finding) -> str:
     return text.format(its=its, it=it)
 
 
-def _against_slow_ranks(seen: Observed, cause: Finding) -> str:
+def _against_slow_ranks(seen: ObservedSteps, cause: TimeLoss) -> str:
     if is_everyone(cause.ranks, seen.compute_s.shape[1]):
         return (
             "look at what changed since then: heat, clocks, other programs, the script itself; no "
@@ -143,14 +143,14 @@ def _against_slow_ranks(seen: Observed, cause: Finding) -> str:
     return f"{machine}; until then {_first(seen)}{_LEARNS}"
 
 
-def _first(seen: Observed) -> str:
+def _first(seen: ObservedSteps) -> str:
     """What a policy needs before it can help."""
     if seen.equal:
         return _LOSS
     return "" if seen.planned else _SESSION
 
 
-def _against_uneven_batches(seen: Observed) -> str:
+def _against_uneven_batches(seen: ObservedSteps) -> str:
     if seen.balances:
         return (
             f"`{seen.policy}` balances by size already: a larger global batch lets it divide "
@@ -184,11 +184,11 @@ def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
     return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {_listed(shown)}"
 
 
-def _named(verdict: Verdict, cause: Finding) -> str:
+def _named(verdict: Verdict, cause: TimeLoss) -> str:
     return named(cause.ranks, verdict.seen.compute_s.shape[1], verdict.seen.nodes)
 
 
-def _node(verdict: Verdict, cause: Finding) -> str:
+def _node(verdict: Verdict, cause: TimeLoss) -> str:
     who, verb = _named(verdict, cause), "computes" if _is_one(verdict, cause) else "compute"
     if cause.trend is not None:
         before, now = cause.trend
@@ -213,7 +213,7 @@ def _node(verdict: Verdict, cause: Finding) -> str:
     return text
 
 
-def _transient(verdict: Verdict, cause: Finding) -> str:
+def _transient(verdict: Verdict, cause: TimeLoss) -> str:
     who, single = _named(verdict, cause), _is_one(verdict, cause)
     was, slower = "was" if single else "were", f"{_slower(cause)} slower"
     if cause.times > 1:
@@ -227,7 +227,7 @@ def _transient(verdict: Verdict, cause: Finding) -> str:
     return f"{who} {was} {slower} in {steps} only, and {'is' if single else 'are'} fine since."
 
 
-def _periodic(verdict: Verdict, cause: Finding) -> str:
+def _periodic(verdict: Verdict, cause: TimeLoss) -> str:
     who, single = _named(verdict, cause), _is_one(verdict, cause)
     over = "" if cause.until is None else f", last in step {_step(verdict, cause.until)}"
     return (
@@ -236,14 +236,14 @@ def _periodic(verdict: Verdict, cause: Finding) -> str:
     )
 
 
-def _input(verdict: Verdict, cause: Finding) -> str:
+def _input(verdict: Verdict, cause: TimeLoss) -> str:
     if not cause.ranks:
         return "Data loaders hold steps up, of different ranks in turn."
     who, verb = _named(verdict, cause), "waits" if _is_one(verdict, cause) else "wait"
     return f"{who} {verb} for the data loader{_course(verdict, cause)}."
 
 
-def _data(verdict: Verdict, cause: Finding) -> str:
+def _data(verdict: Verdict, cause: TimeLoss) -> str:
     course = _course(verdict, cause)
     text = f"Batches of the same step cost differently{'' if course == _ALWAYS else course}."
     if cause.ranks:
@@ -251,7 +251,7 @@ def _data(verdict: Verdict, cause: Finding) -> str:
     return text
 
 
-def _network(verdict: Verdict, cause: Finding) -> str:
+def _network(verdict: Verdict, cause: TimeLoss) -> str:
     assert cause.effect.reduce_s is not None
     if cause.since is None and cause.until is None and cause.times == 1:
         share = float(cause.effect.reduce_s.sum()) / verdict.wall_s
@@ -259,14 +259,14 @@ def _network(verdict: Verdict, cause: Finding) -> str:
     return f"Reducing the gradients takes longer{_course(verdict, cause)}."
 
 
-def _between(verdict: Verdict, cause: Finding) -> str:
+def _between(verdict: Verdict, cause: TimeLoss) -> str:
     course = _course(verdict, cause)
     if course == _ALWAYS:
         return "In all steps time passes between steps in which no rank computes."
     return f"No rank computes between steps{course}."
 
 
-def _planning(verdict: Verdict, cause: Finding) -> str:
+def _planning(verdict: Verdict, cause: TimeLoss) -> str:
     return f"Ranks wait for the plan in the first step of segments, {cause.times} times."
 
 
@@ -282,7 +282,7 @@ _WHAT = {
 }
 
 
-def _course(verdict: Verdict, cause: Finding) -> str:
+def _course(verdict: Verdict, cause: TimeLoss) -> str:
     """When a wait is, or was."""
     since = _since(verdict, cause)
     if cause.period is not None:
@@ -297,7 +297,7 @@ def _course(verdict: Verdict, cause: Finding) -> str:
     return text if cause.until is None else f"{text}, last in step {_step(verdict, cause.until)}"
 
 
-def _since(verdict: Verdict, cause: Finding) -> str:
+def _since(verdict: Verdict, cause: TimeLoss) -> str:
     step = began(verdict, cause)
     return "" if step is None else f" since step {step:,}"
 
@@ -306,11 +306,11 @@ def _step(verdict: Verdict, at: int) -> str:
     return f"{int(verdict.seen.step[at]):,}"
 
 
-def _is_one(verdict: Verdict, cause: Finding) -> bool:
+def _is_one(verdict: Verdict, cause: TimeLoss) -> bool:
     return len(cause.ranks) == 1 or len(cause.ranks) == verdict.seen.compute_s.shape[1]
 
 
-def _slower(cause: Finding) -> str:
+def _slower(cause: TimeLoss) -> str:
     """By how much the culprits are slower; a range if they differ."""
     assert cause.factors is not None
     least, most = cause.factors

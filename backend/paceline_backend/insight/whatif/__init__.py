@@ -1,7 +1,7 @@
 """What-if: the time that steps would take under each preset.
 
-    state       `State`: where a run stands, read from the store
-    measured    `Measured`: what the newest steps took
+    state       `PlanningState`: where a run stands, read from the store
+    measured    `MeasuredSteps`: what the newest steps took
     speeds      since when all ranks have had their present speeds
     resampled   `Resampled`: the run's ranks as emulated devices, from models and measured errors
     simulate    simulates each preset on these devices

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from typing import Any, Literal
 
-import msgspec
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
-
-log = logging.getLogger(__name__)
 
 STEPS = 256  # newest complete steps that a forecast rests on
 FEWEST = 16  # steps that a forecast needs at least
@@ -25,87 +24,118 @@ _PRICES: Mapping[Changes, str] = {
 Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
 
-class PresetForecast(msgspec.Struct, frozen=True):
-    """One preset: means over full global batches, with 95 % intervals."""
+@dataclass(frozen=True)
+class PresetForecast:
+    """What a preset would take; `low` and `high` bound 95 %."""
 
-    policy: str
-    parameters: dict[str, Any]
-    step_time_s: float
-    low_s: float
-    high_s: float
-    saving: float  # 1 − its time / the time of the policy in force, for the same load
-    saving_low: float
-    saving_high: float
-    words: str
-    relaxed: bool = False  # ranks do not wait for all others, so the training changes
-    changes: Changes = "nothing"  # in the training
-    label: str = ""  # the preset, and the parameters that differ from its defaults
-    in_force: bool = False
-    warnings: list[str] = []  # what to know before a switch; `insight.fitness`
-    harmful: bool = False  # of the warnings, the first says that plain DDP is faster
-    alone: int | None = 0  # most steps after which a rank's work reaches others; None: an epoch
-    stale: bool = False  # rounds may apply gradients that were computed rounds before
+    policy: str = Field(examples=["chronica"])
+    parameters: dict[str, Any] = Field(description="{}: its defaults", examples=[{}])
+    step_time_s: float = Field(description="mean, at a mean batch's load", examples=[0.25])
+    low_s: float = Field(examples=[0.24])
+    high_s: float = Field(examples=[0.26])
+    saving: float = Field(description="1 − step_time_s / that of the policy in force")
+    saving_low: float = Field(examples=[0.36])
+    saving_high: float = Field(examples=[0.41])
+    words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
+    relaxed: bool = Field(description="ranks do not wait for all: another training")
+    changes: Changes = Field(
+        description="in the training: nothing, which samples share a batch, or when gradients meet"
+    )
+    label: str = Field(
+        description="the preset, with its parameters", examples=["paceline (mode free)"]
+    )
+    in_force: bool = Field(description="this is the policy in force")
+    warnings: list[str] = Field(
+        description="what to know before a switch to it, those of harm first", examples=[[]]
+    )
+    harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
+    alone: int | None = Field(
+        description="most steps or rounds after which a rank's work reaches other ranks; null: "
+        "only at an epoch's end",
+        examples=[0],
+    )
+    stale: bool = Field(description="rounds may apply gradients that were computed rounds before")
 
 
-class NodeForecast(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Saving:
+    """What the newest forecast says of a run whose slow node is as fast as the others."""
+
+    step_time_s: float = Field(examples=[0.11])
+    low_s: float = Field(description="`low` and `high` bound 95 %", examples=[0.1])
+    high_s: float = Field(examples=[0.12])
+    saving: float = Field(description="1 − this time ÷ the present one", examples=[0.6])
+    saving_low: float = Field(examples=[0.57])
+    saving_high: float = Field(examples=[0.63])
+    words: str = Field(
+        examples=["if n2 were as fast as the others, steps would take 60 % ± 3 less time"]
+    )
+
+
+@dataclass(frozen=True)
+class NodeForecast(Saving):
     """What a step would take if a slow node's ranks were as fast as the median of the others."""
 
-    node: str
-    ranks: list[int]  # that are slow
-    factor: float  # their time ÷ the others', at equal load
-    step_time_s: float
-    low_s: float
-    high_s: float
-    saving: float  # 1 − this time / the time of the policy in force, for the same load
-    saving_low: float
-    saving_high: float
-    words: str
+    node: str = Field(examples=["n2"])
+    ranks: list[int] = Field(description="that are slow", examples=[[2, 3]])
+    factor: float = Field(description="their time ÷ the others', at equal load", examples=[3.0])
 
 
-class LeftOut(msgspec.Struct, frozen=True):
-    """A preset without a forecast, and why."""
+@dataclass(frozen=True)
+class LeftOut:
+    """A preset of which nothing can be said."""
 
-    policy: str  # label
-    reason: str
-
-
-class Current(msgspec.Struct, frozen=True):
-    """The policy in force."""
-
-    policy: str
-    parameters: dict[str, Any]
-    version: int
-    step_time_s: float | None = None  # forecast, for the same load as the presets' forecasts
-    measured_s: float | None = None  # last steady steps, at a mean batch's load; None: too few
-    measured_steps: int = 0
+    policy: str = Field(examples=["ep4ddl"])
+    reason: str = Field()
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What `auto` does after a forecast, and why."""
+@dataclass(frozen=True)
+class PolicyInForce:
+    """What savings are measured against."""
 
-    decided: Decided
-    reason: str
-    policy: str | None = None  # the best other preset, or the policy to go back to
-    parameters: dict[str, Any] = {}
-    saving: float | None = None  # forecast for `policy`
-    low: float | None = None
-    high: float | None = None
+    policy: str = Field(examples=["bsp"])
+    parameters: dict[str, Any] = Field(examples=[{}])
+    version: int = Field(examples=[0])
+    step_time_s: float | None = Field(
+        description="forecast, on batches alike the presets'", examples=[0.41]
+    )
+    measured_s: float | None = Field(
+        description="of its last steady steps, at a mean batch's load; null: too few",
+        examples=[0.42],
+    )
+    measured_steps: int = Field(examples=[64])
 
 
-class Forecast(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Decision:
+    """What `auto` made of a forecast; savings as ratios."""
+
+    decided: Decided = Field(examples=["switch"])
+    reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
+    policy: str | None = Field(description="the one to go on with", examples=["chronica"])
+    parameters: dict[str, Any] = Field(examples=[{}])
+    saving: float | None = Field(examples=[0.38])
+    low: float | None = Field(examples=[0.36])
+    high: float | None = Field(examples=[0.41])
+
+
+@dataclass(frozen=True)
+class Forecast:
     """The forecasts of all presets, or the `reason` why there are none."""
 
     run: str
     made_at: float
-    current: Current
+    current: PolicyInForce
     step: int | None = None  # last of the steps that the forecast rests on
     first_step: int | None = None  # first of these steps
     steps: int = 0  # number of these steps
     fit_error: float | None = None  # |modelled time / measured time − 1|, on the same batches
     reason: str | None = None
-    forecasts: list[PresetForecast] = []  # best first
-    left_out: list[LeftOut] = []
-    speeds: list[float] = []  # [W] s per size unit for an equal share of a mean batch
+    forecasts: list[PresetForecast] = field(default_factory=list)  # best first
+    left_out: list[LeftOut] = field(default_factory=list)
+    speeds: list[float] = field(
+        default_factory=list
+    )  # [W] s per size unit for an equal share of a mean batch
     replicates: int = 0  # simulations of each preset
     decision: Decision | None = None
     slow_node: NodeForecast | None = None  # None: no node is named slow
@@ -124,6 +154,9 @@ class Forecast(msgspec.Struct, frozen=True):
             if (preset.policy, preset.parameters) == (policy, parameters or {}):
                 return preset
         return None
+
+
+_FORECAST = TypeAdapter(Forecast)
 
 
 def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
@@ -174,7 +207,7 @@ def recommended(forecast: Forecast) -> PresetForecast | None:
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
     """Return forecasts from the database."""
-    return [msgspec.convert(body, Forecast) for body in bodies]
+    return [_FORECAST.validate_python(body) for body in bodies]
 
 
 def label(policy: str, parameters: Mapping[str, Any]) -> str:

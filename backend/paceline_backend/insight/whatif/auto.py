@@ -57,15 +57,17 @@ def decide(
             training, because gradients come late or replicas differ.
     """
     if forecast.reason is not None:
-        return Decision("wait", forecast.reason)
+        return _without_preset("wait", forecast.reason)
     last = switches[-1]
     assert forecast.step is not None
     if last.effective_step is None:
-        return Decision("wait", f"the switch to {last.policy} has yet to take effect")
+        return _without_preset("wait", f"the switch to {last.policy} has yet to take effect")
     if last.by == BY and (verdict := _verdict(forecast, earlier, switches, mode)):
         return verdict
     if last.version > 0 and forecast.step < last.effective_step + HOLD_STEPS:
-        return Decision("wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}")
+        return _without_preset(
+            "wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}"
+        )
     if last.by == BY and (unchanged := _unchanged_again(forecast)):
         why = (
             f"{unchanged.label} leaves the training as it is, for less than {MARGIN:.0%} more time"
@@ -81,7 +83,7 @@ def decide(
         and (relaxed or not preset.relaxed)
     ]
     if not others:
-        return Decision("stay", "there is no other preset to switch to")
+        return _without_preset("stay", "there is no other preset to switch to")
     best = best_of(others)
     if best is None:
         why = f"{others[0].words}: not clearly more than {MARGIN:.0%}"
@@ -133,6 +135,10 @@ def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: st
     )
 
 
+def _without_preset(decided: Literal["stay", "wait"], why: str) -> Decision:
+    return Decision(decided, why, None, {}, None, None, None)
+
+
 def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
     """Whether all forecasts back to `steps_to_hold` before promise a saving above `MARGIN`, too.
 
@@ -173,7 +179,7 @@ def _verdict(
         return None
     measured = forecast.current.measured_s
     if measured is None:
-        return Decision("wait", f"{last.policy} has yet to show what it takes")
+        return _without_preset("wait", f"{last.policy} has yet to show what it takes")
     saved = 1 - measured / made.current.step_time_s
     if measured <= promised.high_s or saved >= MARGIN:
         return None
@@ -181,7 +187,7 @@ def _verdict(
         f"{last.policy} saves {saved:.0%} where {promised.saving_low:.0%} to "
         f"{promised.saving_high:.0%} were forecast"
     )
-    return Decision("back", why, before.policy, before.parameters, saved)
+    return Decision("back", why, before.policy, before.parameters, saved, None, None)
 
 
 def _judged(forecast: Forecast) -> bool:

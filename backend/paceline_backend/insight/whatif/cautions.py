@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from paceline_backend import policies
 from paceline_backend.insight import fitness
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, PresetForecast
 from paceline_backend.insight.whatif.resampled import filled, ratios
-from paceline_backend.insight.whatif.state import State, read
+from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.policies import Models
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, runs
@@ -46,7 +46,7 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
     return [caution.words for caution in cautions]
 
 
-def with_cautions(made: Forecast, state: State, models: Models) -> Forecast:
+def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forecast:
     """A forecast with each preset's warnings; its own figures say whether the preset does harm.
 
     If plain DDP is not among its presets, nothing is said about harm.
@@ -61,11 +61,9 @@ def with_cautions(made: Forecast, state: State, models: Models) -> Forecast:
         cautions = suits.cautions(preset.policy, preset.parameters, ratio)
         words = [caution.words for caution in cautions]
         harmful = any(caution.harm for caution in cautions)
-        return msgspec.structs.replace(preset, warnings=words, harmful=harmful)
+        return replace(preset, warnings=words, harmful=harmful)
 
-    return msgspec.structs.replace(
-        made, forecasts=[_tried(warned, each) for each in made.forecasts]
-    )
+    return replace(made, forecasts=[_tried(warned, each) for each in made.forecasts])
 
 
 def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
@@ -78,7 +76,7 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
     return made
 
 
-def conditions_of(state: State, models: Models | None = None) -> fitness.Conditions | None:
+def conditions_of(state: PlanningState, models: Models | None = None) -> fitness.Conditions | None:
     """What a run has measured; None: too few steps, or one rank only.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from paceline.core.cost import Features
@@ -17,28 +17,28 @@ from paceline_backend.insight.whatif import slow_nodes
 from paceline_backend.insight.whatif.answer import (
     FEWEST,
     STEPS,
-    Current,
     Forecast,
     LeftOut,
     NodeForecast,
+    PolicyInForce,
     PresetForecast,
     label,
     words,
 )
 from paceline_backend.insight.whatif.cautions import with_cautions
-from paceline_backend.insight.whatif.measured import Measured, steady_time
+from paceline_backend.insight.whatif.measured import MeasuredSteps, steady_time
 from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import (
     DRAWS,
     Basis,
-    Simulated,
+    SimulatedOption,
     presets_and_variants,
     simulate,
 )
 from paceline_backend.insight.whatif.speeds import same_speeds
-from paceline_backend.insight.whatif.state import State, read
+from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
@@ -113,7 +113,7 @@ def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
 
 def of_state(
     run_id: str,
-    state: State,
+    state: PlanningState,
     presets: Sequence[str] | None = None,
     *,
     relaxed: bool = True,
@@ -122,7 +122,7 @@ def of_state(
 ) -> Forecast:
     """`forecast` from a state that was read before."""
     made_at = time.time()
-    current = Current(state.policy, state.parameters, state.version)
+    current = PolicyInForce(state.policy, state.parameters, state.version, None, None, 0)
     basis = _basis(state)
     if isinstance(basis, str):
         return Forecast(run_id, made_at, current, reason=basis)
@@ -138,7 +138,7 @@ def of_state(
         return Forecast(run_id, made_at, current, reason=why)
     made = _answer(run_id, made_at, state, basis, simulated, left_out)
     made = with_cautions(made, state, basis.models)
-    return msgspec.structs.replace(
+    return replace(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),
         all_presets=presets is None and relaxed,
@@ -147,7 +147,7 @@ def of_state(
 
 
 def _of_slow_node(
-    made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, Simulated]
+    made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, SimulatedOption]
 ) -> NodeForecast | None:
     """The forecast for the case that the node that is slow were not."""
     name = label(basis.state.policy, basis.state.parameters)
@@ -169,7 +169,7 @@ def _of_slow_node(
     return slow_nodes.answer(slow, preset, not_computing)
 
 
-def _basis(state: State) -> Basis | str:
+def _basis(state: PlanningState) -> Basis | str:
     """The inputs of the simulations, or the reason why there can be no forecast."""
     measured = state.measured
     if state.history is None or measured is None:
@@ -203,7 +203,7 @@ def _basis(state: State) -> Basis | str:
     return Basis(state, measured, fitted, ratio, bias)
 
 
-def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float:
+def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
     """Measured ÷ modelled time of the batches that ran.
 
     Errors are exchanged among neighbouring steps only. Slowdowns that the policy has adapted to
@@ -230,7 +230,7 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     return float(measured.evened_s.sum() / modelled.mean())
 
 
-def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
+def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
     """The time of all relaxed steps, by the models of the synchronisers.
 
     Each rank trains what it has trained. Where ranks share batches, a rank's last record of a span
@@ -273,9 +273,9 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
 def _answer(
     run_id: str,
     made_at: float,
-    state: State,
+    state: PlanningState,
     basis: Basis,
-    simulated: Mapping[str, Simulated],
+    simulated: Mapping[str, SimulatedOption],
     left_out: Mapping[str, str],
 ) -> Forecast:
     assert state.history is not None
@@ -293,7 +293,7 @@ def _answer(
     return Forecast(
         run=run_id,
         made_at=made_at,
-        current=Current(
+        current=PolicyInForce(
             state.policy,
             state.parameters,
             state.version,
@@ -327,7 +327,7 @@ def mean_load(hello: Hello, sizes: Floats) -> float:
 
 
 def _preset(
-    name: str, of: Simulated, base: Simulated, scale: float, fit_error: float
+    name: str, of: SimulatedOption, base: SimulatedOption, scale: float, fit_error: float
 ) -> PresetForecast:
     """An option's forecast beside the policy in force (`base`).
 
@@ -357,6 +357,8 @@ def _preset(
         of.changes,
         name,
         of.in_force,
+        warnings=[],
+        harmful=False,
         alone=of.alone,
         stale=of.stale,
     )

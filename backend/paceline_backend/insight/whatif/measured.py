@@ -63,7 +63,7 @@ class RelaxedSpan:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """The last complete steps of the latest attempt: S steps of W ranks."""
 
     step: Ints  # [S]
@@ -115,7 +115,7 @@ class Measured:
             longest=np.where(keep, of.longest, 0.0).ravel(),
         )
 
-    def of_segments(self, segments: list[Segment]) -> Measured:
+    def of_segments(self, segments: list[Segment]) -> MeasuredSteps:
         """With what these segments' plans say of the records: which are of several batches."""
         trained = self.features.samples > 0
         left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
@@ -257,7 +257,7 @@ class Measured:
         """Time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
 
-    def since(self, first: int) -> Measured:
+    def since(self, first: int) -> MeasuredSteps:
         """The rows from `first` on."""
         return replace(
             self,
@@ -286,10 +286,10 @@ class Measured:
 
 
 def with_spans(
-    measured: Measured,
+    measured: MeasuredSteps,
     relaxed: Sequence[Segment],
     reduced_s: Callable[[list[int]], Sequence[float]],
-) -> Measured:
+) -> MeasuredSteps:
     """`measured` with the spans of its relaxed segments.
 
     Args:
@@ -374,7 +374,7 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
     )
 
 
-def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
+def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
     steady = steady.copy()
     for span in measured.relaxed_spans:

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation, Rates
-from paceline_backend.insight.whatif.measured import Measured
+from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
@@ -50,7 +50,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         return (step - self.first_step) % len(self.ratio)
 
 
-def resampled(models: Models, measured: Measured, ratio: Floats, first_step: int) -> Resampled:
+def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step: int) -> Resampled:
     """The measured steps again, round and round, in their order.
 
     What comes at regular distances, or lasts, thus stays as it is.
@@ -82,7 +82,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
     return np.asarray(indices.reshape(*shape[:-1], -1)[..., :count])
 
 
-def ratios(models: Models, measured: Measured) -> Floats:
+def ratios(models: Models, measured: MeasuredSteps) -> Floats:
     """Measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)

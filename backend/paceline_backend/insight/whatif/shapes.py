@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from paceline_backend.insight.whatif.measured import Measured
+from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats
 
@@ -42,7 +42,7 @@ class Shape:
     """
 
     own: Models
-    measured: Measured
+    measured: MeasuredSteps
     at: Floats
     axes: tuple[Floats, ...] = ()
     faster: Floats | float = 1.0
@@ -66,7 +66,7 @@ class Shape:
         return replace(models, a=models.a / by, c=models.c / by, b=models.b / by)
 
 
-def shape(models: Models, measured: Measured) -> Shape:
+def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """The shape that explains all ranks' steps best.
 
     Args:
@@ -149,7 +149,7 @@ def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bo
     return np.asarray(np.log(np.where(known, compute_s, 1.0) / expected))
 
 
-def _models(own: Models, measured: Measured, at: Floats) -> Models:
+def _models(own: Models, measured: MeasuredSteps, at: Floats) -> Models:
     """Models of this shape, with each rank's speed; ranks without steps keep their own."""
     sample, scaled, fixed = at
     known = measured.single & (measured.compute_s > 0)

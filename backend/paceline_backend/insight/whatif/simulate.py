@@ -14,10 +14,10 @@ from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import label
-from paceline_backend.insight.whatif.measured import Measured
+from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampled
 from paceline_backend.insight.whatif.shapes import Shape
-from paceline_backend.insight.whatif.state import State
+from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -35,8 +35,8 @@ _BETTER = 0.01  # a variant is kept if it takes less time than its preset's defa
 class Basis:
     """The inputs of the simulations."""
 
-    state: State
-    measured: Measured
+    state: PlanningState
+    measured: MeasuredSteps
     shape: Shape
     ratio: Floats  # [S, W] measured ÷ modelled compute time
     bias: float  # measured ÷ modelled step time on the same batches
@@ -48,7 +48,7 @@ class Basis:
 
 
 @dataclass
-class Simulated:
+class SimulatedOption:
     """What an option's simulations took, in seconds per unit of load.
 
     An option is a preset with parameters: the policy in force, a preset's defaults, or a variant.
@@ -103,7 +103,7 @@ def simulate(
     budget_s: float,
     *,
     relaxed: bool = True,
-) -> tuple[dict[str, Simulated], dict[str, str]]:
+) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
     """Simulates the policy in force and other presets, each on the same devices.
 
     The first simulation of each has the fitted models, and there are all variants. The best of a
@@ -173,10 +173,10 @@ def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _options(
-    state: State, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
-) -> tuple[dict[str, Simulated], dict[str, str]]:
+    state: PlanningState, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
+) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
     """The options to simulate, by label; the presets that cannot be made, with the reason."""
-    first = Simulated(state.policy, state.parameters, in_force, in_force=True)
+    first = SimulatedOption(state.policy, state.parameters, in_force, in_force=True)
     options = {label(first.preset, first.parameters): first}
     budget = None if state.history is None else state.history.hello.token_budget
     left_out: dict[str, str] = {}
@@ -194,7 +194,7 @@ def _options(
             left_out[called] = reason
             continue
         if relaxed or not policy.relaxed:
-            options[called] = Simulated(name, parameters, policy, variant=bool(parameters))
+            options[called] = SimulatedOption(name, parameters, policy, variant=bool(parameters))
     # Time may be short: what leaves the training as it is comes first, and defaults come first.
     order = sorted(
         options.items(),
@@ -203,7 +203,7 @@ def _options(
     return dict(order), left_out
 
 
-def _fall_back(options: dict[str, Simulated], left_out: dict[str, str], why: str) -> None:
+def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
     """Takes relaxed synchronisers away: ranks would all-reduce gradients in spite of them."""
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
@@ -213,10 +213,10 @@ def _fall_back(options: dict[str, Simulated], left_out: dict[str, str], why: str
             del options[name]
 
 
-def _without_worse_variants(options: dict[str, Simulated]) -> dict[str, Simulated]:
+def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, SimulatedOption]:
     """Leaves out variants that save nothing beside their preset's defaults or its best variant."""
 
-    def stays(option: Simulated) -> bool:
+    def stays(option: SimulatedOption) -> bool:
         alike = [other for other in options.values() if other.preset == option.preset]
         defaults = [other.mean for other in alike if not (other.variant or other.in_force)]
         variants = [other.mean for other in alike if other.variant]
@@ -234,7 +234,7 @@ def _devices(basis: Basis, replicate: int) -> Resampled:
 
 
 def _train(
-    state: State, devices: Resampled, policy: Policy, version: int, count: int
+    state: PlanningState, devices: Resampled, policy: Policy, version: int, count: int
 ) -> list[TrainedSegment]:
     """Goes on from where the run stands, for the warm-up and `count` steps.
 

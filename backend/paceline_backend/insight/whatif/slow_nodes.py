@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline_backend.insight.verdict import Observed, SlowNode, judge, slow_node
+from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
 from paceline_backend.insight.whatif.simulate import Basis
 
@@ -24,7 +24,7 @@ def named(basis: Basis) -> SlowNode | None:
     apart = np.zeros(len(measured.step), bool)
     for span in measured.relaxed_spans:
         apart[span.first : span.end] = True
-    seen = Observed(
+    seen = ObservedSteps(
         step=measured.step,
         samples=measured.features.samples.astype(float),
         load=measured.features.load,
@@ -79,9 +79,6 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
             "of a step is all-reduce and the like"
         )
     return NodeForecast(
-        slow.node,
-        slow.ranks,
-        slow.factor,
         preset.step_time_s,
         preset.low_s,
         preset.high_s,
@@ -89,4 +86,7 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
         preset.saving_low,
         preset.saving_high,
         words,
+        slow.node,
+        slow.ranks,
+        slow.factor,
     )

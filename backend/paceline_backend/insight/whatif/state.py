@@ -12,7 +12,7 @@ from paceline.core.cost import Features
 from paceline.wire import OBSERVED, Hello, Segment
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST
-from paceline_backend.insight.whatif.measured import Measured, with_spans
+from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.insight.whatif.observed import PLAIN, counted, newest
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
@@ -25,7 +25,7 @@ _ROUNDS = 256  # newest rounds whose median is the time of a round
 
 
 @dataclass(frozen=True)
-class State:
+class PlanningState:
     """Where a run stands: everything that the next segment would be planned from."""
 
     version: int
@@ -33,12 +33,12 @@ class State:
     parameters: dict[str, Any]
     history: History | None = None  # None: no Hello yet
     window: Window | None = None
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
     steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
     observed: bool = False  # the script divides its batches itself, as `policy` would
 
 
-def read(connection: Connection, run: int, steps: int, cells: int) -> State:
+def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
     """A run's state and the newest complete steps of its latest attempt.
 
     Args:
@@ -50,7 +50,7 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> State:
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
     policy = PLAIN if observed else switch.policy
-    state = State(switch.version, policy, switch.parameters, observed=observed)
+    state = PlanningState(switch.version, policy, switch.parameters, observed=observed)
     hello = runs.hello(connection, run)
     loaded = load(connection, run)
     if hello is None or loaded is None:
@@ -68,7 +68,9 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> State:
     return replace(state, history=loaded[0], window=loaded[1], measured=measured, steady=steady)
 
 
-def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps: int) -> Measured:
+def _read_steps(
+    connection: Connection, run: int, hello: Hello, upto: int, steps: int
+) -> MeasuredSteps:
     """The newest complete steps. Some of the newest steps are always incomplete: leave them out."""
     world = hello.world
     first = upto - 2 * steps - hello.lookahead
@@ -77,7 +79,7 @@ def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps
     newest = step[count == world][-steps:]
     rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
     column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
-    return Measured(
+    return MeasuredSteps(
         step=newest.astype(np.int64),
         features=Features(
             column["samples"].astype(np.int64),
@@ -94,7 +96,9 @@ def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps
     )
 
 
-def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
+def _with_segments(
+    connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
+) -> MeasuredSteps:
     """`measured` with its relaxed spans. Steps of segments that fell back are all-reduced ones."""
     if not len(measured):
         return measured

@@ -13,7 +13,7 @@ from paceline_backend.store.database import now
 
 
 @dataclass(frozen=True)
-class Delivery:
+class DueDelivery:
     """A try that is due, and that nobody else makes meanwhile."""
 
     key: int
@@ -44,7 +44,7 @@ def queue(
     return len(rows)
 
 
-def claim(connection: sa.Connection, for_s: float, limit: int) -> list[Delivery]:
+def claim(connection: sa.Connection, for_s: float, limit: int) -> list[DueDelivery]:
     """Takes the deliveries that are due; for `for_s` seconds no other worker gets them."""
     d, w = alert_deliveries.c, webhooks_table.c
     at = now(connection)
@@ -57,7 +57,7 @@ def claim(connection: sa.Connection, for_s: float, limit: int) -> list[Delivery]
     connection.execute(mine.values(claimed_until=at + for_s))
     query = sa.select(d.key, w.id, w.url, d.body, d.tries)
     query = query.join(webhooks_table, w.key == d.webhook).where(d.key.in_(due))
-    return [Delivery(*row) for row in connection.execute(query.order_by(d.key))]
+    return [DueDelivery(*row) for row in connection.execute(query.order_by(d.key))]
 
 
 def note(

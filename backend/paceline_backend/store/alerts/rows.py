@@ -25,7 +25,7 @@ class AcknowledgedError(PacelineError):
 
 
 @dataclass(frozen=True)
-class Filter:
+class AlertFilter:
     """Which alerts are listed; None: any.
 
     Args:
@@ -75,7 +75,7 @@ def forget(connection: sa.Connection, before: float) -> None:
 
 
 def page(
-    connection: sa.Connection, which: Filter, limit: int, cursor: str | None = None
+    connection: sa.Connection, which: AlertFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Alerts, those seen last first, and the next page's cursor; None: this was the last.
 

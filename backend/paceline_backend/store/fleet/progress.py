@@ -32,7 +32,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run has come; see the columns of `run_progress`."""
 
     run: int
@@ -45,7 +45,7 @@ class Progress:
     done: bool
 
 
-_COLUMNS = [run_progress.c[name] for name in Progress.__dataclass_fields__]
+_COLUMNS = [run_progress.c[name] for name in RunProgress.__dataclass_fields__]
 
 
 def running(connection: sa.Connection) -> list[Running]:
@@ -66,16 +66,16 @@ def running(connection: sa.Connection) -> list[Running]:
     return seen
 
 
-def known(connection: sa.Connection) -> dict[int, Progress]:
+def known(connection: sa.Connection) -> dict[int, RunProgress]:
     """The progress of all runs that train, by key."""
     query = sa.select(*_COLUMNS).join(runs, runs.c.key == run_progress.c.run)
     rows = connection.execute(query.where(runs.c.state == State.RUNNING))
-    return {row.run: Progress(*row) for row in rows}
+    return {row.run: RunProgress(*row) for row in rows}
 
 
 def note(
-    connection: sa.Connection, run: Running, before: Progress | None, at: float
-) -> Progress | None:
+    connection: sa.Connection, run: Running, before: RunProgress | None, at: float
+) -> RunProgress | None:
     """Notes how far a run has come; None: nothing is new.
 
     Args:
@@ -91,7 +91,7 @@ def note(
         values |= {"lost_at": lost_at, "counted": -1, "counted_attempt": -1, "done": False}
         rows = insert(connection, run_progress).values(run=run.key, **values)
         connection.execute(rows.on_conflict_do_nothing())
-        return Progress(run.key, run.attempt, run.step, at, run.dropped, lost_at, None, False)
+        return RunProgress(run.key, run.attempt, run.step, at, run.dropped, lost_at, None, False)
     changed: dict[str, Any] = {}
     if (run.attempt, run.step) != (before.attempt, before.step):
         changed |= {"attempt": run.attempt, "step": run.step, "step_at": at}
@@ -102,7 +102,7 @@ def note(
     if not changed:
         return None
     change(connection, run.key, changed)
-    return Progress(**{**vars(before), **changed})
+    return RunProgress(**{**vars(before), **changed})
 
 
 def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedNodes:
     """Nodes that a verdict named, from when to when."""
 
     at: float
@@ -92,12 +92,12 @@ def causes_of(kept: Kept) -> set[tuple[str, tuple[int, ...], bool]]:
     }
 
 
-def between(connection: sa.Connection, since: float, until: float) -> list[Named]:
+def between(connection: sa.Connection, since: float, until: float) -> list[NamedNodes]:
     """Which nodes verdicts named within a range of Unix times, oldest first."""
     c = verdicts.c
     query = sa.select(c.at, c.until, c.nodes).where(c.until > since, c.at < until)
     rows = connection.execute(query.order_by(c.at, c.run))
-    return [Named(row.at, row.until, tuple(row.nodes)) for row in rows if row.nodes]
+    return [NamedNodes(row.at, row.until, tuple(row.nodes)) for row in rows if row.nodes]
 
 
 def forget(connection: sa.Connection, before: float) -> None:

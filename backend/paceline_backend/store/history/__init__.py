@@ -9,6 +9,6 @@
     runs.page(store, RunFilter(tags=("nightly",), waste=Bounds(least=0.2)), sort="-waste")
 """
 
-from paceline_backend.store.history.filters import SORTS, Bounds, Order, RunFilter
+from paceline_backend.store.history.filters import SORTS, FigureBounds, RunFilter, RunOrder
 
-__all__ = ["SORTS", "Bounds", "Order", "RunFilter"]
+__all__ = ["SORTS", "FigureBounds", "RunFilter", "RunOrder"]

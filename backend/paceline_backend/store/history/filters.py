@@ -21,14 +21,14 @@ SORTS = (*_COLUMNS, "steps", *FIGURES)  # by what a list may be sorted; by money
 
 
 @dataclass(frozen=True)
-class Bounds:
+class FigureBounds:
     """The least and the greatest that a figure may be; None: no bound."""
 
     least: float | None = None
     most: float | None = None
 
 
-_ANY = Bounds()
+_ANY = FigureBounds()
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class RunFilter:
     until: float | None = None
     active_since: float | None = None
     active_until: float | None = None
-    step_s: Bounds = _ANY
-    se: Bounds = _ANY
-    waste: Bounds = _ANY
+    step_s: FigureBounds = _ANY
+    se: FigureBounds = _ANY
+    waste: FigureBounds = _ANY
 
     def conditions(self, dialect: str) -> Conditions:
         """As SQL.
@@ -186,7 +186,7 @@ def figure(name: str) -> sa.ColumnElement[Any]:
 
 
 @dataclass(frozen=True)
-class Order:
+class RunOrder:
     """The order of a list, then the newest first; unknown values last.
 
     Args:
@@ -200,7 +200,7 @@ class Order:
     more: Mapping[str, sa.ColumnElement[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: str, more: Mapping[str, sa.ColumnElement[Any]] | None = None) -> Order:
+    def of(cls, text: str, more: Mapping[str, sa.ColumnElement[Any]] | None = None) -> RunOrder:
         """Of ``waste``, or ``-waste`` for the greatest first."""
         return cls(text.removeprefix("-"), text.startswith("-"), more or {})
 

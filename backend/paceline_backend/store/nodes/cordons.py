@@ -60,7 +60,7 @@ class Cordon:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ActiveCordons:
     """The cordons that count."""
 
     by_node: Mapping[str, Cordon]
@@ -72,7 +72,7 @@ class Standing:
         return of_host or self.by_node.get(node)
 
 
-def standing(connection: sa.Connection) -> Standing:
+def standing(connection: sa.Connection) -> ActiveCordons:
     """The cordons that count; of two of the same node or machine the one that is not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
@@ -80,7 +80,7 @@ def standing(connection: sa.Connection) -> Standing:
     known = [Cordon(*row) for row in connection.execute(query)]
     known.sort(key=lambda row: (row.lifted_at is None, row.key))
     by_host = {(row.backend, row.host): row for row in known if row.host is not None}
-    return Standing({row.node: row for row in known}, by_host)
+    return ActiveCordons({row.node: row for row in known}, by_host)
 
 
 def _counts() -> sa.ColumnElement[bool]:

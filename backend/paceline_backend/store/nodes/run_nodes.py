@@ -73,7 +73,7 @@ class RunNode:
 
 
 @dataclass(frozen=True)
-class Group:
+class MultiNodeRun:
     """An unfinished run on several nodes, with the nodes of its latest launch."""
 
     key: int
@@ -183,12 +183,12 @@ def change(connection: sa.Connection, row: RunNode, values: Mapping[str, Any]) -
     return replace(row, **values)
 
 
-def group(connection: sa.Connection, run: str) -> Group | None:
+def group(connection: sa.Connection, run: str) -> MultiNodeRun | None:
     """A run as `groups` lists it; None: it has ended, or is not on several nodes."""
     return next((each for each in groups(connection) if each.id == run), None)
 
 
-def locked(connection: sa.Connection, known: Group) -> Group | None:
+def locked(connection: sa.Connection, known: MultiNodeRun) -> MultiNodeRun | None:
     """A run as it is now, locked until the transaction ends.
 
     Returns:
@@ -199,7 +199,7 @@ def locked(connection: sa.Connection, known: Group) -> Group | None:
     return group(connection, known.id)
 
 
-def groups(connection: sa.Connection) -> list[Group]:
+def groups(connection: sa.Connection) -> list[MultiNodeRun]:
     """The runs on several nodes that have not ended, the oldest first."""
     c = runs.c
     query = (
@@ -212,7 +212,9 @@ def groups(connection: sa.Connection) -> list[Group]:
     rows = connection.execute(query).all()
     of = of_runs(connection, [row.key for row in rows])
     return [
-        Group(*row, [node for node in of[row.key] if node.first_attempt == row.first_attempt])
+        MultiNodeRun(
+            *row, [node for node in of[row.key] if node.first_attempt == row.first_attempt]
+        )
         for row in rows
     ]
 
@@ -272,7 +274,7 @@ def pending(connection: sa.Connection) -> list[tuple[str, str, float]]:
 
 
 def set_rendezvous(
-    connection: sa.Connection, group: Group, rendezvous: str | None, host: str | None
+    connection: sa.Connection, group: MultiNodeRun, rendezvous: str | None, host: str | None
 ) -> bool:
     """Says where the launchers of a run meet; False if that is no longer as `group` has it."""
     c = runs.c

@@ -14,7 +14,7 @@ from paceline_backend.store.schema import leases, runs, slow_nodes
 
 
 @dataclass(frozen=True)
-class Watched:
+class RunOnNodes:
     """A run on several nodes that trains."""
 
     key: int
@@ -36,7 +36,7 @@ class Slow:
     words: str
 
 
-def watched(connection: sa.Connection, owner: str) -> list[Watched]:
+def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
     """The runs on several nodes that train, but those that another worker plans."""
     c, at = runs.c, now(connection)
     mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
@@ -46,7 +46,7 @@ def watched(connection: sa.Connection, owner: str) -> list[Watched]:
         .where(c.state == State.RUNNING, c.nodes_max > 1, c.attempt.is_not(None), mine)
         .order_by(c.key)
     )
-    return [Watched(*row) for row in connection.execute(query)]
+    return [RunOnNodes(*row) for row in connection.execute(query)]
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:

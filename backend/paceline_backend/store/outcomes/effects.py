@@ -27,7 +27,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Filter:
+class OutcomeFilter:
     """Which outcomes of forecasts count.
 
     Args:
@@ -107,7 +107,7 @@ def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
 
 
 def outcomes(
-    connection: sa.Connection, which: Filter, limit: int, cursor: str | None = None
+    connection: sa.Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Switches with a forecast and a final effect, newest first, and the next page's cursor.
 

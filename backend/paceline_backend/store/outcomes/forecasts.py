@@ -18,7 +18,7 @@ KEPT = 50  # of a run; and all that led to a switch
 
 
 @dataclass(frozen=True)
-class Watched:
+class AdvisedRun:
     """A run that `auto` looks at."""
 
     key: int
@@ -118,7 +118,7 @@ def set_auto(
     connection.execute(sa.insert(autos).values(row))
 
 
-def watched(connection: sa.Connection, owner: str) -> list[Watched]:
+def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
     """Active runs that `auto` looks at, but those that another worker plans."""
     at = now(connection)
     query = (
@@ -135,7 +135,7 @@ def watched(connection: sa.Connection, owner: str) -> list[Watched]:
         )
         .order_by(runs_table.c.key)
     )
-    return [Watched(*row) for row in connection.execute(query)]
+    return [AdvisedRun(*row) for row in connection.execute(query)]
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:

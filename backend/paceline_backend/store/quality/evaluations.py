@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.attempts import Span
+from paceline_backend.store.attempts import AttemptSpan
 from paceline_backend.store.quality.tables import evaluations
 from paceline_backend.store.rollups.metrics import over
 
@@ -39,7 +39,7 @@ class Evaluated:
 def read(
     connection: sa.Connection,
     run: int,
-    counting: Sequence[Span],
+    counting: Sequence[AttemptSpan],
     *,
     limit: int | None = None,
     since: int = -1,
@@ -125,7 +125,7 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
     return query.order_by(c.step, c.attempt, c.name)
 
 
-def _counts(counting: Sequence[Span]) -> sa.ColumnElement[bool]:
+def _counts(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
     """The condition for evaluations that no later attempt has undone.
 
     An attempt that goes on at a step may evaluate before it trains that step.

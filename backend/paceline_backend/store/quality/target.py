@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.attempts import Span
+from paceline_backend.store.attempts import AttemptSpan
 from paceline_backend.store.database import Store
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import over
@@ -40,7 +40,7 @@ def reached(
     store: Store,
     connection: sa.Connection,
     run: Mapping[str, Any],
-    counting: Sequence[Span],
+    counting: Sequence[AttemptSpan],
 ) -> dict[str, Any] | None:
     """A run's target, with when it was first met, and the best value so far. None: it has none.
 
@@ -101,7 +101,7 @@ def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | No
 
 @lru_cache(maxsize=1024)
 def _of_settled(
-    store: Store, run: int, seen_at: float, counting: tuple[Span, ...], *wanted: Any
+    store: Store, run: int, seen_at: float, counting: tuple[AttemptSpan, ...], *wanted: Any
 ) -> _Found:
     """As `_of_evaluations`. What comes later all the same changes `seen_at`."""
     with store.read() as connection:
@@ -111,7 +111,7 @@ def _of_settled(
 def _of_evaluations(
     connection: sa.Connection,
     run: int,
-    counting: Sequence[Span],
+    counting: Sequence[AttemptSpan],
     metric: str,
     value: float,
     direction: str,

@@ -77,7 +77,7 @@ class Written:
     backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
     # Hellos of which all parts are there, by the run's id. They are not the run's until they are
     # written.
-    complete: tuple[tuple[str, hellos.Named], ...] = ()
+    complete: tuple[tuple[str, hellos.HelloKey], ...] = ()
     again: frozenset[str] = frozenset()  # runs of whose own Hello a part came
 
 
@@ -86,7 +86,7 @@ def write(
     messages: Sequence[tuple[str, Message]],
     *,
     roll_up: bool = True,
-    packed: Mapping[int, hellos.Packed] | None = None,
+    packed: Mapping[int, hellos.PackedHello] | None = None,
 ) -> Written:
     """Writes telemetry in one transaction.
 
@@ -153,7 +153,7 @@ def write(
     )
 
 
-def _packed(run: str, hello: Hello) -> hellos.Packed:
+def _packed(run: str, hello: Hello) -> hellos.PackedHello:
     if reason := refusals.of_hello(hello):
         raise StoreRefusedError(f"run {run}: Hello.{reason}")
     return hellos.pack(hello)

@@ -86,7 +86,7 @@ class LockedRun:
                 f"run {self.id}: rank {rank} is out of range: attempt {attempt} has {world} ranks"
             )
 
-    def take_hello(self, hello: Hello, packed: hellos.Packed) -> bool:
+    def take_hello(self, hello: Hello, packed: hellos.PackedHello) -> bool:
         """Take in a Hello that was checked; return whether it is the latest attempt's."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)

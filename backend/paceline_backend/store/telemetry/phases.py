@@ -20,7 +20,7 @@ _STEPS = 50  # the newest ones, of which the times count
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunPhases:
     """How far a run has come, and what its ranks have been doing for long."""
 
     state: str  # of the run
@@ -69,7 +69,7 @@ def long_since(
     return set(connection.scalars(sa.select(c.run).distinct().where(c.run.in_(runs), *heard)))
 
 
-def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
+def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
     """How far a run has come.
 
     Args:
@@ -86,7 +86,7 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
     state = connection.execute(sa.select(runs.c.state).where(runs.c.key == run)).scalar_one()
     c = schema.attempts.c
     latest = sa.select(c.placement).where(c.run == run).order_by(c.attempt.desc()).limit(1)
-    return Standing(
+    return RunPhases(
         state,
         world or 0,
         connection.execute(latest).scalar() or [],
