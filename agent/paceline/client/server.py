@@ -335,8 +335,7 @@ class Run:
 def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
     """What a run cost, as ``GET /history`` names it; servers of earlier releases tell none."""
     cost = run.get("cost") or {}
-    names = {"cost": "amount", "waited_cost": "waited"}
-    names |= {name: name for name in ("currency", "unpriced_hours")}
+    names = {"cost": "amount", "waited_cost": "waited", "currency": "currency"}
     return {name: cost.get(of_run) for name, of_run in names.items()}
 
 

@@ -17,7 +17,6 @@ from paceline.commands.options import (
     Data,
     MaxRestarts,
     Name,
-    NodeType,
     Notice,
     Parameters,
     Policy,
@@ -30,7 +29,6 @@ from paceline.commands.options import (
     given,
     node_name,
     parameters_of,
-    type_of,
 )
 from paceline.core.errors import InputError
 
@@ -109,7 +107,6 @@ def node(
     token: Token = None,
     token_file: TokenFile = None,
     notice: Notice = None,
-    node_type: NodeType = None,
 ) -> None:
     """Looks after one run on this node, until the run ends.
 
@@ -122,7 +119,6 @@ def node(
     from paceline.node.health.notice import Notices, provider_of
     from paceline.wire import Launch
 
-    kind = type_of(node_type)
     notices = None if notice is None else Notices(provider_of(notice))
     own = given(token, token_file)
     shows = script is not None and run is None
@@ -137,7 +133,7 @@ def node(
         raise InputError("give a script, or the run that an engine has started with --run")
     elif slot is None:
         raise InputError("--slot: with --run, give what makes the node's name unique")
-    raise typer.Exit(_look_after(run, slot, host, server, data, own, notices, kind, shows=shows))
+    raise typer.Exit(_look_after(run, slot, host, server, data, own, notices, shows=shows))
 
 
 def _adopted(
@@ -175,7 +171,6 @@ def _look_after(
     data: Path | None,
     token: str | None,
     notices: Notices | None,
-    node_type: str | None,
     *,
     shows: bool,
 ) -> int:
@@ -193,13 +188,7 @@ def _look_after(
         link = stack.enter_context(linking.linked(session))
         duty = Duty(client, run, name, host)
         finder = linking.session_finder(client, name, None)
-        agent = Agent(
-            *(link, name, directory, finder, duty),
-            shows=shows,
-            notices=notices,
-            node_type=node_type,
-        )
-        agent.run()
+        Agent(link, name, directory, finder, duty, shows=shows, notices=notices).run()
     return duty.exit_code
 
 
