@@ -256,7 +256,7 @@ interface Run {
   step: number | null;
   controller: { owner: string; alive: boolean } | null;
   tags: string[];
-  cost?: { amount: number; waited: number; currency: string; unpriced_hours: number } | null;
+  cost?: { amount: number; waited: number; currency: string } | null;
   revision: number;
   notice?: string | null; // why it shows no steps, or takes no policy
 }

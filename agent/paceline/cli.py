@@ -18,7 +18,6 @@ from paceline.commands.options import (
     Env,
     Json,
     Node,
-    NodeType,
     Notice,
     RunId,
     Server,
@@ -33,7 +32,6 @@ from paceline.commands.options import (
     given,
     node_name,
     parameters_of,
-    type_of,
 )
 from paceline.commands.printing import print_json, print_table
 from paceline.commands.starting.doctor import doctor
@@ -101,7 +99,6 @@ def agent(
     token: Token = None,
     token_file: TokenFile = None,
     notice: Notice = None,
-    node_type: NodeType = None,
 ) -> None:
     """Registers this node and looks after the runs that the server starts on it."""
     from paceline.node import session
@@ -110,13 +107,12 @@ def agent(
 
     directory = data_directory(data)
     name = node_name(node)
-    kind = type_of(node_type)
     notices = None if notice is None else Notices(provider_of(notice))
     if bus is not None and (parts := _bus_parts(bus)).password is not None:
         place = parts.netloc.rpartition("@")[2]
         with linking.linked(session.without(place, bus, name)) as link:
             linking.log_to_stderr()
-            code = Agent(link, name, directory, notices=notices, node_type=kind).run()
+            code = Agent(link, name, directory, notices=notices).run()
         raise typer.Exit(code)
     if bus is not None:  # else only the server's answer would tell that this is no URL of a bus
         linking.linked(session.without("", bus, name)).close()
@@ -126,7 +122,7 @@ def agent(
         link = stack.enter_context(linking.linked(linking.wait_for_session(client, name, bus)))
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
         finder = linking.session_finder(client, name, bus)
-        code = Agent(link, name, directory, finder, notices=notices, node_type=kind).run()
+        code = Agent(link, name, directory, finder, notices=notices).run()
     raise typer.Exit(code)
 
 

@@ -61,7 +61,7 @@ RUNS: list[dict[str, Any]] = [
     {
         "field": "cost",
         "headerName": "Cost",
-        "headerTooltip": "Of the workers' time in all steps so far, at the prices of then",
+        "headerTooltip": "Of the workers' time in all steps so far",
         "width": 110,
         "type": "rightAligned",
         "hide": True,

@@ -53,20 +53,18 @@ def _cost() -> html.Section:
     groups = [option(by, by) for by in ("owner", "tag", "run")]
     return panel(
         "Cost of waiting",
-        html.Div(loading(), id="fleet-cost"),
         html.Div(
             [html.Label("Added up by", htmlFor="fleet-by"), html.Select(groups, id="fleet-by")],
             className="bar",
         ),
-        html.Div(id="fleet-groups"),
-        html.P(id="fleet-unpriced", className="muted small"),
+        html.Div(loading(), id="fleet-groups"),
         labelled="fleet-cost-title",
         beside=[
             tip("cost of waiting", "Worker-hours in which ranks waited for slower ones: four ranks "
-                "that each wait for half an hour are 2 hours. Where nodes have prices "
-                "(paceline prices), they are money, too: at the price of each node when it "
-                "was. Below, Cost is of all time of the ranks. A run counts for each of its "
-                "tags, so tags may add up to more than the days."),
+                "that each wait for half an hour are 2 hours. With a price of a worker-hour "
+                "(paceline server --hour-price), they are money, too. Cost is of all time of "
+                "the ranks. A run counts for each of its tags, so tags may add up to more "
+                "than all runs."),
             save_menu("fleet-cost", "Cost of waiting", ("csv",)),
         ],
     )  # fmt: skip

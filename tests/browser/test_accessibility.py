@@ -12,9 +12,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState
-from paceline_backend.store import Store, nodes, telemetry
+from paceline_backend.store import Store, nodes, runs, schema, telemetry
 from paceline_backend.store.alerts import rows as alerts
-from paceline_backend.store.fleet.tables import waiting_days
 from support.outcomes import keep_outcome
 from support.pages import (
     confirm_switch,
@@ -23,7 +22,7 @@ from support.pages import (
     open_switch_dialog,
     wait_for_chart,
 )
-from support.records import add_run, waiting_day
+from support.records import add_run, run_day
 from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
@@ -122,11 +121,11 @@ def test_no_rule_is_violated_on_other_pages(
         Training(store, bus_url, run).train(60)
     add_run(store, "begun", state="running")
     keep_outcome(store, "a", 0.5, 0.5)
-    day = waiting_day(int(time.time() // 86_400), "r", 7200.0, 900.0)
     alert = {"rule": "run-waste", "run": "r", "severity": "warning", "words": "Ranks wait."}
     times = {"value": 0.4, "threshold": 0.2, "since": 1.0, "raised_at": 2.0}
     with store.write() as connection:
-        connection.execute(sa.insert(waiting_days).values(day))
+        today, key = int(time.time() // 86_400), runs.key_of(connection, "r")
+        connection.execute(sa.insert(schema.run_days).values(run_day(today, key, 7200.0, 900.0)))
         alerts.add(connection, alert | times)
         nodes.expect(connection, "gpu-b1")
     page.goto(str(web.base_url))

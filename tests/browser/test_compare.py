@@ -12,10 +12,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from paceline.wire import Evaluation, StepBatch
+from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
-from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.quality import target
-from support.records import add_run, hello, record, waiting_day
+from support.records import add_run, hello, record
+from support.web import serving
 
 pytestmark = pytest.mark.browser
 A, B = "3f9a1c07be52", "77b0aa11bb22"
@@ -79,34 +80,31 @@ def test_two_runs_side_by_side(page: Page, web: httpx.Client, store: Store) -> N
 
 
 def test_quality_and_money_are_rows_without_intervals(
-    page: Page, web: httpx.Client, store: Store
+    page: Page, store: Store, bus_url: str, port: int
 ) -> None:
     for run, slow_s, policy, accuracy in ((A, 0.3, "bsp", 0.75), (B, 0.15, "paceline", 0.8)):
         train(store, run, slow_s, policy)
         began = {"started_at": 1_000.0}
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run).values(began))
-            hours = 3_600.0 * 10 * slow_s
-            day = waiting_day(0, run, hours, hours / 4, type="p4d")
-            connection.execute(sa.insert(waiting_days).values(day))
         measured = Evaluation(0, 0, 119, 29, 1_920, 1_000 + 400 * slow_s, None, {"acc": accuracy})
         telemetry.write(store, [(run, measured)])
     with store.write() as connection:
         wanted = {"metric": "acc", "value": 0.7, "direction": ">="}
         target.set_target(connection, runs.key_of(connection, A), wanted)
-    price = {"type": "p4d", "amount": 2.0, "currency": "EUR", "since": 0}
-    web.put("/api/v1/prices", json=price).raise_for_status()
-    page.goto(str(web.base_url.join(f"/compare?side={A}&side={B}")))
-    rows = page.locator("#compare-table tbody tr")
-    expect(rows).to_have_count(16)
-    assert [" | ".join(row.locator("th, td").all_inner_texts()) for row in rows.all()][9:] == [
+    with serving(store, bus_url, port=port, hour_price=Price(100.0, "EUR")) as web:
+        page.goto(str(web.base_url.join(f"/compare?side={A}&side={B}")))
+        rows = page.locator("#compare-table tbody tr")
+        expect(rows).to_have_count(16)
+        shown = [" | ".join(row.locator("th, td").all_inner_texts()) for row in rows.all()]
+    assert shown[9:] == [
         "acc, at last | 0.75 | 0.8 | +0.05",
         "acc, best | 0.75 | 0.8 | +0.05",
         "Time to acc ≥ 0.7 | 2.0 min | 60.0 s | −60.0 s",
         "Epoch of acc ≥ 0.7 | 29 | 29 | 0",
         "Samples to acc ≥ 0.7 | 1,920 | 1,920 | 0",
-        "Cost of its steps | 6.00 EUR | 3.00 EUR | −3.00 EUR",
-        "Of it, for waiting | 1.50 EUR | 0.75 EUR | −0.75 EUR",
+        "Cost of its steps | 5.36 EUR | 3.36 EUR | −2.00 EUR",
+        "Of it, for waiting | 2.00 EUR | 0.50 EUR | −1.50 EUR",
     ]
 
 

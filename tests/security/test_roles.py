@@ -45,8 +45,6 @@ OPERATORS = {
     ("PUT", "/api/v1/runs/{run}/target"),
     ("DELETE", "/api/v1/runs/{run}/target"),
     ("POST", "/api/v1/alerts/{alert}/acknowledge"),
-    ("PUT", "/api/v1/prices"),
-    ("DELETE", "/api/v1/prices"),
 }
 ADMINS = {
     ("PUT", "/api/v1/alerts/rules/{rule}"),

@@ -50,14 +50,11 @@ def add_first_policy(store: Store, run: str, policy: str = "bsp") -> None:
         )
 
 
-def waiting_day(
-    day: int, run: str, worker_s: float, waited_s: float, **more: Any
-) -> dict[str, Any]:
-    """A row of `waiting_days`: one rank alone on a node that nobody knows, unless `more` says."""
-    node = {"node": "", "type": "", "since": day * 86_400.0, "steps": 1}
-    times = {"worker_s": worker_s, "waited_s": waited_s}
-    of_node = {"node_s": worker_s, "node_waited_s": waited_s}
-    return {"day": day, "run": run, **node, **times, **of_node, **more}
+def run_day(day: int, run: int, worker_s: float, waited_s: float) -> dict[str, Any]:
+    """A row of `run_days`: a single step of a run, by its key."""
+    times = {"step_s_sum": worker_s, "worker_s": worker_s, "waited_s": waited_s}
+    unknown = {"se_sum": 0.0, "se_count": 0, "waste_sum": 0.0, "waste_count": 0}
+    return {"run": run, "day": day, "version": 0, "steps": 1, **times, **unknown}
 
 
 def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:

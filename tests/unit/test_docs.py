@@ -29,7 +29,6 @@ from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.evidence import attribution, hang, scores, verdict, whatif
 from paceline_backend.api.fleet import models as fleet_models
-from paceline_backend.api.fleet import price_models, prices
 from paceline_backend.api.fleet import routes as fleet
 from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
 from paceline_backend.api.history import models as history_models
@@ -185,7 +184,6 @@ def _fields() -> Iterator[tuple[str, str]]:
         history_models,
         alert_models,
         fleet_models,
-        price_models,
     )
     for module in documents:
         for made in vars(module).values():
@@ -212,7 +210,7 @@ def test_rest_has_every_call() -> None:
     reads += (scores.router, whatif.router)
     reads += tuple(module.router for module in HISTORY)
     others = (audit.router, rejected.router, logs.router, engines.router)
-    others += (alerts.router, webhooks.router, fleet.router, prices.router)
+    others += (alerts.router, webhooks.router, fleet.router)
     for router in (runs.router, run_nodes.router, *reads, *others):
         for route in router.routes:
             assert isinstance(route, APIRoute)

@@ -333,10 +333,9 @@ class Run:
 
 
 def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run cost, as ``GET /history`` names it; None: nothing has a price."""
+    """Return what a run cost, as ``GET /history`` names it; None: there is no price."""
     cost = run["cost"] or {}
-    names = {"cost": "amount", "waited_cost": "waited"}
-    names |= {name: name for name in ("currency", "unpriced_hours")}
+    names = {"cost": "amount", "waited_cost": "waited", "currency": "currency"}
     return {name: cost.get(of_run) for name, of_run in names.items()}
 
 

@@ -17,7 +17,6 @@ from paceline.commands.options import (
     Data,
     MaxRestarts,
     Name,
-    NodeType,
     Notice,
     Parameters,
     Policy,
@@ -30,7 +29,6 @@ from paceline.commands.options import (
     given,
     node_name,
     parameters_of,
-    type_of,
 )
 from paceline.core.errors import InputError
 
@@ -108,7 +106,6 @@ def node(
     token: Token = None,
     token_file: TokenFile = None,
     notice: Notice = None,
-    node_type: NodeType = None,
 ) -> None:
     """Looks after one run on this node, until the run ends.
 
@@ -124,7 +121,6 @@ def node(
     from paceline.node.health.notice import Notices, provider_of
     from paceline.wire import Launch
 
-    kind = type_of(node_type)
     notices = None if notice is None else Notices(provider_of(notice))
     own = given(token, token_file)
     shows = script is not None and run is None
@@ -148,10 +144,7 @@ def node(
         link = stack.enter_context(linking.linked(session))
         duty = Duty(client, run, node_id, host)
         finder = linking.session_finder(client, node_id, None)
-        agent = Agent(
-            *(link, node_id, directory, finder, duty), shows=shows, notices=notices, node_type=kind
-        )
-        agent.run()
+        Agent(link, node_id, directory, finder, duty, shows=shows, notices=notices).run()
     raise typer.Exit(duty.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents, and their prices."""
+"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands import prices
 from paceline.commands.options import (
     Json,
     Server,
@@ -19,7 +18,7 @@ from paceline.commands.options import (
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import PacelineError
 
-COLUMNS = ("id", "state", "type", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
+COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
 _MEASURING_S = 90.0
 _LOOK_S = 0.5
 
@@ -32,7 +31,6 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(nodes)
     group.command("forget")(forget)
     app.add_typer(group, name="nodes")
-    prices.register(app)
     app.command("check")(check)
     app.command("cordon")(cordon)
     app.command("uncordon")(uncordon)

@@ -54,16 +54,6 @@ Notice = Annotated[
         show_default="nobody is asked",
     ),
 ]
-NodeType = Annotated[
-    str | None,
-    typer.Option(
-        "--type",
-        envvar="PACELINE_NODE_TYPE",
-        metavar="NAME",
-        help="What this machine is, such as p4d.24xlarge: `paceline prices` goes by it.",
-        show_default="what the provider of --notice says, or its GPUs or cores",
-    ),
-]
 Env = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),
@@ -169,23 +159,6 @@ def node_name(name: str | None) -> str:
             "a letter or a digit"
         )
     return name
-
-
-def type_of(name: str | None) -> str | None:
-    """The node's type that a command's option gives; None: none was given.
-
-    Raises:
-        InputError: it cannot be a type.
-    """
-    from paceline.wire import LONGEST_TYPE
-
-    if name is None:
-        return None
-    if 0 < len(name) <= LONGEST_TYPE and name.isprintable() and name.strip() == name:
-        return name
-    raise InputError(
-        f"--type {name!r}: give 1 to {LONGEST_TYPE} printable characters, no spaces around them"
-    )
 
 
 def parameters_of(pairs: Sequence[str] | None, option: str = "--param") -> dict[str, Any]:

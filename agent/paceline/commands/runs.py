@@ -315,10 +315,7 @@ def _row(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _money(cost: dict[str, Any]) -> str:
-    """What a run cost; with what has no price."""
-    unpriced = cost["unpriced_hours"]
-    words = f" + {unpriced:.3g} worker-hours without a price" if unpriced else ""
-    return money(cost["amount"], cost["currency"]) + words
+    return money(cost["amount"], cost["currency"])
 
 
 def _figure(name: str, value: float | None) -> str | None:

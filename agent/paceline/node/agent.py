@@ -25,7 +25,7 @@ from paceline.node.output import Output
 from paceline.node.rundir import Record
 from paceline.node.session import Session
 from paceline.node.supervisor import Ranks, Supervisor
-from paceline.wire import LONGEST_TYPE, Ask, CheckNode, Launch, NodeState, RunState, State
+from paceline.wire import Ask, CheckNode, Launch, NodeState, RunState, State
 from paceline.wire.bus import at_address
 from paceline.wire.sealing import SealError, unseal
 
@@ -55,7 +55,6 @@ class Agent:
         duty: the only run to look after; None: all that the control plane launches here.
         shows: whether what rank 0 prints here is shown.
         notices: of the provider that may take this machine back; None: nobody is asked.
-        node_type: what this machine is; None: as the provider says, or else what it computes with.
 
     Raises:
         PacelineError: another agent uses the data directory.
@@ -71,10 +70,8 @@ class Agent:
         *,
         shows: bool = False,
         notices: Notices | None = None,
-        node_type: str | None = None,
     ) -> None:
         self._link = link
-        self._type = node_type
         self._notices = notices
         self._data = data
         self._find_session = find_session
@@ -83,7 +80,6 @@ class Agent:
         self._outputs: dict[Supervisor, Output] = {}
         self._commands = Commands(link)
         self._node = machine.describe(name)
-        self._device = machine.device_type(self._node)[:LONGEST_TYPE]
         self._checker = Checker(data)
         self._gpus = Gpus()
         self._runs: dict[str, Supervisor] = {}
@@ -262,15 +258,8 @@ class Agent:
             left=left,
             check=self._checker.newest,
             gpu_states=self._gpus.read(),
-            type=self._node_type(),
         )
         self._link.tell(state)
-
-    def _node_type(self) -> str:
-        """What this machine is; empty: the provider is yet to say."""
-        noticed = None if self._notices is None else self._notices.node_type()
-        given = self._type if self._type is not None else noticed
-        return self._device if given is None else given
 
     def _busy(self) -> list[str]:
         """The runs that have not ended here."""

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,14 +34,6 @@ def describe(name: str) -> NodeState:
         at=time.time(),
         paceline=__version__,
     )
-
-
-def device_type(node: NodeState) -> str:
-    """A machine's type by what it computes with, such as `8 x NVIDIA H100 80GB HBM3`."""
-    if not node.gpus:
-        return f"{node.cores} x {processor()}"
-    counts = Counter(node.gpus)
-    return " + ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items()))
 
 
 def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:

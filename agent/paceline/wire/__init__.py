@@ -24,7 +24,6 @@ from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
     FAILED_ELSEWHERE,
-    LONGEST_TYPE,
     MOST_PENDING,
     MOST_WHY,
     OBSERVED,
@@ -91,7 +90,6 @@ __all__ = [
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
     "LIVE_LENGTH",
-    "LONGEST_TYPE",
     "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",

@@ -22,7 +22,6 @@ from paceline.wire.states import State
 
 OBSERVED = "observed"  # in place of a policy: the script divides its batches itself
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
-LONGEST_TYPE = 200  # characters of `NodeState.type`
 MOST_WHY = 500  # characters of `Fallback.why`
 RENDEZVOUS_GONE = "the rendezvous at "  # begins `RunState.message` of a launcher that lost it
 # Begins `RunState.message` of a launcher whose ranks failed because another node's did.
@@ -258,8 +257,6 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     left: bool = False  # the agent says goodbye
     check: NodeCheck | None = None  # the newest; None: there is none yet
     gpu_states: list[GpuState] = []  # of each GPU, in the driver's order; empty: unknown
-    # Of the machine, by which prices go; empty: unknown. (In an entry, `type` is the message's.)
-    type: str = msgspec.field(default="", name="node_type")
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):

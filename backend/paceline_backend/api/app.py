@@ -43,7 +43,6 @@ from paceline_backend.api.evidence import (
     verdict,
     whatif,
 )
-from paceline_backend.api.fleet import prices
 from paceline_backend.api.fleet import routes as fleet
 from paceline_backend.api.headers import SecurityHeaders
 from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
@@ -69,7 +68,6 @@ from paceline_backend.requests.asking import Asker
 from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
-from paceline_backend.store.fleet import prices as node_prices
 
 # What middleware answers, whatever the route.
 _REFUSALS = documented(
@@ -93,11 +91,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
-    """The application over an open store; the caller closes the store after it.
-
-    Raises:
-        PriceError: the default price is in another currency than the prices of types of nodes.
-    """
+    """The application over an open store; the caller closes the store after it."""
     prefix = settings.path_prefix
     app = FastAPIOffline(
         title="Paceline",
@@ -114,8 +108,6 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.probe = meta.Probe(store)
     app.state.control_id = meta.control_id(store)
-    with store.read() as connection:
-        node_prices.check_default(settings.hour_price, node_prices.currency(connection))
     app.state.closing = lambda: False  # who runs the server tells event streams when to end
     app.state.figures = Figures(store)
     app.state.bus = connect(settings.bus)  # for short questions; its connections stay open
@@ -138,7 +130,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     history = (aggregates, compare, details, export, labels, listing)
     reads = (*reads, *(module.router for module in history))
     of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)
-    of_alerts = (alerts.router, webhooks.router, fleet.router, prices.router)
+    of_alerts = (alerts.router, webhooks.router, fleet.router)
     before = [*CREDENTIALS, Depends(known_parameters)]
     for router in (*of_runs, *reads, *of_alerts, *others):
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=before)

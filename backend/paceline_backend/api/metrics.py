@@ -15,7 +15,7 @@ from paceline.wire import State
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import costs
-from paceline_backend.insight.figures import STEPS, Figures
+from paceline_backend.insight.figures import STEPS, Figures, MonitoredRun
 from paceline_backend.requests import rejected, streams
 from paceline_backend.server import floods, heartbeat
 from paceline_backend.server.settings import Settings
@@ -57,7 +57,7 @@ _OF_CAUSES = (
 )
 
 
-# Per run, where something has a price: name, field of `insight.costs.of_runs`, help.
+# Per run, with a price: name, field of `insight.costs.of_run`, help.
 _OF_COSTS = (
     ("cost", "amount", "What its ranks cost in its steps so far"),
     ("waited_cost", "waited", "What waiting for slower ranks cost so far"),
@@ -111,23 +111,23 @@ class _ControlPlane(Collector):
         yield GaugeMetricFamily("paceline_controllers", "Runs under a live lease", controllers)
         yield from self._runs()
 
-    def _costs(self, runs: Sequence[str]) -> Iterator[Metric]:
-        """What runs cost; no series where nothing has a price."""
+    def _costs(self, runs: Sequence[MonitoredRun]) -> Iterator[Metric]:
+        """What runs cost; no series without a price."""
         settings: Settings = self.app.state.settings
-        with self.store.read() as connection:
-            costs_of = costs.of_runs(connection, runs, settings.hour_price)
-        known = {run: cost for run, cost in costs_of.items() if cost is not None}
+        price = settings.hour_price
+        known = {run.run: costs.of_run(run.totals, run.backend, price) for run in runs}
         for name, field, words in _OF_COSTS:
             labels = ["run", "currency"]
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=labels)
             for run, cost in known.items():
-                family.add_metric([run, cost["currency"]], cost[field])
+                if cost is not None:
+                    family.add_metric([run, cost["currency"]], cost[field])
             yield family
 
     def _runs(self) -> Iterator[Metric]:
         figures: Figures = self.app.state.figures
         active = figures.active()
-        yield from self._costs([run.run for run in active])
+        yield from self._costs(active)
         for name, field, words in _OF_RUNS:
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=["run"])
             for run in active:

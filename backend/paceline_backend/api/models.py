@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.wire import LONGEST_TYPE, State, problems
+from paceline.wire import State, problems
 from paceline_backend import backends
 from paceline_backend.api.quality_models import EvaluationInfo, Target
 from paceline_backend.policies import Changes
@@ -63,11 +63,6 @@ Why = Annotated[str, StringConstraints(max_length=500), AfterValidator(_text)]
 Operator = Annotated[str, StringConstraints(max_length=200), AfterValidator(_operator)]
 Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
 PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
-NodeType = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=LONGEST_TYPE, strip_whitespace=True),
-    AfterValidator(_text),
-]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
 
@@ -196,9 +191,6 @@ class NodeInfo(BaseModel):
     )
     gpu_states: list[GpuInfo] | None = Field(
         description="of each GPU, in the driver's order; null: unknown"
-    )
-    type: str = Field(
-        description="what it is, by which prices go; empty: unknown", examples=["p4d.24xlarge"]
     )
     revoked: bool = Field(
         description="the token that admitted it was revoked or has expired", examples=[False]
@@ -332,14 +324,11 @@ class RunFigures(BaseModel):
 
 
 class RunCost(BaseModel):
-    """What a run's ranks cost in its steps so far, at the prices that their nodes had then."""
+    """What a run's ranks cost in its steps so far: their hours at the server's `--hour-price`."""
 
     amount: float = Field(examples=[31.0])
     waited: float = Field(description="of it, what they waited for slower ranks", examples=[7.75])
     currency: str = Field(examples=["EUR"])
-    unpriced_hours: float = Field(
-        description="worker-hours on nodes without a price, which are in neither", examples=[0]
-    )
 
 
 class RunInfo(BaseModel):
@@ -426,8 +415,8 @@ class RunInfo(BaseModel):
     figures: RunFigures | None = Field(description="null: no step was summed up yet")
     cost: RunCost | None = Field(
         default=None,
-        description="null: nothing has a price, or no step was counted yet. In `GET /runs` and "
-        "`GET /runs/{id}` only",
+        description="null: the server has no price, no step was summed up yet, or the run is "
+        "simulated. In `GET /runs` and `GET /runs/{id}` only",
     )
     queued_s: float | None = Field(
         description="from its creation until it began: in a queue, and while its processes started",

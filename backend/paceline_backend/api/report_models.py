@@ -217,22 +217,6 @@ class PresetReport(BaseModel):
     )
 
 
-class NodeCost(BaseModel):
-    """What a run cost on a node."""
-
-    node: str = Field(description="empty: unknown", examples=["vm-3"])
-    worker_hours: float = Field(examples=[8.0])
-    waited_hours: float = Field(description="of these, that ranks waited", examples=[1.2])
-    amount: float = Field(examples=[12.4])
-    waited: float = Field(description="of it, for waiting", examples=[3.1])
-
-
-class ReportCost(RunCost):
-    """What a run's ranks cost in its steps so far, in all and by node."""
-
-    nodes: list[NodeCost]
-
-
 class Report(BaseModel):
     """The run's presets side by side."""
 
@@ -250,4 +234,4 @@ class Report(BaseModel):
         description="segments whose figures are those of an all-reduce; else empty"
     )
     quality: Quality
-    cost: ReportCost | None = Field(description="null: nothing has a price")
+    cost: RunCost | None = Field(description="null: as of the run")

@@ -54,10 +54,8 @@ def settings_of(request: Request) -> Settings:
 
 def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs as the store gives them, with what each of them cost."""
-    names = [row["id"] for row in rows]
-    with store_of(request).read() as connection:
-        spent = costs.of_runs(connection, names, settings_of(request).hour_price)
-    return [{**row, "cost": spent[row["id"]]} for row in rows]
+    price = settings_of(request).hour_price
+    return [{**row, "cost": costs.of_run(row["figures"], row["backend"], price)} for row in rows]
 
 
 def own_url(request: Request) -> str:

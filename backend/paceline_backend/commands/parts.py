@@ -31,7 +31,6 @@ def everything(settings: Settings, data: Path, name: str | None) -> int:
     from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
     from paceline_backend.store import Store
     from paceline_backend.store.access import tokens
-    from paceline_backend.store.fleet import prices
 
     with contextlib.ExitStack() as held:
         database, bus, embedded = settings.database, settings.bus, None
@@ -47,8 +46,6 @@ def everything(settings: Settings, data: Path, name: str | None) -> int:
         settings = replace(settings, database=database, bus=bus, port=port, trust_network=trusted)
         # Migrated here, before the parts start: they need not wait for each other.
         with Store.open(database) as store:
-            with store.read() as connection:
-                prices.check_default(settings.hour_price, prices.currency(connection))
             if settings.token is None:
                 folder = None if directory is None else directory.path
                 made = str(tokens.embedded(store))

@@ -116,8 +116,7 @@ HourPrice = Annotated[
     typer.Option(
         envvar="PACELINE_HOUR_PRICE",
         metavar="'2.50 EUR'",
-        help="Of an hour of a worker, where `paceline prices` has none of its node's type: costs "
-        "are told in money, too.",
+        help="Price of a worker-hour: costs are shown in money, too.",
     ),
 ]
 MaxStreams = Annotated[

@@ -10,25 +10,24 @@ from typing import Any
 
 from paceline_backend.insight import quality
 from paceline_backend.insight.compare import Side
+from paceline_backend.insight.costs import SIMULATED
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, Store, attempts, runs
-from paceline_backend.store.fleet import costs
-from paceline_backend.store.fleet.costs import Spent
+from paceline_backend.store.history import days
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
 _WANTED = ("metric", "value", "direction")
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))  # fields of when a target was met
-_MOST_ROWS = 1_000_000  # ranks' steps of a part of a run, whose cost is added up when it is asked
 
 
-def rows(store: Store, sides: Sequence[Side], default: Price | None) -> list[dict[str, Any]]:
+def rows(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Rows as those of `compare.differences`, each with the `metric` or the `target` it is about.
 
     Args:
         store: the database.
         sides: of the comparison.
-        default: price of nodes whose type has none.
+        price: of a worker-hour; None: there are no rows about money.
 
     Raises:
         UnknownRunError: a run is gone.
@@ -37,7 +36,7 @@ def rows(store: Store, sides: Sequence[Side], default: Price | None) -> list[dic
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:
         measured = [_evaluations(connection, side, of[side.run]) for side in sides]
-        spent = _costs(connection, sides, of, default)
+        spent = [] if price is None else _costs(connection, sides, of, price)
     targets = [run["target"] for run in of.values() if run["target"] is not None]
     return [*_metrics(measured, targets), *_targets(store, sides, of), *spent]
 
@@ -101,32 +100,16 @@ def _costs(
     connection: Connection,
     sides: Sequence[Side],
     of: Mapping[str, dict[str, Any]],
-    default: Price | None,
+    price: Price,
 ) -> list[dict[str, Any]]:
-    """What the steps of each side cost; a side with time that has no price is left out."""
-    currency = costs.currency(connection, default)
-    if currency is None:
-        return []
-    whole = costs.of_runs(connection, {side.run for side in sides if side.whole}, default)
-    spent = [
-        whole.get(side.run, Spent()) if side.whole else _of_part(connection, side, of, default)
-        for side in sides
-    ]
-    priced = [each if each.worker_s > 0 and not each.unpriced_s else None for each in spent]
-    return [
-        _row(name, currency, [None if each is None else getattr(each, name) for each in priced])
-        for name in ("cost", "waited_cost")
-    ]
-
-
-def _of_part(
-    connection: Connection, side: Side, of: Mapping[str, dict[str, Any]], default: Price | None
-) -> Spent:
-    ranks = of[side.run]["world"] or 1
-    if not len(side.steps) or len(side.steps) * ranks > _MOST_ROWS:
-        return Spent()
-    first, last = int(side.steps[0]), int(side.steps[-1])
-    return costs.of_steps(connection, side.key, first, last, default)
+    """What the steps of each side cost; unknown of a simulated run, and without steps."""
+    values: dict[str, list[float | None]] = {"cost": [], "waited_cost": []}
+    for side in sides:
+        times = days.spent(connection, side.key, side.span)
+        known = len(side.steps) > 0 and of[side.run]["backend"] != SIMULATED
+        for name, time_s in zip(values, times, strict=True):
+            values[name].append(price.of_time(time_s) if known else None)
+    return [_row(name, price.currency, of_sides) for name, of_sides in values.items()]
 
 
 def _row(

@@ -1,54 +1,34 @@
-"""What runs cost, as it is told: amounts in one currency, and what has no price."""
+"""What runs cost: the time of their ranks at the price of a worker-hour.
+
+The price is that of `paceline server --hour-price`, the same for all nodes. The time is that of
+`store.history.days`, so a run's cost is as old as its figures. Without a price nothing costs money.
+A simulated run never does: its time is virtual.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from paceline_backend.server.prices import Price
-from paceline_backend.store import Connection
-from paceline_backend.store.fleet import costs
-from paceline_backend.store.fleet.costs import Spent
+
+SIMULATED = "simulated"  # backend of runs without processes
 
 
-def of_runs(
-    connection: Connection, runs: Sequence[str], default: Price | None
-) -> dict[str, dict[str, Any] | None]:
-    """What the ranks of runs cost in their steps so far; None: nothing has a price, or no steps.
+def of_run(
+    figures: Mapping[str, Any] | None, backend: str, price: Price | None
+) -> dict[str, Any] | None:
+    """Return what a run cost so far as REST shows it; None: it costs nothing, or has no step.
 
     Args:
-        connection: to read from.
-        runs: public ids.
-        default: price of nodes whose type has none.
+        figures: of the run; `store.history.days.figures`. None: no step was summed up.
+        backend: of the run.
+        price: of a worker-hour.
     """
-    currency = costs.currency(connection, default)
-    spent = {} if currency is None else costs.of_runs(connection, runs, default)
-    return {run: _amounts(spent[run], currency) if run in spent else None for run in runs}
-
-
-def by_node(connection: Connection, run: str, default: Price | None) -> dict[str, Any] | None:
-    """What a run cost so far, in all and on each node; None: as in `of_runs`."""
-    currency = costs.currency(connection, default)
-    spent = {} if currency is None else costs.of_run_nodes(connection, run, default)
-    if not spent:
+    if figures is None or price is None or backend == SIMULATED:
         return None
-    nodes = [
-        {
-            "node": node,
-            "worker_hours": each.worker_s / 3600,
-            "waited_hours": each.waited_s / 3600,
-            "amount": each.cost,
-            "waited": each.waited_cost,
-        }
-        for node, each in spent.items()
-    ]
-    return {**_amounts(sum(spent.values(), Spent()), currency), "nodes": nodes}
-
-
-def _amounts(spent: Spent, currency: str | None) -> dict[str, Any]:
     return {
-        "amount": spent.cost,
-        "waited": spent.waited_cost,
-        "currency": currency,
-        "unpriced_hours": spent.unpriced_s / 3600,
+        "amount": price.of_time(figures["worker_s"]),
+        "waited": price.of_time(figures["waited_s"]),
+        "currency": price.currency,
     }

@@ -41,6 +41,8 @@ class MonitoredRun:
     """An active run; None is what is not known yet."""
 
     run: str
+    backend: str
+    totals: Mapping[str, Any] | None  # over all complete steps; `store.history.days.figures`
     step: int | None  # last complete one
     epoch: int | None
     records_lost: int
@@ -107,6 +109,8 @@ class Figures:
         covered = self._coverage.get(row["id"], (0.0, {}))[1]
         return MonitoredRun(
             run=row["id"],
+            backend=row["backend"],
+            totals=row["figures"],
             step=last,
             epoch=row["epoch"],
             records_lost=row["dropped"],

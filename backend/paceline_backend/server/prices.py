@@ -1,30 +1,27 @@
-"""What an hour of a worker, or of a node, costs."""
+"""The price of a worker-hour, which turns time into money."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from paceline.core.errors import PacelineError
 
-Per = Literal["worker", "node"]
 MOST = 1e6  # of an hour: more is a slip of the pen
 LONGEST_CURRENCY = 10
 
 
 class PriceError(PacelineError):
-    """What is no price: a negative amount, no number, no currency; or another currency."""
+    """What is no price: a negative amount, no number, or no currency."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """What an hour costs.
+    """What an hour of a worker costs.
 
     Args:
         amount: of money, 0 or more.
         currency: letters, such as EUR.
-        per: whose hour: a worker's, or a whole node's, which the ranks of a run there share.
 
     Raises:
         PriceError: amount or currency is none.
@@ -32,7 +29,6 @@ class Price:
 
     amount: float
     currency: str
-    per: Per = "worker"
 
     def __post_init__(self) -> None:
         if not 0 <= self.amount < MOST:  # neither is NaN
@@ -41,8 +37,10 @@ class Price:
             raise PriceError(
                 f"currency is {self.currency!r}: give 1 to {LONGEST_CURRENCY} letters, such as EUR"
             )
-        if self.per not in ("worker", "node"):
-            raise PriceError(f"per is {self.per!r}: give worker or node")
+
+    def of_time(self, seconds: float) -> float:
+        """Return what so much time of workers costs."""
+        return self.amount * seconds / 3600
 
     @property
     def text(self) -> str:

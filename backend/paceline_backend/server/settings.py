@@ -111,7 +111,7 @@ class Settings:
     max_streams: int = MAX_STREAMS  # event streams of a client; further ones are refused
     path_prefix: str = ""  # below which a reverse proxy serves this server, such as `/paceline`
     webhook_origins: Origins = field(default_factory=Origins)  # where webhooks may be
-    hour_price: Price | None = None  # of a worker on a node whose type has no price; None: unknown
+    hour_price: Price | None = None  # of a worker; None: nothing costs money
     # What stays of runs that are over; None: no limit.
     keep_days: float | None = None
     keep_runs: int | None = None

@@ -224,30 +224,6 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
     return [(row.attempt, row.step, row.placement or []) for row in rows]
 
 
-def placed(
-    connection: sa.Connection, run: int, first: int, last: int
-) -> list[tuple[int, int, list[str]]]:
-    """A range of steps in parts, each with its first and last step and each rank's node.
-
-    A step is of the latest attempt that began at it or before. Where nobody knows the nodes, there
-    are none.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: step,
-        last: and the last one.
-    """
-    parts: list[tuple[int, int, list[str]]] = []
-    for _, step, nodes in reversed(placements(connection, run, -1)):
-        if step <= last:
-            parts.insert(0, (max(step, first), last, nodes))
-            last = max(step, first) - 1
-        if last < first:
-            return parts
-    return [(first, last, []), *parts]
-
-
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:

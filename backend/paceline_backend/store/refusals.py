@@ -17,7 +17,6 @@ from paceline.core.amounts.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
 from paceline.core.terms import MEANS
 from paceline.wire import (
-    LONGEST_TYPE,
     MOST_WHY,
     DataEpoch,
     Evaluation,
@@ -252,8 +251,6 @@ def of_node_state(state: NodeState) -> str | None:
         return f"node has {len(state.node)} characters: it must have 1 to {_LONGEST_NAME}"
     reason = of_whole(state, {"cores": _INT, "memory_bytes": _BIG}) or of_times(state, ("at",))
     reason = reason or (None if state.check is None else _of_check(state.check))
-    if len(state.type) > LONGEST_TYPE:
-        return f"type has {len(state.type)} characters: it must have at most {LONGEST_TYPE}"
     return reason or next(filter(None, map(_of_gpu, state.gpu_states)), None)
 
 

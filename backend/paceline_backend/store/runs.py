@@ -16,10 +16,8 @@ from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline_backend.server.prices import Price
 from paceline_backend.store import attempts, hellos, refusals, segments
 from paceline_backend.store.database import Store, now
-from paceline_backend.store.fleet import costs
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels, notices
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import completion, evaluations, target
@@ -254,7 +252,6 @@ def page(
     sort: str = "-created_at",
     limit: int = 50,
     cursor: str | None = None,
-    default: Price | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Runs in an order, and the cursor of the next page (None: this was the last).
 
@@ -263,15 +260,14 @@ def page(
     Args:
         store: the database.
         which: runs.
-        sort: a name of `SORTS` or of `costs.COSTS`; with ``-`` before it, the greatest first.
+        sort: a name of `SORTS`; with ``-`` before it, the greatest first.
         limit: most runs.
         cursor: that an earlier page with the same `sort` gave.
-        default: price of nodes whose type has none, to sort by costs.
 
     Raises:
         CursorError: `cursor` is not one that an earlier page gave.
     """
-    order = RunOrder.of(sort, costs.by_run(default))
+    order = RunOrder.of(sort)
     value = order.value.label("sorted_by")
     query = sa.select(*_PUBLIC, value).where(_KEPT, *which.conditions(store.engine.dialect.name))
     if cursor is not None:

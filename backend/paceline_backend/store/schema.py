@@ -106,7 +106,6 @@ nodes = Table(
     Column("check", JSON(none_as_null=True)),  # how fast it is, as its agent measured
     Column("checked_at", Double),  # by the node's clock
     Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
-    Column("type", Text, nullable=False, server_default=""),  # prices go by it; empty: unknown
     # The token that its session was made with: the session ends with it. NULL: a proxy's user.
     Column("token", Text),
     # Random; its key and its password on the bus are derived from it. NULL: it has no session.
@@ -201,7 +200,8 @@ run_days = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),  # of the policy in force
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
-    Column("waited_s_sum", Double, nullable=False),  # of a step: its ranks' mean wait for slower
+    Column("worker_s", Double, nullable=False),  # time of all ranks in these steps,
+    Column("waited_s", Double, nullable=False),  # and what they waited of it for slower ones
     Column("se_sum", Double, nullable=False),
     Column("se_count", BigInteger, nullable=False),  # steps that have an SE,
     Column("waste_sum", Double, nullable=False),
@@ -462,6 +462,14 @@ segments = Table(
         "first_step",
         sqlite_where=text("why <> ''"),
         postgresql_where=text("why <> ''"),
+    ),
+    Index(  # where ranks did not wait for each other
+        "ix_segments_apart",
+        "run",
+        "first_step",
+        "steps",
+        sqlite_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
+        postgresql_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
     ),
     Index(  # where ranks fell back to the all-reduce
         "ix_segments_fallbacks",

@@ -159,14 +159,33 @@ def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tu
     """
     c = segments.c
     end = c.first_step + c.steps
-    query = sa.select(c.attempt, c.first_step, end).where(
-        c.run == run,
-        c.synchroniser != ALLREDUCE.name,
-        c.fallback == sa.literal_column("''"),
-        c.first_step <= last,
-        end > first,
-    )
+    query = sa.select(c.attempt, c.first_step, end)
+    query = query.where(c.run == run, *_apart(c), c.first_step <= last, end > first)
     return [(attempt, begin, stop) for attempt, begin, stop in connection.execute(query)]
+
+
+def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
+    """The condition that ranks did not wait for each other in a step.
+
+    Args:
+        step: a table with columns `run` and `step`; the query around the condition has it.
+    """
+    c = segments.alias().c
+    newest = (
+        sa.select(c.first_step + c.steps)
+        .where(c.run == step.c.run, c.first_step <= step.c.step, *_apart(c))
+        .order_by(c.first_step.desc())
+        .limit(1)
+        .correlate(step)
+        .scalar_subquery()
+    )
+    return sa.func.coalesce(newest, 0) > step.c.step
+
+
+def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    """The condition of the index `ix_segments_apart`, written out so that it may be used."""
+    relaxed = c.synchroniser != sa.literal_column(f"'{ALLREDUCE.name}'")
+    return relaxed, c.fallback == sa.literal_column("''")
 
 
 def versions(

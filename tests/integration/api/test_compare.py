@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from paceline.wire import Evaluation, NodeState, StepBatch
-from paceline_backend.control.fleet.watch import FleetWatch
-from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.server.prices import Price
+from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.quality import target
 from support.command_line import in_process
 from support.records import add_run, adopted, hello, record
+from support.web import serving
 
 A, B = "3f9a1c07be52", "77b0aa11bb22"
 
@@ -23,7 +24,7 @@ def train(store: Store, run: str, *accuracies: float, step_s: float = 3.6, **val
 
     The run begins at 0, and an evaluation ends with the step before it.
     """
-    state = NodeState(run, run, 8, 2**30, [], 1.0, "0", [run], type=f"type of {run}")
+    state = NodeState(run, run, 8, 2**30, [], 1.0, "0", [run])
     telemetry.write(store, [("", state)])
     add_run(store, run, name=f"run {run}", started_at=0.0, state="finished", ended_at=1_000.0)
     count = 10 * len(accuracies)
@@ -143,31 +144,33 @@ def test_held_out_losses_are_not_compared_with_losses_of_the_training(
 def test_what_sides_cost(
     client: httpx.Client,
     store: Store,
+    bus_url: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train(store, A, 0.5, 0.7)
     train(store, B, 0.8, step_s=1.8)
-    FleetWatch(store, "a").look(threading.Event())
+    train(store, "virtual", 0.8)
+    with store.write() as connection:
+        virtual = schema.runs.c.id == "virtual"
+        connection.execute(sa.update(schema.runs).where(virtual).values(backend="simulated"))
     assert not {name for name, _ in rows(client, A, B)} & {"cost", "waited_cost"}
-    price = {"type": f"type of {A}", "amount": 36.0, "currency": "USD", "since": 0}
-    client.put("/api/v1/prices", json=price).raise_for_status()
-    seen = rows(client, A, B, f"{A}:0-4")
-    # A step of 3.6 s costs 3.6 cents, and one of two ranks waits for 1 s of it.
-    assert values(seen["cost", None]) == [0.72, None, 0.18]
-    assert values(seen["waited_cost", None]) == [0.1, None, 0.025]
-    assert (seen["cost", None]["unit"], seen["cost", None]["changes"][0]) == ("USD", None)
-    price |= {"type": f"type of {B}", "amount": 72.0}
-    client.put("/api/v1/prices", json=price).raise_for_status()
-    [change] = rows(client, A, B)["cost", None]["changes"]
-    assert change["value"] == pytest.approx(10 * 0.036 - 20 * 0.036)
     want(store, A, "accuracy", 0.6)
-    main = in_process(monkeypatch, capsys)
-    code, said, err = main("runs", "compare", A, B, "--server", str(client.base_url))
+    with serving(store, bus_url, hour_price=Price(18.0, "USD")) as priced:
+        seen = rows(priced, A, B, f"{A}:0-4", "virtual")
+        main = in_process(monkeypatch, capsys)
+        code, said, err = main("runs", "compare", A, B, "--server", str(priced.base_url))
+    # A step of 3.6 s costs 3.6 cents, and one of two ranks waits for 1 s of it.
+    assert values(seen["cost", None]) == [0.72, 0.18, 0.18, None]
+    assert values(seen["waited_cost", None]) == [0.1, 0.05, 0.025, None]
+    assert seen["cost", None]["unit"] == "USD"
+    changes = seen["cost", None]["changes"]
+    assert changes[0]["value"] == pytest.approx(0.18 - 0.72)
+    assert changes[2] is None
     assert code == 0, err
     lines = {" ".join(line.split()) for line in said.splitlines()}
     assert "accuracy, last 0.7 0.8 0.1" in lines
     assert "accuracy, best 0.7 0.8 0.1" in lines
     assert "after_s, accuracy>=0.6 72 18 -54" in lines
-    assert "cost 0.72 USD 0.36 USD -0.36 USD" in lines
-    assert "waited_cost 0.10 USD 0.10 USD 0.00 USD" in lines
+    assert "cost 0.72 USD 0.18 USD -0.54 USD" in lines
+    assert "waited_cost 0.10 USD 0.05 USD -0.05 USD" in lines

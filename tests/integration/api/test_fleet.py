@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import httpx
 import pytest
 import sqlalchemy as sa
 
 from paceline.wire import LongPhase, Phase, StepBatch
+from paceline_backend.control import upkeep
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.insight import fleet
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
-from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
-from paceline_backend.store.fleet.tables import waiting_days
 from support.command_line import in_process
-from support.records import add_run, adopted, hello, record, waiting_day
+from support.records import add_run, adopted, hello, record, run_day
 from support.web import serving
 
 NEVER = threading.Event()
@@ -59,6 +58,7 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     watch = FleetWatch(store, "worker")
     for _ in range(2):  # on a busy machine a look judges a single run
         assert watch.look(NEVER)
+    upkeep.sum_up(store, NEVER)
     answer = client.get("/api/v1/verdict").json()
     assert [run["run"] for run in answer["runs"]] == ["slow", "fine"], "what costs most first"
     slow, fine = answer["runs"]
@@ -67,8 +67,8 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     assert (slow["level"], slow["what"], slow["share"]) == ("held-up", own["what"], own["lost_now"])
     assert slow["lost_workers"] == pytest.approx(3 * slow["share"])
     assert (fine["level"], fine["lost_workers"]) == ("healthy", 0.0)
-    # Two of three ranks wait 0.2 s in each of the 40 steps that are counted so far.
-    assert slow["waited_hours"] == pytest.approx(40 * 2 * 0.2 / 3600)
+    # Two of three ranks wait 0.2 s in each of the 60 steps.
+    assert slow["waited_hours"] == pytest.approx(60 * 2 * 0.2 / 3600)
     assert answer["waited_hours"] == pytest.approx(slow["waited_hours"])
     assert answer["workers"] == 6
     [wait] = answer["waits"]
@@ -156,125 +156,6 @@ def test_of_two_workers_one_looks(store: Store) -> None:
     assert not FleetWatch(store, "second").look(NEVER)
 
 
-def counted(store: Store) -> list[Any]:
-    c = waiting_days.c
-    with store.read() as connection:
-        query = sa.select(c.day, c.steps, c.worker_s, c.waited_s).order_by(c.day)
-        return [tuple(row) for row in connection.execute(query)]
-
-
-def test_waiting_is_counted_once_by_day(store: Store) -> None:
-    trained(store, "r", 3.0, at=86_400.0 - 29.5 * 0.321)  # 30 steps before midnight
-    for name in ("a", "a", "b"):
-        with store.write() as connection:
-            connection.execute(sa.text("DELETE FROM duties"))
-        FleetWatch(store, name).look(NEVER)
-    assert counted(store) == [
-        (0, 30, pytest.approx(30 * 3 * 0.321), pytest.approx(30 * 0.4)),
-        (1, 10, pytest.approx(10 * 3 * 0.321), pytest.approx(10 * 0.4)),
-    ]
-    ended = {"state": "finished", "ended_at": time.time() - 100}
-    with store.write() as connection:
-        connection.execute(sa.update(schema.runs).values(ended))
-    for _ in range(2):
-        FleetWatch(store, "b").look(NEVER)
-    assert sum(row[1] for row in counted(store)) == 60
-    with store.write() as connection:  # rows outlast the run
-        connection.execute(sa.delete(schema.runs))
-    assert sum(row[1] for row in counted(store)) == 60
-
-
-def test_only_runs_with_new_steps_are_counted_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(store, "idle", 3.0)
-    trained(store, "going", 3.0)
-    asked: list[int] = []
-    count = waiting.count
-
-    def seen(connection: sa.Connection, run: int, *, ended: bool) -> bool:
-        asked.append(run)
-        return count(connection, run, ended=ended)
-
-    monkeypatch.setattr(waiting, "count", seen)
-    watch = FleetWatch(store, "a")
-    watch.look(NEVER)
-    assert asked == [1, 2]
-    watch.look(NEVER)
-    assert asked == [1, 2]
-    trained(store, "going", 3.0, 60)
-    watch.look(NEVER)
-    assert asked == [1, 2, 2]
-    assert sorted(row[1] for row in counted(store)) == [40, 100]
-
-
-def test_a_run_that_cannot_be_counted_holds_up_no_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    count = waiting.count
-    broken = {1, 3, 4}
-
-    def some(connection: sa.Connection, run: int, *, ended: bool) -> bool:
-        if run in broken:
-            raise IndexError("of this run")
-        return count(connection, run, ended=ended)
-
-    monkeypatch.setattr(waiting, "count", some)
-    monkeypatch.setattr("paceline_backend.control.fleet.watch._MOST_ENDED", 1)
-    for run in ("a", "b", "c", "d"):
-        trained(store, run, 3.0)
-    over = {"state": "finished", "ended_at": time.time() - 100}
-    with store.write() as connection:
-        connection.execute(sa.update(schema.runs).where(schema.runs.c.key >= 3).values(over))
-    time_s = [0.0]
-    watch = FleetWatch(store, "a", clock=lambda: time_s[0])
-    for _ in range(3):
-        watch.look(NEVER)
-    for run in ("a", "c", "d"):
-        assert caplog.text.count(f"run {run}: its time is not counted") == 1
-    assert [row[1] for row in counted(store)] == [40]
-    broken.clear()
-    trained(store, "a", 3.0, first=60)
-    time_s[0] = 601.0
-    for _ in range(2):
-        watch.look(NEVER)
-    assert sorted(row[1] for row in counted(store)) == [40, 60, 60, 100]
-
-
-def test_steps_that_are_trained_again_count_once_they_are(store: Store) -> None:
-    trained(store, "r", 3.0)
-    FleetWatch(store, "a").look(NEVER)
-    with store.write() as connection:
-        connection.execute(sa.update(schema.runs).values(attempt=1))
-        waiting.count(connection, 1, ended=False)
-    assert sum(row[1] for row in counted(store)) == 40, "the new attempt has not begun"
-    telemetry.write(store, [("r", hello(world=3, attempt=1, step=20))])
-    with store.write() as connection:
-        waiting.count(connection, 1, ended=False)
-    assert sum(row[1] for row in counted(store)) == 40, "undone steps do not count again"
-    again = [
-        record(step, rank, attempt=1, seq=step - 20, segment=(step - 20) // 2)
-        for step in range(20, 60)
-        for rank in range(3)
-    ]
-    telemetry.write(store, [("r", StepBatch(again))])
-    with store.write() as connection:
-        waiting.count(connection, 1, ended=False)
-    assert sum(row[1] for row in counted(store)) == 40 + 20
-
-
-def test_numbers_of_steps_may_be_far_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reports a step chooses its number."""
-    trained(store, "r", 1.0)
-    far = [record(2**53 - 1, rank, epoch=9, segment=9, ended_at=100.0) for rank in range(3)]
-    telemetry.write(store, [("r", StepBatch(far))])
-    monkeypatch.setattr(waiting, "MOST_STEPS", 50)
-    with store.write() as connection:
-        assert waiting.count(connection, 1, ended=True)
-        assert not waiting.count(connection, 1, ended=True)
-    assert sum(row[1] for row in counted(store)) == 61
-
-
 def test_a_verdict_lasts_while_the_run_trains_without_a_new_step(store: Store) -> None:
     trained(store, "r", 3.0)
     time_s = [0.0]
@@ -360,64 +241,63 @@ def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:
         connection.execute(
             sa.insert(schema.cordons).values(node="n", at=now, by="ada", reason="its disk is slow")
         )
-    watch = FleetWatch(store, "a")
-    watch.look(NEVER)
+    FleetWatch(store, "a").look(NEVER)
+    upkeep.sum_up(store, NEVER)
     with store.write() as connection:
         connection.execute(sa.text("UPDATE verdicts SET at = until - 1800"))
     with serving(store, bus_url, hour_price=Price(2.5, "EUR")) as client:
         answer = client.get("/api/v1/fleet?days=7").json()
         by_run = client.get("/api/v1/fleet?days=7&by=run").json()["groups"]
         verdict = client.get("/api/v1/runs/slow/verdict").json()
-    assert verdict["price"] == {"amount": pytest.approx(2.5), "currency": "EUR"}
+    assert verdict["price"] == {"amount": 2.5, "currency": "EUR"}
     [node] = answer["nodes"]
     assert (node["node"], node["runs"]) == ("n", ["slow"])
     assert node["cordoned"] == {"by": "ada", "at": pytest.approx(now), "reason": "its disk is slow"}
     assert len(node["hours"]) == 7
     assert sum(node["hours"]) == pytest.approx(0.5, abs=1e-3)
-    assert answer["price"] == {"amount": 2.5, "currency": "EUR"}
-    assert sum(day["waited_hours"] for day in answer["days"]) == pytest.approx(40 * 0.4 / 3600)
-    assert (answer["currency"], answer["unpriced_hours"]) == ("EUR", 0.0)
+    assert answer["currency"] == "EUR"
     [group] = answer["groups"]
     assert (group["key"], group["runs"]) == ("", 1)
-    for row in (group, node, answer["days"][-1]):
-        assert row["cost"] == pytest.approx(2.5 * row["worker_hours"])
-        assert row["waited_cost"] == pytest.approx(2.5 * row["waited_hours"])
+    assert group["worker_hours"] == pytest.approx(60 * 3 * 0.321 / 3600)
+    assert group["waited_hours"] == pytest.approx(60 * 0.4 / 3600)
+    assert group["cost"] == pytest.approx(2.5 * group["worker_hours"])
+    assert group["waited_cost"] == pytest.approx(2.5 * group["waited_hours"])
     assert [(each["key"], each["runs"]) for each in by_run] == [("slow", 1)]
 
 
 def test_costs_are_added_up_by_tag(client: httpx.Client, store: Store) -> None:
     now = time.time()
-    for run in ("both", "speech", "none"):
-        trained(store, run, 3.0, at=now - 60.0)
-        FleetWatch(store, "a").look(NEVER)
+    for run in ("both", "speech", "none", "old"):
+        trained(store, run, 3.0, at=now - (9 * 86_400.0 if run == "old" else 60.0))
+    upkeep.sum_up(store, NEVER)
     for run, tag in (("both", "nightly"), ("both", "speech"), ("speech", "speech")):
         client.put(f"/api/v1/runs/{run}/tags/{tag}").raise_for_status()
     answer = client.get("/api/v1/fleet?days=7&by=tag").json()
-    waited = 40 * 0.4 / 3600
+    waited = 60 * 0.4 / 3600
     assert [(group["key"], group["runs"]) for group in answer["groups"]] == [
         ("speech", 2), ("nightly", 1), ("", 1),
     ]  # fmt: skip
     for group in answer["groups"]:
         assert group["waited_hours"] == pytest.approx(waited * group["runs"])
-        assert len(group["waited_by_day"]) == 7
-        assert sum(group["waited_by_day"]) == pytest.approx(group["waited_hours"])
 
 
 def test_of_many_groups_the_cheapest_are_one(store: Store) -> None:
     today = int(time.time() // 86_400)
+    keys = [add_run(store, f"r{number}") for number in range(103)]
     rows = [
-        waiting_day(today, f"r{number}", 7200.0, 3600.0 if number == 7 else 36.0)
-        for number in range(103)
+        run_day(today - day, key, 3600.0, 1800.0 if key == keys[7] else 18.0)
+        for key in keys
+        for day in (0, 1)
     ]
     with store.write() as connection:
-        connection.execute(sa.insert(waiting_days), rows)
+        connection.execute(sa.insert(schema.run_days), rows)
     with store.read() as connection:
         groups = fleet.record(connection, 2, "run", time.time())["groups"]
     assert len(groups) == 100
     assert groups[0]["key"] == "r7"
     rest = groups[-1]
     assert (rest["key"], rest["runs"]) == (None, 4)
-    assert rest["waited_by_day"] == pytest.approx([0.0, 4 * 0.01])
+    assert rest["waited_hours"] == pytest.approx(4 * 0.01)
     assert rest["worker_hours"] == pytest.approx(8.0)
 
 

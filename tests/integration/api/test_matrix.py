@@ -48,8 +48,6 @@ OPERATOR = {
     ("DELETE", "/api/v1/nodes/{node}/cordon"),
     ("POST", "/api/v1/login-links"),
     ("POST", "/api/v1/alerts/{alert}/acknowledge"),
-    ("PUT", "/api/v1/prices"),
-    ("DELETE", "/api/v1/prices"),
     ("GET", "/api/v1/audit"),
     ("GET", "/api/v1/rejected"),
 }

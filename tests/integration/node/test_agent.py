@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from paceline import wire
-from paceline.node import machine, spool
+from paceline.node import spool
 from paceline.node.delivery import Delivery, looked_after
 from paceline.node.link import Link
 from paceline.node.rundir import Record
@@ -96,18 +96,10 @@ def ranks_below(process: subprocess.Popen[str], count: int) -> list[psutil.Proce
     return family(process.pid)
 
 
-def test_a_node_is_of_the_type_that_it_is_given(
-    bus_url: str, agent: StartAgent, tmp_path: Path
-) -> None:
-    process = agent(bus_url, tmp_path / "data", "--type", "p4d.24xlarge")
-    assert registered(bus_url, process).type == "p4d.24xlarge"
-
-
 def test_registers_beats_and_says_goodbye(bus_url: str, agent: StartAgent) -> None:
     process = agent(bus_url)
     first = registered(bus_url, process)
     assert (first.node, first.runs, first.left) == ("here", [], False)
-    assert first.type == machine.device_type(first)
     assert first.cores == len(os.sched_getaffinity(0))
     assert first.memory_bytes == psutil.virtual_memory().total
     until(lambda: len(nodes(bus_url)) >= 2, "a heartbeat")

@@ -14,11 +14,8 @@ from paceline.wire import StepBatch
 from paceline_backend.insight import history
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
-from paceline_backend.store.fleet import prices
-from paceline_backend.store.fleet.costs import COSTS
-from paceline_backend.store.fleet.tables import waiting_days
 from paceline_backend.store.history import SORTS, FigureBounds, RunFilter, days, labels
-from support.records import add_run, adopted, hello, record, waiting_day
+from support.records import add_run, adopted, hello, record
 
 DAY_S = 86_400.0
 STATES = ("pending", "running", "finished", "failed")
@@ -73,9 +70,10 @@ def some(store: Store, number: int) -> dict[str, Any]:
             row = {"run": key, "node": "n9", "first_attempt": 0, "state": state, "attempt": 0}
             row |= {"launched_at": at, "met": True, "lost": False, "leaving": False}
             connection.execute(sa.insert(schema.run_nodes).values(row))
-        figures = dict.fromkeys(("step_s", "se", "waste", "steps"))
+        figures = dict.fromkeys(("step_s", "se", "waste", "steps", "cost", "waited_cost"))
         if number % 6:
-            sums = {"steps": 4, "step_s_sum": 0.5 * number, "waited_s_sum": 1.0}
+            sums = {"steps": 4, "step_s_sum": 0.5 * number}
+            sums |= {"worker_s": 1.0 * (number % 5), "waited_s": 0.25 * (number % 3)}
             sums |= {"se_sum": 0.25 * (number % 5), "se_count": 4}
             sums |= {"waste_sum": 0.125 * (number % 9), "waste_count": 4 if number % 7 else 0}
             row = {"run": key, "day": number, "version": known["version"], **sums}
@@ -85,23 +83,11 @@ def some(store: Store, number: int) -> dict[str, Any]:
                 "step_s": 0.5 * number / 4,
                 "se": 0.25 * (number % 5) / 4,
                 "waste": 0.125 * (number % 9) / 4 if number % 7 else None,
+                "cost": 1.0 * (number % 5),  # as many hours, at some price
+                "waited_cost": 0.25 * (number % 3),
             }
-    cost = spend(store, known["id"], number)
-    return {**known, **figures, **cost, "key": key, "tags": tags, "nodes": nodes, "used": used,
+    return {**known, **figures, "key": key, "tags": tags, "nodes": nodes, "used": used,
             "script": "train.py", "parameters": parameters}  # fmt: skip
-
-
-def spend(store: Store, run: str, number: int) -> dict[str, float | None]:
-    """Hours of a worker that a run had on a node of a type with a price, or of one without."""
-    node_type = ("spot", "", "none")[number % 3]
-    if node_type == "none":
-        return dict.fromkeys(COSTS)
-    hours = number % 5
-    with store.write() as connection:
-        day = waiting_day(number, run, 3_600.0 * hours, 900.0 * hours, type=node_type)
-        connection.execute(sa.insert(waiting_days).values(day))
-    known = node_type == "spot" and hours > 0
-    return {"cost": 2.0 * hours if known else None, "waited_cost": 0.5 * hours if known else None}
 
 
 def same(value: Any, wanted: Any) -> bool:
@@ -177,7 +163,7 @@ FILTERS = st.builds(
     step_s=BOUNDS, se=BOUNDS, waste=BOUNDS,
 )  # fmt: skip
 # With all conditions at once hardly a run is left: most examples have two of them.
-ORDERS = [sign + name for name in (*SORTS, *COSTS) for sign in ("", "-")]
+ORDERS = [sign + name for name in SORTS for sign in ("", "-")]
 FEW = st.sets(st.sampled_from(sorted(RunFilter.__dataclass_fields__)), max_size=3)
 
 
@@ -207,8 +193,6 @@ def in_order(known: list[dict[str, Any]], sort: str) -> list[str]:
 
 def test_a_filter_answers_the_runs_that_plain_python_answers(store: Store) -> None:
     known = [some(store, number) for number in range(40)]
-    with store.write() as connection:
-        prices.put(connection, "spot", 0.0, Price(2.0, "EUR"), "me", None)
     sizes = set()
 
     @given(FILTERS, FEW, st.sampled_from(ORDERS), st.integers(1, 15))
@@ -305,40 +289,28 @@ def test_days_are_told_apart_and_groups_add_up(store: Store) -> None:
     assert steps("policy", "node") == {("bsp", "n1"): 10, ("bsp", "n2"): 4}
 
 
-def test_groups_have_costs_of_their_own_nodes(store: Store) -> None:
-    """Two hours of a run on n1, of them one on the second day, and one on n2, without a price."""
-    key = add_run(store, "r1", node="n1")
-    train(store, "r1", range(4), 5 * DAY_S)
-    days.sum_up(store, key)
+def test_groups_cost_their_hours(store: Store) -> None:
+    key = add_run(store, "r1", nproc=1, nodes_max=2)
+    train(store, "r1", range(10), 5 * DAY_S - 5)  # five steps before midnight
     with store.write() as connection:
-        labels.add_tag(connection, key, "a")
-        for day, node, node_type in ((5, "n1", "spot"), (6, "n1", "spot"), (6, "n2", "")):
-            row = waiting_day(day, "r1", 3_600.0, 900.0, node=node, type=node_type)
-            connection.execute(sa.insert(waiting_days).values(row))
+        for node in ("n1", "n2"):
+            row = {"run": key, "node": node, "first_attempt": 0, "state": "running", "attempt": 0}
+            row |= {"launched_at": 0.0, "met": True, "lost": False, "leaving": False}
+            connection.execute(sa.insert(schema.run_nodes).values(row))
+    days.sum_up(store, key)
 
-    def cost(*by: history.By, default: Price | None = None, **bounds: float) -> dict[Any, Any]:
-        names = ("cost", "waited_cost", "currency", "unpriced_hours")
+    def cost(*by: history.By, price: Price | None = Price(3600.0, "EUR")) -> dict[Any, Any]:  # noqa: B008
+        names = ("cost", "waited_cost", "currency")
         with store.read() as connection:
-            rows = history.aggregates(connection, RunFilter(), by, **bounds, default=default)
+            rows = history.aggregates(connection, RunFilter(), by, price=price)
         return {tuple(row[name] for name in by): [row[name] for name in names] for row in rows}
 
-    assert cost() == {(): [None, None, None, 3.0]}
-    with store.write() as connection:
-        prices.put(connection, "spot", 0.0, Price(2.0, "EUR"), "me", None)
-    assert cost() == {(): [4.0, 1.0, "EUR", 1.0]}
-    assert cost("node") == {
-        **{("n1",): [4.0, 1.0, "EUR", 0.0], ("n2",): [None, None, "EUR", 1.0]},
-    }
-    assert cost("day", "tag") == {
-        ("1970-01-06", "a"): [2.0, 0.5, "EUR", 0.0],
-        ("1970-01-07", "a"): [2.0, 0.5, "EUR", 1.0],  # no step is summed up there
-    }
-    assert cost("run", since=6 * DAY_S) == {("r1",): [2.0, 0.5, "EUR", 1.0]}
-    assert cost(default=Price(1.0, "EUR")) == {(): [5.0, 1.25, "EUR", 0.0]}
-    with store.read() as connection:
-        assert history.aggregates(connection, RunFilter(policy="none"), ()) == []
-        [row] = history.aggregates(connection, RunFilter(), ("run",))
-        assert (row["runs"], row["steps"]) == (1, 4)
+    # Of ten steps of 0.3 s, two ranks have 6 s, and one waits for 0.1 s in each.
+    assert cost() == {(): [pytest.approx(6.0), pytest.approx(1.0), "EUR"]}
+    assert cost(price=None) == {(): [None, None, None]}
+    half = [pytest.approx(3.0), pytest.approx(0.5), "EUR"]
+    assert cost("day") == {("1970-01-05",): half, ("1970-01-06",): half}
+    assert cost("node") == {("n1",): half, ("n2",): half}, "in equal parts"
 
 
 def test_runs_are_summed_up_until_their_last_record_is_old(store: Store) -> None:

@@ -6,13 +6,9 @@ import os
 import platform
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from paceline.commands.options import type_of
-from paceline.core.errors import InputError
 from paceline.node import machine
-from paceline.wire import NodeState
 
 
 @pytest.mark.parametrize(
@@ -64,22 +60,3 @@ def test_a_cpu_has_its_models_name_or_its_architectures(
     if described is not None:
         file.write_text(described)
     assert machine.processor(file) == (name or platform.machine())
-
-
-def test_a_machine_without_a_given_type_is_what_it_computes_with() -> None:
-    node = NodeState("n", "n", 8, 2**30, [], 0.0, "0")
-    assert machine.device_type(node) == f"8 x {machine.processor()}"
-    for gpus, words in (
-        (["NVIDIA H100"], "NVIDIA H100"),
-        (["NVIDIA H100"] * 8, "8 x NVIDIA H100"),
-        (["B", "A", "B"], "A + 2 x B"),
-    ):
-        assert machine.device_type(msgspec.structs.replace(node, gpus=gpus)) == words
-
-
-def test_a_type_is_a_short_printable_text() -> None:
-    assert type_of(None) is None
-    assert type_of("p4d.24xlarge spot/eu") == "p4d.24xlarge spot/eu"
-    for name in ("", " p4d", "p4d\n", "x" * 201):
-        with pytest.raises(InputError, match="--type"):
-            type_of(name)

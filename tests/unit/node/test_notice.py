@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -94,7 +93,7 @@ def at(name: str, base: str) -> Provider:
     token = f"{base}/token" if provider.token_url else ""
     named = f"{base}/name" if provider.name_url else ""
     places = {"url": f"{base}/{name}", "token_url": token, "name_url": named}
-    return replace(provider, type_url=f"{base}/{name}/type", **places)
+    return replace(provider, **places)
 
 
 @pytest.mark.parametrize(
@@ -128,49 +127,6 @@ def test_what_each_provider_says(
     assert notices.words() == words
     for header, value in PROVIDERS[name].headers.items():
         assert service.headers[-1][header.lower()] == value
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "node_type"),
-    [
-        ("ec2", (200, "p4d.24xlarge"), "p4d.24xlarge"),
-        ("gce", (200, "projects/7/machineTypes/a2-highgpu-8g\n"), "a2-highgpu-8g"),
-        ("azure", (200, "Standard_ND96asr_v4"), "Standard_ND96asr_v4"),
-        ("ec2", (404, "not found"), None),
-    ],
-)
-def test_what_each_provider_calls_the_machine(
-    metadata: tuple[Metadata, str],
-    asking: Asking,
-    name: str,
-    answer: tuple[int, str],
-    node_type: str | None,
-) -> None:
-    service, base = metadata
-    service.answers[f"/{name}"] = (200, "FALSE") if name == "gce" else (404, "")
-    if name == "azure":
-        service.answers["/azure"] = (200, '{"Events": []}')
-    service.answers[f"/{name}/type"] = (503, "not yet")
-    notices = asking(at(name, base))
-    until(lambda: len(service.headers) >= 6, "some questions")
-    until(lambda: notices.node_type() is None, "that the provider does not say it so far")
-    service.answers[f"/{name}/type"] = answer
-    until(lambda: notices.node_type() == node_type, f"the type {node_type}")
-    assert notices.words() is None
-
-
-def test_a_service_that_nobody_reaches_tells_no_type(asking: Asking) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    notices = asking(at("ec2", f"http://127.0.0.1:{port}"))
-    until(lambda: notices.node_type() is None, "that the provider does not answer")
-    assert notices.words() is None
-
-
-def test_an_address_of_ones_own_tells_no_type(
-    metadata: tuple[Metadata, str], asking: Asking
-) -> None:
-    assert asking(provider_of(f"{metadata[1]}/own")).node_type() is None
 
 
 def test_a_token_that_has_expired_is_asked_for_again(

@@ -1,9 +1,8 @@
-"""What the provider says of this machine: its type, and whether it is taken back.
+"""Notices of a provider that it takes this machine back.
 
 Providers tell spot and preemptible machines at an address inside them, half a minute to two minutes
-ahead. Sources: the metadata services of Amazon EC2 (spot/instance-action, instance-type, IMDSv2),
-Google Compute Engine (instance/preempted, instance/machine-type) and Azure (scheduled events,
-vmSize).
+ahead. Sources: the metadata services of Amazon EC2 (spot/instance-action, IMDSv2), Google Compute
+Engine (instance/preempted) and Azure (scheduled events).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 import httpx
 
 from paceline.core.errors import InputError
-from paceline.wire import LONGEST_TYPE
 
 EVERY_S = 5.0  # between two questions, as Amazon advises
 _TIMEOUT_S = 2.0
@@ -38,7 +36,6 @@ class Provider:
         token_url: gives a token for the question; empty: none is needed.
         name_url: gives the machine's name, where a notice may be for other machines; empty: it is
             always for this one.
-        type_url: gives the machine's type; empty: the provider does not say.
     """
 
     url: str
@@ -46,7 +43,6 @@ class Provider:
     headers: Mapping[str, str] = field(default_factory=dict)
     token_url: str = ""
     name_url: str = ""
-    type_url: str = ""
 
 
 def _read_ec2(answer: httpx.Response, _name: str) -> str | None:
@@ -100,20 +96,17 @@ PROVIDERS: dict[str, Provider] = {
         f"{_INSIDE}/latest/meta-data/spot/instance-action",
         _read_ec2,
         token_url=f"{_INSIDE}/latest/api/token",
-        type_url=f"{_INSIDE}/latest/meta-data/instance-type",
     ),
     "gce": Provider(
         "http://metadata.google.internal/computeMetadata/v1/instance/preempted",
         _read_google,
         {"Metadata-Flavor": "Google"},
-        type_url="http://metadata.google.internal/computeMetadata/v1/instance/machine-type",
     ),
     "azure": Provider(
         f"{_INSIDE}/metadata/scheduledevents?api-version=2020-07-01",
         _read_azure,
         {"Metadata": "true"},
         name_url=f"{_INSIDE}/metadata/instance/compute/name?api-version=2021-02-01&format=text",
-        type_url=f"{_INSIDE}/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text",
     ),
 }
 
@@ -147,9 +140,7 @@ class Notices:
         self._provider = provider
         self._every_s = every_s
         self._words: str | None = None
-        self._token = self._name = self._type = ""
-        self._types = bool(provider.type_url)  # it may still say the machine's type
-        self._type_asked = False  # at least once
+        self._token = self._name = ""
         self._closed = threading.Event()
         self._answers = True
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
@@ -157,13 +148,6 @@ class Notices:
     def words(self) -> str | None:
         """What the provider said in words; None: the machine stays, as far as is known."""
         return self._words
-
-    def node_type(self) -> str | None:
-        """The machine's type; empty: the first answer is awaited. None: the provider does not say.
-
-        A provider that says it at a later question counts from then on.
-        """
-        return self._type or (None if self._type_asked or not self._types else "")
 
     def close(self) -> None:
         """Asks no more."""
@@ -174,7 +158,6 @@ class Notices:
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
             while self._words is None:
                 self._ask(client)
-                self._ask_type(client)
                 if self._closed.wait(self._every_s):
                     return
 
@@ -195,21 +178,6 @@ class Notices:
             self._answers = False
         else:
             self._answers = True
-
-    def _ask_type(self, client: httpx.Client) -> None:
-        """Learns the machine's type, once. A service that does not answer is asked again."""
-        if self._type or not self._types:
-            return
-        try:
-            answer = client.get(self._provider.type_url, headers=self._headers(client))
-        except httpx.HTTPError:
-            pass
-        else:
-            if answer.is_success:
-                # Google's answer is projects/PROJECT/machineTypes/TYPE.
-                self._type = answer.text.strip().rpartition("/")[2][:LONGEST_TYPE]
-            self._types = bool(self._type) or answer.status_code != httpx.codes.NOT_FOUND
-        self._type_asked = True
 
     def _named(self, client: httpx.Client) -> str:
         """This machine's name at the provider; empty where no notice needs it.

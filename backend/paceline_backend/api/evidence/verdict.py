@@ -12,9 +12,8 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import reused_of, settings_of, store_of
 from paceline_backend.api.telemetry import From, To
 from paceline_backend.insight import verdict as verdicts
-from paceline_backend.server.prices import Price as PriceOfHour
-from paceline_backend.store import Connection, attempts, runs
-from paceline_backend.store.fleet import costs
+from paceline_backend.insight.costs import SIMULATED
+from paceline_backend.store import attempts, runs
 from paceline_backend.store.reads import Range
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -111,21 +110,21 @@ class PricedVerdict(RunVerdict):
     """A run's verdict, and what its worker-hours cost."""
 
     price: Price | None = Field(
-        description="of a worker-hour: mean over the time of its ranks in these steps, at the "
-        "prices that their nodes had then; null: not all of them have one"
+        description="of a worker-hour, as `paceline server --hour-price` says; null: there is "
+        "none, or the run is simulated"
     )
 
 
 @router.get("/verdict", response_model=PricedVerdict)
 def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
     """Who holds the run up, why, since when, and what it costs; by default in 500 steps."""
-    store, default = store_of(request), settings_of(request).hour_price
-    with store.read() as connection:
+    with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-    seen, verdict, _ = judged(request, key, (first, to))
-    with store.read() as connection:
-        price = _price(connection, key, seen, default)
-    return {**verdicts.facts_of(verdict), "price": price}
+        simulated = runs.terms(connection, [run])[run].backend == SIMULATED
+    _, verdict, _ = judged(request, key, (first, to))
+    price = settings_of(request).hour_price
+    shown = None if price is None or simulated else vars(price)
+    return {**verdicts.facts_of(verdict), "price": shown}
 
 
 def judged(
@@ -146,16 +145,3 @@ def judged(
         return seen, verdicts.judge(seen), placement  # takes a while: without a connection
 
     return reused_of(request).get(("verdict", run, span), judge)
-
-
-def _price(
-    connection: Connection, run: int, seen: verdicts.ObservedSteps, default: PriceOfHour | None
-) -> dict[str, Any] | None:
-    """What a worker-hour of the steps cost in the mean; None: that of some node is not known."""
-    currency = costs.currency(connection, default)
-    if currency is None or not len(seen.step):
-        return None
-    spent = costs.of_steps(connection, run, int(seen.step[0]), int(seen.step[-1]), default)
-    if spent.unpriced_s or not spent.worker_s:
-        return None
-    return {"amount": spent.cost / (spent.worker_s / 3600), "currency": currency}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from paceline_backend.api.evidence.verdict import Cause, Price
+from paceline_backend.api.evidence.verdict import Cause
 
 
 class FleetRun(BaseModel):
@@ -77,7 +77,7 @@ class FleetVerdict(BaseModel):
     )
     waited_cost: float = Field(description="of that waiting", examples=[13.0])
     currency: str | None = Field(
-        description="of all costs, which are 0 where it is null: nothing has a price",
+        description="of all costs, which are 0 where it is null: there is no price",
         examples=["EUR"],
     )
     runs: list[FleetRun] = Field(description="what costs most first")
@@ -85,16 +85,7 @@ class FleetVerdict(BaseModel):
     nodes: list[FleetNode] = Field(description="what costs most first")
 
 
-class WaitingDay(BaseModel):
-    """A day (UTC)."""
-
-    worker_hours: float = Field(description="of all ranks of all runs", examples=[960])
-    waited_hours: float = Field(description="of these, that they waited", examples=[84.2])
-    cost: float = Field(description="of all time, at the prices of then", examples=[2400.0])
-    waited_cost: float = Field(description="of the waiting", examples=[210.5])
-
-
-class WaitingGroup(WaitingDay):
+class WaitingGroup(BaseModel):
     """An owner's runs, those with a tag, or a run."""
 
     key: str | None = Field(
@@ -103,12 +94,10 @@ class WaitingGroup(WaitingDay):
     )
     name: str = Field(examples=["ada"])
     runs: int = Field(examples=[3])
-    waited_by_day: list[float] = Field(
-        description="worker-hours that they waited on each day", examples=[[0, 12.5]]
-    )
-    waited_cost_by_day: list[float] = Field(
-        description="what they waited cost on each day", examples=[[0, 31.25]]
-    )
+    worker_hours: float = Field(description="of all their ranks", examples=[960])
+    waited_hours: float = Field(description="of these, that they waited", examples=[84.2])
+    cost: float = Field(description="of all time", examples=[2400.0])
+    waited_cost: float = Field(description="of the waiting", examples=[210.5])
 
 
 class NodeCordon(BaseModel):
@@ -123,33 +112,21 @@ class NodeRecord(BaseModel):
     """A node over days."""
 
     node: str = Field(examples=["vm-3"])
-    type: str = Field(description="empty: unknown", examples=["p4d.24xlarge"])
     alive: bool
     runs: list[str] = Field(description="that train there now", examples=[["3f9a1c07be52"]])
     cordoned: NodeCordon | None = Field(examples=[None])
     hours: list[float] = Field(
         description="of each day, in which a verdict named it", examples=[[0, 2.5]]
     )
-    worker_hours: float = Field(description="of ranks there, on these days", examples=[320])
-    waited_hours: float = Field(description="of these, that they waited", examples=[28.1])
-    cost: float = Field(description="of all that time", examples=[800.0])
-    waited_cost: float = Field(description="of the waiting", examples=[70.2])
 
 
 class Fleet(BaseModel):
     """Nodes by day, and what waiting cost."""
 
     first_day: float = Field(description="Unix time at which the first day begins (UTC)")
-    price: Price | None = Field(
-        description="of a worker's hour where the type of its node has no price; null: none"
-    )
     currency: str | None = Field(
-        description="of all costs, which are 0 where it is null: nothing has a price",
+        description="of all costs, which are 0 where it is null: there is no price",
         examples=["EUR"],
     )
-    unpriced_hours: float = Field(
-        description="worker-hours on nodes without a price, which no cost has", examples=[0]
-    )
-    days: list[WaitingDay] = Field(description="oldest first; the last is today")
     groups: list[WaitingGroup] = Field(description="what waited most first")
     nodes: list[NodeRecord] = Field(description="what held runs up most first")

@@ -40,5 +40,4 @@ def get_fleet(
     """Nodes by day, who is cordoned and why, and what waiting cost."""
     price = settings_of(request).hour_price
     with store_of(request).read() as connection:
-        made = fleet.record(connection, days, by, time.time(), price)
-    return {**made, "price": None if price is None else vars(price)}
+        return fleet.record(connection, days, by, time.time(), price)

@@ -38,6 +38,6 @@ def get_history(
 
     `from_day` and `to_day`: only the days (UTC) from that moment's on, and up to that moment's.
     """
-    groups, default = tuple(dict.fromkeys(by)), settings_of(request).hour_price
+    groups, price = tuple(dict.fromkeys(by)), settings_of(request).hour_price
     with store_of(request).read() as connection:
-        return history.aggregates(connection, which, groups, from_day, to_day, default)
+        return history.aggregates(connection, which, groups, from_day, to_day, price)

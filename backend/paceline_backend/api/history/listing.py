@@ -12,7 +12,7 @@ from paceline_backend.api.audit.routes import Cursor, Limit
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.history.filters import Filter
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import settings_of, store_of, with_costs
+from paceline_backend.api.runs import store_of, with_costs
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter()
@@ -62,10 +62,9 @@ def list_runs(
     cursor: Cursor = None,
 ) -> Any:
     """Runs, newest first unless `sort` says otherwise."""
-    default = settings_of(request).hour_price
     try:
         items, following = runs_store.page(
-            store_of(request), which, sort=sort, limit=limit, cursor=cursor, default=default
+            store_of(request), which, sort=sort, limit=limit, cursor=cursor
         )
     except runs_store.CursorError as error:
         errors = [{"field": "cursor", "message": str(error)}]

@@ -60,13 +60,11 @@ class Aggregate(BaseModel):
         description="of these, spent waiting for slower ranks", examples=[0.5]
     )
     cost: float | None = Field(
-        description="of the time of all ranks; null: none of it has a price", examples=[12.4]
+        description="of the time of all ranks; null: there is no price, or the time is virtual",
+        examples=[12.4],
     )
     waited_cost: float | None = Field(description="of it, for waiting", examples=[0.8])
-    currency: str | None = Field(description="of both; null: nothing has a price", examples=["USD"])
-    unpriced_hours: float = Field(
-        description="worker-hours on nodes without a price, which are in neither", examples=[0.0]
-    )
+    currency: str | None = Field(description="of both; null as they are", examples=["USD"])
 
 
 class EpochSummary(BaseModel):

@@ -15,6 +15,7 @@ from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import From, To
 from paceline_backend.insight import costs, document, quality, trace
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
+from paceline_backend.store import runs
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
@@ -40,13 +41,12 @@ def get_report(
     ] = "json",
 ) -> Any:
     """What each preset of the run achieved; as HTML, with verdict, charts, switches and nodes."""
-    store, default = store_of(request), settings_of(request).hour_price
+    store, price = store_of(request), settings_of(request).hour_price
     if form == "json":
-        figures = run_report(store, run, warmup)
-        with store.read() as connection:
-            cost = costs.by_node(connection, run, default)
+        figures, row = run_report(store, run, warmup), runs.get(store, run)
+        cost = costs.of_run(row["figures"], row["backend"], price)
         return {**figures, "quality": quality.of_run(store, run), "cost": cost}
-    return HTMLResponse(document.render(document.read(store, run, warmup, default)))
+    return HTMLResponse(document.render(document.read(store, run, warmup, price)))
 
 
 @router.get("/trace", responses=_TRACE)

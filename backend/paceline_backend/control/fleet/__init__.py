@@ -1,1 +1,1 @@
-"""What one worker does for all runs: keeps verdicts, progress, and the time spent waiting."""
+"""What one worker does for all runs: keeps verdicts and progress."""

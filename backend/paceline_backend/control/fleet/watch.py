@@ -1,4 +1,4 @@
-"""Keeps verdicts about all runs that train, how far they have come, and what they wait."""
+"""Keeps verdicts about all runs that train, and how far they have come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline_backend.insight.fleet import judged
 from paceline_backend.store import Store, StoreUnavailableError, coverage
 from paceline_backend.store.alerts import duties
 from paceline_backend.store.database import now
-from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.progress import Running
 
 log = logging.getLogger(__name__)
@@ -23,15 +23,12 @@ HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
 JUDGE_S = 10.0  # between two verdicts about a run, at least
 COVERAGE_S = 60.0  # coverage reads the whole run
 KEEP_S = 400 * 86_400.0  # verdicts are forgotten after so long
-SETTLE_S = 60.0  # after a run's end: its last telemetry has arrived by then
 
 _FORGET_EVERY_S = 3_600.0
 _GAPS = 12  # times the shortest time between two verdicts: a row without one so long has ended
 _OVERDUE_S = 600.0  # without a new step for so long, a verdict goes on no longer
 _SHARE = 0.05  # of this process's time, at most, goes to the verdicts of a run
 _TURN_S = 1.0  # verdicts of one look take no longer, unless a single one does
-_MOST_ENDED = 20  # runs in one look, as after an upgrade of a database with many
-_RECOUNT_S = 600.0  # from a failure to count a run until the next try
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,6 @@ class FleetWatch:
         self._forget_at = clock()
         self._judged: dict[int, _Judged] = {}  # by run
         self._covered: dict[int, float] = {}  # run → from when on its coverage is due
-        self._counted: dict[int, tuple[int, int]] = {}  # run → its newest step when last counted
-        self._uncounted: dict[int, float] = {}  # run that failed → from when on it is tried again
 
     def end(self) -> None:
         """Give the duty back, so that another worker need not wait."""
@@ -81,13 +76,11 @@ class FleetWatch:
         keys = {run.key for run in seen}
         self._judged = {key: last for key, last in self._judged.items() if key in keys}
         self._covered = {key: at for key, at in self._covered.items() if key in keys}
-        self._counted = {key: place for key, place in self._counted.items() if key in keys}
         began = self._clock()
         for run in sorted(seen, key=lambda run: self._last(run).due_at):
             if stop.is_set() or self._clock() - began > _TURN_S:
                 break
             self._guarded(run)
-        self._count(seen, stop)
         self._forget()
         return True
 
@@ -165,50 +158,3 @@ class FleetWatch:
         inexact = sum(not epoch["exact"] for epoch in epochs)
         with self._store.write() as connection:
             progress.change(connection, run.key, {"inexact": inexact if epochs else None})
-
-    def _count(self, seen: list[Running], stop: threading.Event) -> None:
-        """Counts the time spent waiting in new steps, in transactions of some milliseconds.
-
-        A simulated run's time is virtual, and does not count.
-        """
-        self._uncounted = {run: at for run, at in self._uncounted.items() if at > self._clock()}
-        with self._store.read() as connection:
-            before = now(connection) - SETTLE_S
-            most = _MOST_ENDED + len(self._uncounted)
-            ended = progress.unfinished(connection, before, most)
-        for run in seen:
-            place = (run.attempt, run.step)
-            if run.step < 0 or self._counted.get(run.key) == place or run.backend == "simulated":
-                continue
-            if not self._counted_all(run.key, run.id, False, stop):
-                return
-            self._counted[run.key] = place
-        for key, public in ended.items():
-            if not self._counted_all(key, public, True, stop):
-                return
-
-    def _counted_all(self, run: int, public: str, is_over: bool, stop: threading.Event) -> bool:
-        """Counts a run's steps; False: it is another worker's duty, or this one ends.
-
-        A run that cannot be counted holds up no other.
-        """
-        if run in self._uncounted:
-            return True
-        try:
-            return self._counted_through(run, is_over, stop)
-        except StoreUnavailableError:
-            raise
-        except Exception:  # a run's cost is not worth those of all others
-            self._uncounted[run] = self._clock() + _RECOUNT_S
-            words = "run %s: its time is not counted; the next try is in %.0f s"
-            log.exception(words, public, _RECOUNT_S)
-            return True
-
-    def _counted_through(self, run: int, is_over: bool, stop: threading.Event) -> bool:
-        while not stop.is_set():
-            with self._store.write() as connection:
-                if not duties.hold(connection, DUTY, self._owner, HOLD_S):
-                    return False
-                if not waiting.count(connection, run, ended=is_over):
-                    return True
-        return False

@@ -69,7 +69,7 @@ class Content:
         forecast: the newest that compares presets; None: there is none.
         quality: times, target and evaluations; `insight.quality.of_run`.
         metric_changes: before and after switches, by version.
-        cost: so far, in all and by node; `insight.costs.by_node`.
+        cost: so far; `insight.costs.of_run`.
     """
 
     run: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Content:
 
 
 def read(
-    store: Store, run_id: str, warmup: int = WARMUP_STEPS, default: Price | None = None
+    store: Store, run_id: str, warmup: int = WARMUP_STEPS, price: Price | None = None
 ) -> Content:
     """What the database has of a run.
 
@@ -98,7 +98,7 @@ def read(
         store: the database.
         run_id: public id.
         warmup: steps after each policy's start that its figures leave out.
-        default: price of nodes whose type has none.
+        price: of a worker-hour; None: the report has no cost.
 
     Raises:
         UnknownRunError: no such run.
@@ -130,7 +130,7 @@ def read(
             forecast=next((made for made in reversed(past) if made.compares), None),
             quality=measured,
             metric_changes=quality.after_switches(connection, key),
-            cost=costs.by_node(connection, run_id, default),
+            cost=costs.of_run(run["figures"], run["backend"], price),
         )
 
 

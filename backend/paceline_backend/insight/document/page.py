@@ -128,8 +128,6 @@ def tiles(content: Content) -> list[dict[str, str]]:
 
 def _cost_tile(cost: Mapping[str, Any]) -> dict[str, str]:
     note = f"of it {money(cost['waited'], cost['currency'])} for waiting"
-    if cost["unpriced_hours"]:
-        note += f"; without {cost['unpriced_hours']:.3g} worker-hours that have no price"
     value = money(cost["amount"], cost["currency"])
     return {"label": "Cost of its steps", "value": value, "note": note, "level": ""}
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline_backend.insight import hangs
+from paceline_backend.insight import costs, hangs
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, reads
-from paceline_backend.store.fleet import costs, progress, verdicts
-from paceline_backend.store.fleet.costs import Spent
+from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.progress import Running
 from paceline_backend.store.fleet.verdicts import Kept
+from paceline_backend.store.history import days
 
 
-def overview(connection: Connection, default: Price | None = None) -> dict[str, Any]:
+def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
     """Runs that train by what they lose an hour, what waits, and the nodes that hold runs up.
 
     It rests on the verdicts that one worker keeps: a run has none in its first seconds.
 
     Args:
         connection: to read from.
-        default: price of nodes whose type has none.
+        price: of a worker-hour; None: nothing costs money.
     """
     running = progress.running(connection)
-    names = [run.id for run in running]
-    kept, spent = verdicts.newest(connection, names), costs.of_runs(connection, names, default)
-    hung = hangs.hung_s(connection, [run.key for run in running])
+    keys = [run.key for run in running]
+    kept = verdicts.newest(connection, [run.id for run in running])
+    figures, hung = days.figures(connection, keys), hangs.hung_s(connection, keys)
     runs = [
-        _run(run, kept.get(run.id), spent.get(run.id, Spent()))
+        _run(run, kept.get(run.id), figures.get(run.key), price)
         | {"hung_s": hung.get(run.key, 0.0), "coasting": _coasts(connection, run)}
         for run in running
     ]
@@ -43,13 +43,17 @@ def overview(connection: Connection, default: Price | None = None) -> dict[str, 
         "lost_workers": sum(run["lost_workers"] for run in runs),
         "waited_hours": sum(run["waited_hours"] for run in runs),
         "waited_cost": sum(run["waited_cost"] for run in runs),
-        "currency": costs.currency(connection, default),
+        "currency": None if price is None else price.currency,
     }
     return made | {"words": _words(made)}
 
 
-def _run(run: Running, kept: Kept | None, spent: Spent) -> dict[str, Any]:
+def _run(
+    run: Running, kept: Kept | None, figures: Mapping[str, Any] | None, price: Price | None
+) -> dict[str, Any]:
     facts: Mapping[str, Any] = {} if kept is None else kept.body
+    cost = costs.of_run(figures, run.backend, price) or {"amount": 0.0, "waited": 0.0}
+    waited_s = 0.0 if figures is None or run.backend == costs.SIMULATED else figures["waited_s"]
     workers = run.world or 0
     lost = facts.get("lost_now", 0.0)
     return {
@@ -64,9 +68,9 @@ def _run(run: Running, kept: Kept | None, spent: Spent) -> dict[str, Any]:
         "waste": facts.get("waste_now", 0.0),
         "share": lost,
         "lost_workers": lost * workers,
-        "waited_hours": spent.waited_s / 3600,
-        "cost": spent.cost,
-        "waited_cost": spent.waited_cost,
+        "waited_hours": waited_s / 3600,
+        "cost": cost["amount"],
+        "waited_cost": cost["waited"],
         "causes": list(facts.get("causes", ())),
     }
 

@@ -101,6 +101,14 @@ def newest(
     return None if row is None else _plain(row)
 
 
+def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
+    """Return who started some runs, by public id; runs of which that is unknown are left out."""
+    c = audit.c
+    first = sa.func.min(c.who).label("owner")
+    query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))
+    return {row.run: row.owner for row in connection.execute(query.group_by(c.run))}
+
+
 def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
     """The row of who has asked for the end of a run's latest launch; None: nobody has."""
     change = newest(connection, run, ("run.create", "run.resume", "run.regroup", "run.stop"))

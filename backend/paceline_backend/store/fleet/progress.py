@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED, State
+from paceline.wire import State
 from paceline_backend.store import attempts
 from paceline_backend.store.database import insert
 from paceline_backend.store.fleet.tables import run_progress
@@ -42,7 +42,6 @@ class RunProgress:
     lost: int
     lost_at: float | None
     inexact: int | None
-    done: bool
 
 
 _COLUMNS = [run_progress.c[name] for name in RunProgress.__dataclass_fields__]
@@ -87,18 +86,15 @@ def note(
     if before is None:
         lost_at = at if run.dropped else None
         values: dict[str, Any] = {"attempt": run.attempt, "step": run.step, "step_at": at}
-        values |= {"lost": run.dropped}
-        values |= {"lost_at": lost_at, "counted": -1, "counted_attempt": -1, "done": False}
+        values |= {"lost": run.dropped, "lost_at": lost_at}
         rows = insert(connection, run_progress).values(run=run.key, **values)
         connection.execute(rows.on_conflict_do_nothing())
-        return RunProgress(run.key, run.attempt, run.step, at, run.dropped, lost_at, None, False)
+        return RunProgress(run.key, run.attempt, run.step, at, run.dropped, lost_at, None)
     changed: dict[str, Any] = {}
     if (run.attempt, run.step) != (before.attempt, before.step):
         changed |= {"attempt": run.attempt, "step": run.step, "step_at": at}
     if run.dropped > before.lost:
         changed |= {"lost": run.dropped, "lost_at": at}
-    if before.done:
-        changed |= {"done": False}  # it was resumed
     if not changed:
         return None
     change(connection, run.key, changed)
@@ -109,22 +105,3 @@ def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> No
     """Changes the row of a run, by its key."""
     mine = run_progress.c.run == run
     connection.execute(sa.update(run_progress).where(mine).values(**values))
-
-
-def unfinished(connection: sa.Connection, ended_before: float, limit: int) -> dict[int, str]:
-    """Runs that ended before a Unix time, and of which not all steps are counted.
-
-    Their public ids by key, the newest first. Simulated runs are none of them: their time is
-    virtual.
-    """
-    c = runs.c
-    query = (
-        sa.select(c.key, c.id)
-        .outerjoin(run_progress, run_progress.c.run == c.key)
-        .where(c.state.in_(ENDED), c.pruned_at.is_(None), c.ended_at < ended_before)
-        .where(c.backend != "simulated")
-        .where(sa.or_(run_progress.c.run.is_(None), ~run_progress.c.done))
-        .order_by(c.key.desc())
-        .limit(limit)
-    )
-    return {row.key: row.id for row in connection.execute(query)}

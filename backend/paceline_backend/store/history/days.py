@@ -25,6 +25,8 @@ DAY_S = 86_400.0
 _SETTLE_S = 30.0
 _REST_S = 10.0  # between two looks at a run
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
+# Of a step; of a block of steps, its first one tells them.
+_OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 
 def due(connection: sa.Connection, limit: int) -> list[int]:
@@ -111,18 +113,21 @@ def _sums_of(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     if covered is not None:
         alone = covered.single(steps)
     metrics = {name: METRICS[name] for name in _SUMMED}
-    row = sa.select(steps.c.ended_at, *named(metrics)).where(*alone).subquery().c
-    one_step: list[Any] = [row.ended_at, sa.literal_column("1").label("steps")]
+    row = sa.select(steps.c.ended_at, *_OF_RANKS, *named(metrics)).where(*alone).subquery().c
+    one_step: list[Any] = [row.ended_at, row.workers, row.apart]
+    one_step.append(sa.literal_column("1").label("steps"))
     for name in _SUMMED:
         known = sa.case((row[name].is_not(None), 1), else_=0)
         one_step += [row[name].label(f"{name}_sum"), known.label(f"{name}_count")]
     parts: Any = sa.select(*one_step)
     if covered is not None:
         r = step_rollups.c
-        block: list[Any] = [r.ended_at, r.step_s_count.label("steps")]
+        block: list[Any] = [r.ended_at, *_OF_RANKS, r.step_s_count.label("steps")]
         for name in _SUMMED:
             block += [r[f"{name}_sum"], r[f"{name}_count"]]
-        parts = sa.select(*block).where(*covered.rolled(step_rollups)).union_all(parts)
+        first_step = (steps.c.run == r.run) & (steps.c.step == r.step)
+        rolled = sa.select(*block).select_from(step_rollups.join(steps, first_step))
+        parts = rolled.where(*covered.rolled(step_rollups)).union_all(parts)
     return _by_day(connection, parts)
 
 
@@ -130,17 +135,20 @@ def _by_day(connection: sa.Connection, parts: Any) -> list[dict[str, Any]]:
     c = parts.subquery().c
     day = sa.cast(sa.func.floor(c.ended_at / DAY_S), sa.Integer)
 
-    def total(name: str) -> sa.ColumnElement[Any]:
-        return sa.func.coalesce(sa.cast(sa.func.sum(c[name]), sa.Double), 0.0)
+    def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.func.coalesce(sa.cast(sa.func.sum(value), sa.Double), 0.0)
 
+    waits = c.workers * (c.compute_max_sum - c.compute_mean_sum)
+    waited = sa.case((c.apart, 0.0), (waits < 0, 0.0), else_=waits)
     query = sa.select(
         day.label("day"),
         sa.func.sum(c.steps).label("steps"),
-        total("step_s_sum").label("step_s_sum"),
-        (total("compute_max_sum") - total("compute_mean_sum")).label("waited_s_sum"),
-        total("se_sum").label("se_sum"),
+        total(c.step_s_sum).label("step_s_sum"),
+        total(c.workers * c.step_s_sum).label("worker_s"),
+        total(waited).label("waited_s"),
+        total(c.se_sum).label("se_sum"),
         sa.func.sum(c.se_count).label("se_count"),
-        total("waste_sum").label("waste_sum"),
+        total(c.waste_sum).label("waste_sum"),
         sa.func.sum(c.waste_count).label("waste_count"),
     ).group_by(day)
     return [
@@ -167,8 +175,7 @@ def of_runs(
         last: and the last one; None: the last.
     """
     d, c = run_days.c, runs.c
-    ranks = sa.func.coalesce(c.world, c.nproc).label("ranks")
-    of_run = (c.key, c.id, c.name, switches.c.policy, c.device, c.backend, c.node, ranks)
+    of_run = (c.key, c.id, c.name, switches.c.policy, c.device, c.backend, c.node)
     sums = [column for column in d if column.name != "run"]
     query = sa.select(*of_run, *sums).join(runs, c.key == d.run)
     of_version = sa.and_(switches.c.run == d.run, switches.c.version == d.version)
@@ -182,8 +189,20 @@ def of_runs(
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
+def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
+    """Time of all ranks in a range of steps, and what they waited of it, in seconds.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; None: no bound.
+    """
+    rows = _sums_of(connection, run, span)
+    return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
+
+
 def figures(connection: sa.Connection, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Of runs by their keys: ``steps``, ``wall_s``, and means; runs without steps are left out."""
+    """Of runs by their keys: sums and means as `means`; runs without steps are left out."""
     d = run_days.c
     names = [name for name in d.keys() if name not in ("run", "day", "version")]  # noqa: SIM118
     sums = [sa.func.sum(d[name]).label(name) for name in names]
@@ -201,6 +220,8 @@ def means(sums: Any) -> dict[str, Any]:
     return {
         "steps": steps_done,
         "wall_s": float(sums["step_s_sum"]),
+        "worker_s": float(sums["worker_s"]),
+        "waited_s": float(sums["waited_s"]),
         "step_s": mean("step_s", steps_done),
         "se": mean("se", int(sums["se_count"])),
         "waste": mean("waste", int(sums["waste_count"])),

@@ -17,7 +17,8 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-SORTS = (*_COLUMNS, "steps", *FIGURES)  # by what a list may be sorted; by money, too
+COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}  # each grows with its time
+SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)  # by what a list may be sorted
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,17 @@ def figure(name: str) -> sa.ColumnElement[Any]:
     else:
         count = c.steps if name == "step_s" else c[f"{name}_count"]
         value = over(value, sa.func.sum(count))
+    return _of_run(value)
+
+
+def _time(name: str) -> sa.ColumnElement[Any]:
+    """Time of a run's ranks in all its complete steps; NULL: there is none, or it is virtual."""
+    return sa.case((runs.c.backend != "simulated", _of_run(sa.func.sum(run_days.c[name]))))
+
+
+def _of_run(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     # The query around it may add up the same table.
-    return sa.select(value).where(c.run == runs.c.key).correlate(runs).scalar_subquery()
+    return sa.select(value).where(run_days.c.run == runs.c.key).correlate(runs).scalar_subquery()
 
 
 @dataclass(frozen=True)
@@ -190,19 +200,17 @@ class RunOrder:
     """The order of a list, then the newest first; unknown values last.
 
     Args:
-        by: a name of `SORTS` or of `more`.
+        by: a name of `SORTS`.
         descending: the greatest first.
-        more: further values of runs, by name.
     """
 
     by: str = "created_at"
     descending: bool = True
-    more: Mapping[str, sa.ColumnElement[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: str, more: Mapping[str, sa.ColumnElement[Any]] | None = None) -> RunOrder:
+    def of(cls, text: str) -> RunOrder:
         """Of ``waste``, or ``-waste`` for the greatest first."""
-        return cls(text.removeprefix("-"), text.startswith("-"), more or {})
+        return cls(text.removeprefix("-"), text.startswith("-"))
 
     @property
     def newest_first(self) -> bool:
@@ -212,8 +220,8 @@ class RunOrder:
     @property
     def value(self) -> sa.ColumnElement[Any]:
         """By what runs are sorted."""
-        if self.by in self.more:
-            return self.more[self.by]
+        if self.by in COSTS:
+            return _time(COSTS[self.by])
         column: sa.ColumnElement[Any] = runs.c[self.by] if self.by in _COLUMNS else figure(self.by)
         return column
 

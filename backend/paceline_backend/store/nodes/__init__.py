@@ -73,13 +73,6 @@ def hosts(connection: sa.Connection, names: Iterable[str]) -> dict[str, str | No
     return dict.fromkeys(names) | {row.id: row.host for row in connection.execute(query)}
 
 
-def types(connection: sa.Connection, names: Iterable[str]) -> dict[str, str]:
-    """The types of some nodes; empty: unknown."""
-    names = list(names)
-    query = sa.select(nodes.c.id, nodes.c.type).where(nodes.c.id.in_(names))
-    return dict.fromkeys(names, "") | {row.id: row.type for row in connection.execute(query)}
-
-
 _HIDDEN = ("token", "seed")
 
 

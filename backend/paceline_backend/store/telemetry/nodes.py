@@ -58,7 +58,6 @@ def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
                 "runs": state.runs,
                 "signed": False,
                 "gpu_states": [msgspec.structs.asdict(gpu) for gpu in state.gpu_states] or None,
-                "type": state.type,
                 "check": None if state.check is None else _speeds(state.check),
                 "checked_at": None if state.check is None else state.check.at,
             }

@@ -2,8 +2,8 @@
 import { BASE, get } from "./api.js";
 import { byId, connection, crumbs, make, poll, problem, renew, text, whenThere } from "./dom.js";
 import { offer, rowsOf } from "./exports.js";
-import { cost, costCsv, costDays, DAY_S, dayOf, groupsOf, shortDay, simpleTable, whoIs } from "./fleetcost.js";
-import { amount, integer, number, percent, plural } from "./format.js";
+import { cost, costCsv, DAY_S, dayOf, groupsOf, shortDay, simpleTable } from "./fleetcost.js";
+import { integer, number, percent, plural } from "./format.js";
 
 const PERIOD_S = 5;
 const MOST_NODES = 40;
@@ -36,8 +36,6 @@ class FleetPage {
     this.asked = 0; // number of requests
     /** @type {any} */
     this.fleet = null; // the newest answer of `GET fleet`
-    /** @type {string | null | undefined} */
-    this.only = undefined; // key of the group whose days are shown; undefined: of all
     this.end = () => {};
   }
 
@@ -69,7 +67,6 @@ class FleetPage {
       if (value !== known[0]) values.set(name, value);
     }
     history.replaceState(history.state, "", values.size ? `?${values}` : location.pathname);
-    this.only = undefined;
     this.refresh();
   }
 
@@ -81,9 +78,8 @@ class FleetPage {
       if (this.closed || turn !== this.asked || !byId("fleet-runs")) return;
       connection("live");
       problem("fleet-problem", "");
-      this.fleet = { ...fleet, by: query.by };
-      draw(verdict, fleet);
-      this.#drawCost();
+      this.fleet = { ...fleet, ...query };
+      draw(verdict, this.fleet);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;
@@ -91,37 +87,24 @@ class FleetPage {
       else problem("fleet-problem", error.message);
     }
   }
-
-  #drawCost() {
-    const { fleet } = this;
-    const group = fleet.groups.find((/** @type {any} */ each) => each.key === this.only);
-    const of = (/** @type {string} */ name) => fleet.days.map((/** @type {any} */ day) => day[name]);
-    const days = group ? [group.waited_by_day, group.waited_cost_by_day] : [of("waited_hours"), of("waited_cost")];
-    renew("fleet-cost", costDays(fleet, days[0], days[1], group ? whoIs(group, fleet.by) : "all runs"));
-    text("fleet-unpriced", unpriced(fleet));
-    renew("fleet-groups", groupsOf(fleet, this.only, (key) => {
-      this.only = key === this.only ? undefined : key;
-      this.#drawCost();
-    }));
-  }
 }
 
 /**
  * @param {any} verdict of GET /verdict
- * @param {any} fleet of GET /fleet
+ * @param {any} fleet of GET /fleet, with what was asked for
  */
 function draw(verdict, fleet) {
   text("fleet-words", verdict.words);
   const held = verdict.runs.filter((/** @type {any} */ run) => run.level === "held-up").length;
-  const today = fleet.days[fleet.days.length - 1];
   byId("fleet-figures").replaceChildren(
     figure(integer(verdict.runs.length), `running on ${integer(verdict.workers)} workers`),
     figure(integer(held), "held up", held ? "bad" : ""),
     figure(verdict.workers ? percent(verdict.waiting_workers / verdict.workers) : "–", "of worker time waits now"),
-    figure(cost(today.waited_hours, today.waited_cost, fleet.currency), "waited today (UTC)"),
+    figure(cost(verdict.waited_hours, verdict.waited_cost, verdict.currency), "waited by these runs so far"),
   );
   renew("fleet-runs", runs(verdict));
   renew("fleet-nodes", record(fleet, verdict.nodes));
+  renew("fleet-groups", groupsOf(fleet));
 }
 
 /**
@@ -151,13 +134,13 @@ function runs(verdict) {
  */
 function record(fleet, now) {
   if (!fleet.nodes.length) return make("p", { className: "muted" }, "No agent has registered.");
-  const days = fleet.days.length;
+  const days = Number(fleet.days);
   const held = new Map(now.map((node) => [node.node, node.runs.length]));
-  const head = [make("span", {}), ...fleet.days.map((/** @type {any} */ _, /** @type {number} */ day) => make("span", { className: "day" }, dayLabel(fleet, day))), make("span", {})];
+  const head = [make("span", {}), ...Array.from({ length: days }, (_, day) => make("span", { className: "day" }, dayLabel(fleet, day))), make("span", {})];
   const cells = fleet.nodes.slice(0, MOST_NODES).flatMap((/** @type {any} */ node) => [
     make("span", { className: `name ${held.has(node.node) ? "bad" : ""}`, title: node.node }, node.node),
     ...node.hours.map((/** @type {number} */ hours, /** @type {number} */ day) => dayCell(fleet, node, hours, day)),
-    make("span", { className: "note", title: note(node, fleet.currency) }, note(node, fleet.currency)),
+    make("span", { className: "note", title: note(node) }, note(node)),
   ]);
   const grid = make("div", { className: "record", role: "img", "aria-label": `Hours a day in which verdicts named each of ${plural(fleet.nodes.length, "node")}` }, ...head, ...cells);
   grid.style.gridTemplateColumns = `minmax(60px, 130px) repeat(${days}, minmax(4px, 18px)) minmax(170px, 1fr)`;
@@ -174,9 +157,10 @@ function record(fleet, now) {
  * @param {number} day
  */
 function dayLabel(fleet, day) {
-  const before = fleet.days.length - 1 - day;
+  const days = Number(fleet.days);
+  const before = days - 1 - day;
   if (before === 0) return "today";
-  const every = fleet.days.length > 40 ? 14 : fleet.days.length > 10 ? 7 : 1;
+  const every = days > 40 ? 14 : days > 10 ? 7 : 1;
   return before % every ? "" : shortDay(fleet.first_day + day * DAY_S);
 }
 
@@ -194,35 +178,20 @@ function dayCell(fleet, node, hours, day) {
   return cell;
 }
 
-/**
- * @param {any} node
- * @param {string | null} currency of its cost; null: nothing has a price
- */
-export function note(node, currency = null) {
+/** @param {any} node */
+export function note(node) {
   const total = node.hours.reduce((/** @type {number} */ sum, /** @type {number} */ hours) => sum + hours, 0);
   const parts = [node.alive ? plural(node.runs.length, "run") : "does not answer"];
   if (node.cordoned) parts.unshift(`cordoned by ${node.cordoned.by}${node.cordoned.reason ? `: ${node.cordoned.reason}` : ""}`);
   if (total > 0) parts.push(`${number(total)} h`);
-  if (currency !== null && node.cost > 0) parts.push(amount(node.cost, currency));
   return parts.join(", ");
-}
-
-/**
- * What is to be said of time that no cost has.
- * @param {any} fleet
- */
-export function unpriced({ currency, unpriced_hours: hours }) {
-  return currency !== null && hours > 0 ? `${number(hours)} worker-hours were on nodes without a price: no cost has them.` : "";
 }
 
 /**
  * Nodes by day as CSV.
  * @param {any} fleet
  */
-export function nodesCsv({ first_day: first, days, nodes, currency }) {
-  const head = ["node", ...days.map((/** @type {any} */ _, /** @type {number} */ day) => dayOf(first + day * DAY_S)), "cordoned by", "reason", "type", "worker_hours", ...(currency === null ? [] : ["cost", "waited_cost", "currency"])];
-  return rowsOf([head, ...nodes.map((/** @type {any} */ node) => [
-    node.node, ...node.hours, node.cordoned?.by, node.cordoned?.reason, node.type, node.worker_hours,
-    ...(currency === null ? [] : [node.cost, node.waited_cost, currency]),
-  ])]);
+export function nodesCsv({ first_day: first, days, nodes }) {
+  const head = ["node", ...Array.from({ length: Number(days) }, (_, day) => dayOf(first + day * DAY_S)), "cordoned by", "reason"];
+  return rowsOf([head, ...nodes.map((/** @type {any} */ node) => [node.node, ...node.hours, node.cordoned?.by, node.cordoned?.reason])]);
 }
