@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode
+from paceline.wire import INGEST_GROUP, TELEMETRY, Committed, Message, StepBatch, decode
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.requests.dead import DEAD
 from paceline_backend.store import Store
@@ -50,8 +50,21 @@ def settled(client: redis.Redis, stream: str = TELEMETRY) -> bool:
 
 def said(client: redis.Redis, stream: str) -> list[Any]:
     """What the messages of a stream say; each record by itself, however many a message holds."""
+    return [part for message in messages(client, stream) for part in parts(message)]
+
+
+def messages(client: redis.Redis, stream: str) -> list[Message]:
+    """The messages of a stream, those that were committed together one by one."""
     entries: Any = client.xrange(stream)
-    return [part for _, fields in entries for part in parts(decode(fields)[1])]
+    return [message for _, fields in entries for message in one_by_one(fields)]
+
+
+def one_by_one(fields: dict[bytes, bytes]) -> list[Message]:
+    """The messages of an entry."""
+    message = decode(fields)[1]
+    if not isinstance(message, Committed):
+        return [message]
+    return [decode({**fields, b"data": bytes(raw)})[1] for raw in message.messages]
 
 
 def parts(message: Message) -> list[Any]:

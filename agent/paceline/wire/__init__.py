@@ -31,6 +31,7 @@ from paceline.wire.messages import (
     RENDEZVOUS_GONE,
     Adopted,
     CheckNode,
+    Committed,
     DataEpoch,
     EndRanks,
     Fallback,
@@ -66,10 +67,11 @@ from paceline.wire.segment import Segment, pack_indices
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
+    CHANGES,
+    CHANGES_LENGTH,
     COMMANDS_LENGTH,
     CONTROL_LENGTH,
     INGEST_GROUP,
-    LIVE_LENGTH,
     TELEMETRY,
     answers,
     commands,
@@ -86,12 +88,13 @@ from paceline.wire.synchronisation import untyped as Synchronisation
 __all__ = [
     "AGES",
     "ALLREDUCE",
+    "CHANGES",
+    "CHANGES_LENGTH",
     "COMMANDS_LENGTH",
     "CONTROL_LENGTH",
     "ENDED",
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
-    "LIVE_LENGTH",
     "LONGEST_TYPE",
     "MOST_METRICS",
     "MOST_PENDING",
@@ -106,6 +109,7 @@ __all__ = [
     "Answer",
     "Ask",
     "CheckNode",
+    "Committed",
     "DataEpoch",
     "EndRanks",
     "Evaluation",

@@ -27,7 +27,6 @@ from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.control.nodes.watch import Watch
 from paceline_backend.control.silence import Sweep
-from paceline_backend.control.trimming import Trimmer
 from paceline_backend.server import heartbeat, tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
@@ -79,7 +78,6 @@ def run(settings: Settings, owner: str) -> int:
             "alerts": AlertWatch(store, owner).run,
             "webhooks": Sender(store, settings.webhook_origins).run,
             "sweep": Sweep(store, settings.bus).run,
-            "trimming": Trimmer(store, settings.bus).run,
             "floods": lambda event: floods.watch(store, settings.bus, event),
             "upkeep": lambda event: upkeep.run(store, keep, event),
         }

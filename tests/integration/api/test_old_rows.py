@@ -25,7 +25,7 @@ from support.web import serving
 pytestmark = pytest.mark.timeout(400)  # forecasts have a low priority
 ROUTES = (
     "",
-    "/snapshot",
+    "/view",
     "/workers",
     "/steps",
     "/worker-steps",
