@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, Committed, Message, StepBatch, decode
+from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode_all
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.requests.dead import DEAD
 from paceline_backend.store import Store
@@ -56,15 +56,7 @@ def said(client: redis.Redis, stream: str) -> list[Any]:
 def messages(client: redis.Redis, stream: str) -> list[Message]:
     """The messages of a stream, those that were committed together one by one."""
     entries: Any = client.xrange(stream)
-    return [message for _, fields in entries for message in one_by_one(fields)]
-
-
-def one_by_one(fields: dict[bytes, bytes]) -> list[Message]:
-    """The messages of an entry."""
-    message = decode(fields)[1]
-    if not isinstance(message, Committed):
-        return [message]
-    return [decode({**fields, b"data": bytes(raw)})[1] for raw in message.messages]
+    return [message for _, fields in entries for message in decode_all(fields)[1]]
 
 
 def parts(message: Message) -> list[Any]:

@@ -19,7 +19,14 @@ This room imports nothing else of Paceline. Ranks, agents and the control plane 
 
 from paceline.wire.asking import Answer, Ask
 from paceline.wire.authentic import ForgedError, decode_signed, signed
-from paceline.wire.codec import PROTOCOL_VERSION, WireError, decode, encode, encode_steps
+from paceline.wire.codec import (
+    PROTOCOL_VERSION,
+    WireError,
+    decode,
+    decode_all,
+    encode,
+    encode_steps,
+)
 from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
@@ -149,6 +156,7 @@ __all__ = [
     "commands",
     "control",
     "decode",
+    "decode_all",
     "decode_signed",
     "encode",
     "encode_steps",

@@ -15,7 +15,6 @@ from paceline.wire import (
     CONTROL_LENGTH,
     ENDED,
     Adopted,
-    Committed,
     Hello,
     Message,
     Proposal,
@@ -26,7 +25,7 @@ from paceline.wire import (
     SwitchRequested,
     WireError,
     control,
-    decode,
+    decode_all,
     live,
 )
 from paceline.wire.bus import connect, publish
@@ -155,15 +154,11 @@ class Controller:
 
     def _decoded(self, fields: dict[bytes, bytes]) -> list[Message]:
         try:
-            run, message = decode(fields)
-            if run != self._id:
-                return []
-            if isinstance(message, Committed):
-                return [decode(fields | {b"data": bytes(raw)})[1] for raw in message.messages]
+            run, messages = decode_all(fields)
         except WireError as error:
             self._report("an unreadable message is left out", str(error))
             return []
-        return [message]
+        return messages if run == self._id else []
 
     def _load(self) -> None:
         self._history = None

@@ -201,6 +201,7 @@ def test_a_fault_of_the_reader_does_not_end_the_streams(
     ):
         heard_until(page, b": welcome")
         assert failed.wait(DEADLINE_S)
+        heard_until(page, b'"type":"change"')
         changed(bus, "r", 3)
         heard_until(page, b'"step":3')
 

@@ -24,6 +24,7 @@ from paceline.node.processes import die_with_parent
 from paceline.wire import (
     CHANGES,
     INGEST_GROUP,
+    OBSERVED,
     TELEMETRY,
     Evaluation,
     Message,
@@ -130,9 +131,9 @@ def test_telemetry_is_stored_published_and_deleted(
 def test_controllers_and_pages_hear_of_what_they_show(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
-    """A step that some ranks have not reported, or what nobody plans on, is not told."""
+    """Controllers of what plans rest on, pages of all but metrics."""
     add_run(store, "r")
-    add_run(store, "observed", policy="observe")
+    add_run(store, "observed", policy=OBSERVED)
     with ingesting(store, bus_url):
         for run in ("r", "observed"):
             publish(bus, TELEMETRY, hello(world=2), run)

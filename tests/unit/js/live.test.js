@@ -24,7 +24,7 @@ class Stream {
 const { setTimeout: later, clearTimeout: never } = globalThis;
 let made = 0;
 let timers; // number → task: what waits for its time
-let streams, loads, asked, problems, live;
+let streams, loads, asked, problems, ended, live;
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 /** All that waits for its time has its turn. */
 function pass() {
@@ -40,10 +40,10 @@ beforeEach(() => {
   globalThis.clearTimeout = (timer) => timers.delete(timer);
   newDocument().add("connection-status");
   globalThis.EventSource = Stream;
-  [streams, loads, asked, problems] = [[], [], [], []];
+  [streams, loads, asked, problems, ended] = [[], [], [], [], false];
   const load = (current) => new Promise((resolve, reject) => loads.push({ current, resolve, reject }));
   const news = (step, opened) => new Promise((resolve, reject) => asked.push({ step, opened, resolve, reject }));
-  live = new Live("a run", load, { news, problem: (e) => problems.push(e) });
+  live = new Live("a run", load, { news, ended: () => ended, problem: (e) => problems.push(e) });
   live.open();
 });
 
@@ -166,6 +166,20 @@ describe("the page of an ended run", () => {
     assert.equal(asked.length, 2);
     await answered();
     assert.deepEqual([status(), loads.length, asked.length, streams[0].closed], ["run ended", 1, 2, true]);
+  });
+
+  test("that has loaded all of it asks nothing more", async () => {
+    ended = true;
+    await connected();
+    end();
+    assert.deepEqual([status(), loads.length, asked.length, streams[0].closed], ["run ended", 1, 0, true]);
+  });
+
+  test("asks again when somebody lets the run go on", async () => {
+    ended = true;
+    await connected();
+    streams[0].tell({ type: "change", step: 3, revision: 0 });
+    assert.deepEqual(questions(), [[3, false]]);
   });
 
   test("is loaded again for late telemetry, once it rests", async () => {

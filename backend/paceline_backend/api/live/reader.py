@@ -79,6 +79,7 @@ class Reader:
         self._url = bus
         self._client: redis.asyncio.Redis | None = None
         self._followers: dict[str, set[Follower]] = {}  # by run
+        self._position: bytes | None = None  # followers have been told of everything up to here
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._bus_away = False
@@ -117,6 +118,7 @@ class Reader:
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
             self._bus_away = False  # what was known when nobody followed is old
+            self._position = None
             self._task = asyncio.create_task(self._run())
         if self._watch is None or self._watch.done():
             self._database_away = False
@@ -177,16 +179,19 @@ class Reader:
 
     async def _follow(self) -> None:
         """Tell followers of changes; first of what may have changed before."""
-        newest: Any = await self.client.xrevrange(CHANGES, count=1)
-        position = newest[0][0] if newest else b"0-0"
+        entries: Any = await self.client.xrevrange(CHANGES, count=1)
+        newest = entries[0][0] if entries else b"0-0"
+        # A bus that lost its data has no entry of the position that was reached.
+        if self._position is None or _number(newest) < _number(self._position):
+            self._position = newest
         self._bus_away = False
         await self.tell(dict.fromkeys(self._followers))
         self._outage.over()
         while self._followers:
-            answer: Any = await self.client.xread({CHANGES: position}, _ENTRIES, _BLOCK_MS)
+            answer: Any = await self.client.xread({CHANGES: self._position}, _ENTRIES, _BLOCK_MS)
             for _, entries in answer:
-                position = entries[-1][0]
                 await self.tell(_merged(fields for _, fields in entries))
+                self._position = entries[-1][0]
                 await asyncio.sleep(_PAUSE_S)
 
     async def _watch_database(self) -> None:
@@ -229,6 +234,10 @@ def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
             run = name.decode()
             changed[run] = _earlier(changed.get(run), int(value) if value else None)
     return changed
+
+
+def _number(position: bytes) -> tuple[int, ...]:
+    return tuple(map(int, position.split(b"-")))
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -13,9 +13,10 @@ export class Live {
   /**
    * @param {string} run its id
    * @param {(current: () => boolean) => Promise<void>} load gets all that the page needs.
-   * @param {{news: (step: number | null, opened: boolean) => Promise<void>, problem: (error: Error) => void}} on `news`
-   *   gets what is new since the page asked last. `step`: the earliest step that is new, if any; `opened`: the stream has
-   *   just begun, and the server may have said something before. `problem` tells why it goes no further.
+   * @param {{news: (step: number | null, opened: boolean) => Promise<void>, ended: () => boolean, problem: (error: Error) => void}} on
+   *   `news` gets what is new since the page asked last. `step`: the earliest step that is new, if any; `opened`: the
+   *   stream has just begun, and the server may have said something before. `ended`: whether the run has, as far as the
+   *   page knows. `problem` tells why it goes no further.
    */
   constructor(run, load, on) {
     this.run = run;
@@ -31,6 +32,7 @@ export class Live {
     /** @type {{step: number | null, opened: boolean, ended: boolean} | null} */
     this.due = null; // what to ask for next
     this.asking = false;
+    this.whole = false; // the page has loaded all of a run that had ended
     this.onVisibility = () => (document.hidden ? this.#disconnect() : this.#connect());
   }
 
@@ -61,6 +63,7 @@ export class Live {
     const round = this.round;
     try {
       await this.load(() => round === this.round);
+      this.whole = this.on.ended();
       if (round === this.round) this.#listen();
     } catch (error) {
       this.#failed(error, round);
@@ -101,6 +104,9 @@ export class Live {
    * @param {{step: number | null, opened: boolean, ended: boolean}} news
    */
   #tell(news) {
+    if (this.whole && news.ended) this.#rest();
+    if (this.whole && (news.ended || news.opened)) return;
+    this.whole = false;
     const { step, opened, ended } = this.due ?? news;
     const steps = [step, news.step].filter((each) => each !== null);
     this.due = { step: steps.length ? Math.min(...steps) : null, opened: opened || news.opened, ended: ended || news.ended };

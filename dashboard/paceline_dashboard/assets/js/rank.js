@@ -84,6 +84,7 @@ class RankPage {
     if (this.closed) return;
     this.live = new Live(this.id, (current) => this.#load(current), {
       news: () => this.#new(),
+      ended: () => this.#ended,
       problem: (error) => problem("rank-problem", error.message),
     });
     this.live.open();

@@ -181,6 +181,7 @@ class RunPage {
     this.#drawHead();
     this.live = new Live(this.id, (current) => this.#load(current), {
       news: (step, opened) => this.#new(step, opened),
+      ended: () => ENDED.includes(this.run.state),
       problem: (/** @type {any} */ error) => {
         if (error.status === 404) connection("unknown"); // deleted meanwhile
         problem("run-problem", error.message);
