@@ -47,6 +47,7 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
     decode,
+    decode_all,
     encode,
     live,
     run_telemetry,
@@ -318,8 +319,9 @@ def _latencies(
     waits = []
     for number, fields in entries:
         committed = int(number.split(b"-")[0]) / 1000
-        message: Any = decode(fields)[1]
-        waits += [committed - record.ended_at for record in message.records]
+        for message in decode_all(fields)[1]:
+            records = message.records if isinstance(message, StepBatch) else []
+            waits += [committed - record.ended_at for record in records]
     # The first second warms up: connections, caches.
     warm = waits[EVENTS_PER_S:]
     return float(np.percentile(warm, 50)), float(np.percentile(warm, 99)), peak

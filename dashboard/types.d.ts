@@ -65,28 +65,27 @@ interface HeatAnswer extends Bands {
   cells: string;
 }
 
-/** What hears an event stream; `id` is a position to go on from. */
+/** An event of a run's stream. */
+type LiveEvent = { type: "change" | "end"; step: number | null; revision: number } | { type: "waiting"; for: "bus" | "database" | null };
+
+/** What hears an event stream. */
 interface Listener {
   open: () => void;
-  message: (data: string, id: string) => void;
+  message: (event: LiveEvent) => void;
   error: () => void;
 }
 
-/** What tabs of a browser tell each other about a stream: `ask` and `since` by one that joins, `to` in answer to it. */
+/** What tabs of a browser tell each other about a stream: `ask` by one that joins, `to` in answer to it. */
 interface Told {
   ask?: string;
-  since?: string;
   to?: string;
-  events?: { data: string; id: string }[];
   open?: boolean;
+  event?: LiveEvent;
   error?: boolean;
-  data?: string;
-  id?: string;
 }
 
 /** `GET view`. */
 interface ViewAnswer {
-  since: string;
   run: Run;
   begins: number | null;
   steps: StepColumns;
@@ -95,6 +94,7 @@ interface ViewAnswer {
   coasts: [number, number][];
   switches: Switch[];
   segments: Segment[];
+  evaluations?: EvaluationAnswer[]; // with `since`
 }
 
 type CellName = "compute_s" | "ett_s" | "share";

@@ -92,7 +92,7 @@ def test_a_run_that_has_ended_is_no_lost_connection(
     training.train(10)
     training.end()
     streams: list[str] = []
-    new_page.on("request", lambda r: streams.append(r.url) if "/events?" in r.url else None)
+    new_page.on("request", lambda r: streams.append(r.url) if r.url.endswith("/events") else None)
     new_page.add_init_script(
         """window.said = [];
         new MutationObserver(() => {

@@ -113,7 +113,7 @@ ODD: dict[str, list[bytes]] = {
 
 # What is asked of another run, and of all runs, after each attack.
 OTHERS = ["/api/v1/runs", "/api/v1/runs/{run}", "/api/v1/runs/{run}/workers", "/api/v1/nodes"]
-OTHERS += ["/api/v1/runs/{run}/steps", "/api/v1/runs/{run}/snapshot?last=9", "/metrics", "/readyz"]
+OTHERS += ["/api/v1/runs/{run}/steps", "/api/v1/runs/{run}/view?last=9", "/metrics", "/readyz"]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def routes(client: httpx.Client) -> list[str]:
         "/api/v1/runs/{run}/segments?from=0",
     ]
     more += [
-        "/api/v1/runs/{run}/snapshot?last=100&worker_last=100",
+        "/api/v1/runs/{run}/view?last=100",
         "/api/v1/runs/{run}/coasts?points=2",
     ]
     more += ["/api/v1/runs/{run}/report?warmup=0", "/api/v1/runs/{run}/attribution?from=0"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode
+from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode_all
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store
@@ -50,8 +50,13 @@ def settled(client: redis.Redis, stream: str = TELEMETRY) -> bool:
 
 def said(client: redis.Redis, stream: str) -> list[Any]:
     """What the messages of a stream say; each record by itself, however many a message holds."""
+    return [part for message in messages(client, stream) for part in parts(message)]
+
+
+def messages(client: redis.Redis, stream: str) -> list[Message]:
+    """The messages of a stream, those that were committed together one by one."""
     entries: Any = client.xrange(stream)
-    return [part for _, fields in entries for part in parts(decode(fields)[1])]
+    return [message for _, fields in entries for message in decode_all(fields)[1]]
 
 
 def parts(message: Message) -> list[Any]:

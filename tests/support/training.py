@@ -1,4 +1,4 @@
-"""A training with made-up numbers that takes the real way: store, then live stream."""
+"""A training with made-up numbers that takes the real way: store, then the stream of changes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.wire import (
     ALLREDUCE,
+    CHANGES,
     Message,
     MetricBatch,
     RankDevice,
@@ -17,10 +18,8 @@ from paceline.wire import (
     RunState,
     State,
     StepBatch,
-    SwitchRequested,
-    live,
 )
-from paceline.wire.bus import connect, publish
+from paceline.wire.bus import connect
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.store import Store, switches, telemetry
 from support.records import a_round, add_run, adopted, hello, record
@@ -84,15 +83,14 @@ class Training:
 
     def report(self, *messages: Message) -> None:
         """Commits messages, then tells open pages."""
-        telemetry.write(self.store, [(self.run, message) for message in messages])
-        untold = (MetricBatch, RoundBatch)
-        self.announce(*(message for message in messages if not isinstance(message, untold)))
+        written = telemetry.write(self.store, [(self.run, message) for message in messages])
+        if not all(isinstance(message, MetricBatch | RoundBatch) for message in messages):
+            self.announce(written.steps.get(self.run))
 
-    def announce(self, *messages: Message) -> None:
-        """Tells open pages alone."""
+    def announce(self, step: int | None = None) -> None:
+        """Tells open pages alone; `step`: the earliest new one."""
         with connect(self.bus_url) as client:
-            for message in messages:
-                publish(client, live(self.run), message, self.run)
+            client.xadd(CHANGES, {self.run: "" if step is None else step})
 
     def train(self, steps: int, *, source: str = "controller", lost: Sequence[int] = ()) -> None:
         """Reports further steps.
@@ -133,7 +131,7 @@ class Training:
         self.synchroniser = synchroniser
         with self.store.write() as connection:
             made = switches.add(connection, self.run, policy, {}, "test")
-        self.announce(SwitchRequested(made["version"], policy, made["requested_at"]))
+        self.announce()
         self.adopt(made["version"], policy)
 
     def adopt(self, version: int, policy: str) -> None:

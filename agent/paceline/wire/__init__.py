@@ -19,7 +19,14 @@ This room imports nothing else of Paceline. Ranks, agents and the control plane 
 
 from paceline.wire.asking import Answer, Ask
 from paceline.wire.authentic import ForgedError, decode_signed, signed
-from paceline.wire.codec import PROTOCOL_VERSION, WireError, decode, encode, encode_steps
+from paceline.wire.codec import (
+    PROTOCOL_VERSION,
+    WireError,
+    decode,
+    decode_all,
+    encode,
+    encode_steps,
+)
 from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
@@ -30,6 +37,7 @@ from paceline.wire.messages import (
     RENDEZVOUS_GONE,
     Adopted,
     CheckNode,
+    Committed,
     DataEpoch,
     EndRanks,
     Fallback,
@@ -65,10 +73,11 @@ from paceline.wire.segment import Segment, pack_indices
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
+    CHANGES,
+    CHANGES_LENGTH,
     COMMANDS_LENGTH,
     CONTROL_LENGTH,
     INGEST_GROUP,
-    LIVE_LENGTH,
     TELEMETRY,
     answers,
     commands,
@@ -84,12 +93,13 @@ from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
 __all__ = [
     "AGES",
     "ALLREDUCE",
+    "CHANGES",
+    "CHANGES_LENGTH",
     "COMMANDS_LENGTH",
     "CONTROL_LENGTH",
     "ENDED",
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
-    "LIVE_LENGTH",
     "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",
@@ -103,6 +113,7 @@ __all__ = [
     "Answer",
     "Ask",
     "CheckNode",
+    "Committed",
     "DataEpoch",
     "EndRanks",
     "Evaluation",
@@ -141,6 +152,7 @@ __all__ = [
     "commands",
     "control",
     "decode",
+    "decode_all",
     "decode_signed",
     "encode",
     "encode_steps",

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.wire.messages import Message, StepRecord
+from paceline.wire.messages import Committed, Message, StepRecord
 from paceline.wire.wording import worded
 
 PROTOCOL_VERSION = 1
@@ -76,3 +76,15 @@ def decode(
     except Exception as error:  # anybody may write to the bus: nesting raises RecursionError, …
         words = worded(error) if isinstance(error, msgspec.ValidationError) else error
         raise WireError(f"not a paceline message: {str(words)[:_LONGEST]}") from error
+
+
+def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
+    """Return run id and messages of a bus entry, those of a `Committed` one by one.
+
+    Raises:
+        WireError: another protocol version, or not messages of this one.
+    """
+    run, message = decode(fields)
+    if not isinstance(message, Committed):
+        return run, [message]
+    return run, [decode({**fields, b"data": bytes(raw)})[1] for raw in message.messages]

@@ -335,6 +335,12 @@ class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
     """The control plane changed a run's row: its state, or a large Hello of a new attempt."""
 
 
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """Messages of a run that ingest stored together, in order, each encoded as it came."""
+
+    messages: list[msgspec.Raw]
+
+
 Message = (
     StepBatch
     | MetricBatch
@@ -357,6 +363,7 @@ Message = (
     | CheckNode
     | Meet
     | RunChanged
+    | Committed
     | Ask
     | Answer
 )

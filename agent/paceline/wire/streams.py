@@ -12,11 +12,11 @@ stream                    writer → reader            messages
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents without   all of these
                           a session → ingest
-``live(run)``             ingest → controllers, web  the same but rounds and metrics, once
-                                                     committed; records of several messages
-                                                     in one; `RunChanged` for all parts of a
-                                                     Hello
-                          web, worker → the same     `SwitchRequested`, `RunChanged`
+``live(run)``             ingest → controller        `Committed`: what a plan rests on;
+                                                     `RunChanged` for all parts of a Hello
+                          web, worker → controller   `SwitchRequested`, `RunChanged`
+``CHANGES``               ingest, web, worker → web  no messages: runs about which something was
+                                                     committed, each with its earliest new step
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`
                           web → `paceline run`       `Kill`
@@ -38,7 +38,8 @@ import re
 TELEMETRY = "paceline:telemetry"
 INGEST_GROUP = "ingest"  # of those that read telemetry together
 
-LIVE_LENGTH = 10_000  # entries at most: as far as a page may lag behind
+CHANGES = "paceline:changes"
+CHANGES_LENGTH = 1_000  # entries: a web process that lags behind asks the database about all runs
 CONTROL_LENGTH = 64
 COMMANDS_LENGTH = 1_000  # of a node whose agent may never come back
 
@@ -71,7 +72,7 @@ def writer_of(stream: str) -> tuple[str, str]:
 
 
 def live(run: str) -> str:
-    """The stream of what is committed about a run; bounded, for controllers and open pages."""
+    """The stream of what is committed about a run, for its controller."""
     return f"paceline:run:{run}:live"
 
 

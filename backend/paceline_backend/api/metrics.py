@@ -76,11 +76,6 @@ class _ControlPlane(Collector):
             self.app.state.streams.total,
         )
         yield CounterMetricFamily(
-            "paceline_event_streams_reset",
-            "Clients of this web process that were too slow, and were told to start anew",
-            self.app.state.reader.resets,
-        )
-        yield CounterMetricFamily(
             "paceline_event_streams_refused",
             "Event streams that this web process refused: the client had too many",
             self.app.state.streams.refused,

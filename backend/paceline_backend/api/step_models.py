@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from paceline_backend.api.models import RunInfo, SwitchInfo
+from paceline_backend.api.quality_models import EvaluationInfo
 from paceline_backend.store.rollups.metrics import METRICS
 
 Column = list[float | None]
@@ -213,22 +214,9 @@ class SegmentInfo(BaseModel):
     )
 
 
-class Snapshot(BaseModel):
-    """All that a page needs before it follows `events?since=`."""
-
-    since: str = Field(examples=["1767225700800-0"])
-    run: RunInfo
-    begins: int | None = Field(description="its first complete step", examples=[0])
-    steps: StepColumns
-    worker_steps: WorkerStepColumns
-    switches: list[SwitchInfo]
-    segments: list[SegmentInfo]
-
-
 class RangeView(BaseModel):
-    """What charts need of a range of steps; `events?since=` goes on from it."""
+    """What charts need of a range of steps."""
 
-    since: str = Field(examples=["1767225700800-0"])
     run: RunInfo
     begins: int | None = Field(description="its first complete step", examples=[0])
     steps: StepColumns
@@ -236,4 +224,9 @@ class RangeView(BaseModel):
     heat: Heat
     coasts: list[Coast] = Field(description="spans that no controller planned")
     switches: list[SwitchInfo]
-    segments: list[SegmentInfo] = Field(description="the newest 200, in order")
+    segments: list[SegmentInfo] = Field(
+        description="the newest 200, with `since` the newest 50, in order"
+    )
+    evaluations: list[EvaluationInfo] | None = Field(
+        default=None, description="only with `since`: the newest 20, in order"
+    )

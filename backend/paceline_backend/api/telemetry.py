@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
 _MOST_CHOICES = 200  # of synchronisers: a chart cannot tell more apart
-_BIGGEST = 2**63 - 1  # that a database takes
+BIGGEST = 2**63 - 1  # that a database takes
 From = Annotated[
-    int | None, Query(alias="from", ge=0, le=_BIGGEST, description="first step, included")
+    int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
 ]
-To = Annotated[int | None, Query(ge=0, le=_BIGGEST, description="last step, included")]
+To = Annotated[int | None, Query(ge=0, le=BIGGEST, description="last step, included")]
 Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
 Since = Annotated[
     float | None, Query(allow_inf_nan=False, description="steps that ended at this Unix time on")

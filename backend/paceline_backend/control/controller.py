@@ -25,7 +25,7 @@ from paceline.wire import (
     SwitchRequested,
     WireError,
     control,
-    decode,
+    decode_all,
     live,
 )
 from paceline.wire.bus import connect, publish
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
-_READ = 1_000  # entries
+_READ = 20  # entries: each may hold megabytes
 _AGAIN_S = 5.0  # before a controller that failed starts anew
 _REASON_LENGTH, _REASONS = 500, 1_000  # characters of a logged reason, and how many of a run
 _SPARE = 5.0  # times the last planning time to let pass before planning the same segment again
@@ -147,19 +147,18 @@ class Controller:
             for name, entries in answer:
                 for entry, fields in entries:
                     positions[name.decode()] = entry
-                    message = self._decoded(fields)
-                    if isinstance(message, RunState) and message.state in ENDED:
-                        return
-                    if message is not None:
+                    for message in self._decoded(fields):
+                        if isinstance(message, RunState) and message.state in ENDED:
+                            return
                         self._hear(message)
 
-    def _decoded(self, fields: dict[bytes, bytes]) -> Message | None:
+    def _decoded(self, fields: dict[bytes, bytes]) -> list[Message]:
         try:
-            run, message = decode(fields)
+            run, messages = decode_all(fields)
         except WireError as error:
             self._report("an unreadable message is left out", str(error))
-            return None
-        return message if run == self._id else None
+            return []
+        return messages if run == self._id else []
 
     def _load(self) -> None:
         self._history = None

@@ -1,12 +1,12 @@
 """From the telemetry stream into the store, and on to those who watch a run.
 
-Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, delete. A crash
-between the two repeats the batch, which changes nothing in the store and publishes it for the first
-time. So every record is stored once and appears in the live stream, there twice only when another
-ingest took over from one that was stuck, not dead. (Not so of nodes, rounds and metrics: who shows
-them asks the store.) Records that several messages of a run hold in a row are published as one
-message, since thousands of ranks send one record each. A bus or database that is away stops ingest,
-not its producers: entries wait on the bus.
+Commit first, then one bus transaction: publish to ``live(run)`` what the run's controller plans on,
+name the run on `CHANGES` for those who watch it, acknowledge, delete. A crash between the two
+repeats the batch, which changes nothing in the store and publishes it for the first time. So every
+record is stored once and appears in the live stream, there twice only when another ingest took over
+from one that was stuck, not dead. A batch is one entry of a run's live stream, since thousands of
+ranks send one record each. A bus or database that is away stops ingest, not its producers: entries
+wait on the bus.
 
 A large Hello comes in parts, and takes seconds to put together. A thread of its own does that
 (`assembly`), while the entry of the part that completed it is not acknowledged: after a crash, it
@@ -25,19 +25,22 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import redis
+from redis.client import Pipeline
 
 from paceline.core.outage import Outage
 from paceline.wire import (
+    CHANGES,
+    CHANGES_LENGTH,
     INGEST_GROUP,
-    LIVE_LENGTH,
     Adopted,
+    Committed,
     DataEpoch,
     Evaluation,
     Fallback,
@@ -58,7 +61,6 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect
 from paceline_backend import backends
-from paceline_backend.control import outline
 from paceline_backend.control.assembly import Assembly
 from paceline_backend.control.checks import Checks, problem
 from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
@@ -77,8 +79,7 @@ from paceline_backend.store import (
 
 _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
-_TOGETHER = 100  # records of a live message that is made of several,
-_FEW = 25  # each of at most so many: more are worth a message
+_LIVE_S = 60.0  # how long live streams keep an entry: a controller may lag so far behind
 _SHARE = 2.0  # times what a batch takes, from one batch to the next: fewer batches cost less,
 _LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
@@ -92,7 +93,8 @@ _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
     *(DataEpoch, Hello, HelloPart, RunState, NodeState),
 )
-_NOT_SHOWN = (NodeState, RoundBatch, MetricBatch, HelloPart)  # who shows them asks the store
+_PLANNED_ON = (Hello, StepBatch, Adopted, RunState)  # what controllers hear of
+_SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)  # what open pages hear of, beside steps
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
 _part = msgspec.msgpack.Decoder(HelloPart)
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
@@ -110,14 +112,6 @@ class IngestStats:
     lag: int = 0  # entries on the streams that it reads, when it looked last: twice a second
 
 
-class Shown(NamedTuple):
-    """What the live stream of a run gets."""
-
-    run: str
-    message: Message | None
-    fields: dict[bytes, bytes]  # the message as an entry
-
-
 @dataclass(slots=True)
 class _Item:
     """An entry, and what is known about it."""
@@ -128,27 +122,10 @@ class _Item:
     reason: str | None = None  # why it is rejected
     stale: bool = False  # a heartbeat that says nothing about now
     tries: int = 1  # how often it was tried
-    plans_itself: bool = False  # so is the run's backend
+    planned: bool = False  # a controller plans the run
+    step: int | None = None  # the run's earliest step that is new with the item's batch
     packed: hellos.PackedHello | None = None  # of a Hello whose parts are stored
     completes: bool = False  # a part: the run has the whole Hello now
-
-    def shown(self) -> Shown | None:
-        """What the live stream gets, if anything; marks the item if that cannot be made."""
-        if self.reason is None and self.completes:  # a Hello too large for the live stream
-            changed = RunChanged()
-            return Shown(self.run, changed, encode(changed, self.run))
-        if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
-            return None
-        try:
-            # Only the outline of a run that no controller plans.
-            if self.plans_itself and self.message is not None:
-                of_all_ranks = outline.of(self.message)
-                if of_all_ranks is not None:
-                    return Shown(self.run, of_all_ranks, encode(of_all_ranks, self.run))
-        except Exception as error:
-            self.reason = _words(error)
-            return None
-        return Shown(self.run, self.message, self.entry.fields)
 
 
 class Ingest:
@@ -430,11 +407,12 @@ class Ingest:
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
         self._complete |= {named: run for run, named in written.complete}
-        plan_themselves = {
-            run for run, backend in written.backends.items() if backends.plans_itself(backend)
+        planned = {
+            run for run, backend in written.backends.items() if not backends.plans_itself(backend)
         }
         for item in items:
-            item.plans_itself = item.run in plan_themselves
+            item.planned = item.run in planned
+            item.step = written.steps.get(item.run)
             if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
         if self._repeated:  # perhaps ingest ended before it said that the run has its Hello
@@ -495,6 +473,7 @@ class Ingest:
         whole = _Item(item.entry, item.run, hello, packed=packed)
         ended = self._write([whole], stop) if self._check([whole], sound=True) else set()
         item.reason, item.tries = whole.reason, whole.tries
+        item.planned, item.step = whole.planned, whole.step
         item.completes = whole.reason is None
         return ended
 
@@ -507,12 +486,10 @@ class Ingest:
     def _settle(self, client: redis.Redis, items: list[_Item], ended: set[str]) -> None:
         """Publish, reject and acknowledge messages in one transaction."""
         pipeline = client.pipeline(transaction=True)
-        shown = [item.shown() for item in items]
         bad = [item for item in items if item.reason is not None]
         for item in bad:
             rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
-        for run, fields in _together(shown):
-            pipeline.xadd(live(run), fields, maxlen=LIVE_LENGTH)
+        _publish(client, pipeline, [item for item in items if item.reason is None])
         for run in {
             each.run for each in items if each.completes or isinstance(each.message, Hello)
         } - ended:
@@ -530,36 +507,28 @@ class Ingest:
         rejected.bound(client, [(item.entry.stream, number) for item, number in notes])
 
 
-def _together(shown: Iterable[Shown | None]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """The entries of live streams: several messages of records that follow each other as one."""
-    waiting: dict[str, list[Shown]] = {}
-    counts: Counter[str] = Counter()  # of records
-    for each in shown:
-        if each is None:
-            continue
-        count = _TOGETHER
-        if isinstance(each.message, StepBatch) and len(each.message.records) <= _FEW:
-            count = max(1, len(each.message.records))
-        if counts[each.run] + count > _TOGETHER:
-            yield from _joined(waiting.pop(each.run, []))
-            counts[each.run] = 0
-        if count < _TOGETHER:
-            waiting.setdefault(each.run, []).append(each)
-            counts[each.run] += count
+def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) -> None:
+    """Tell controllers and open pages of what is stored, as parts of a transaction."""
+    committed: dict[str, list[msgspec.Raw]] = {}
+    changed: dict[str, int | None] = {}
+    for item in items:
+        if item.completes:  # a Hello too large for the live stream
+            data = encode(RunChanged(), item.run)[b"data"]
         else:
-            yield each.run, each.fields
-    for rest in waiting.values():
-        yield from _joined(rest)
-
-
-def _joined(shown: Sequence[Shown]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Messages of one run's records as one."""
-    if len(shown) == 1:
-        yield shown[0].run, shown[0].fields
-    elif shown:
-        batches = [each.message for each in shown if isinstance(each.message, StepBatch)]
-        records = [record for batch in batches for record in batch.records]
-        yield shown[0].run, encode(StepBatch(records), shown[0].run)
+            data = item.entry.fields.get(b"data", b"")
+        if item.planned and (item.completes or isinstance(item.message, _PLANNED_ON)):
+            committed.setdefault(item.run, []).append(msgspec.Raw(data))
+        if item.completes or item.step is not None or isinstance(item.message, _SHOWN):
+            steps = [step for step in (changed.get(item.run), item.step) if step is not None]
+            changed[item.run] = min(steps, default=None)
+    if committed:
+        seconds, _ = client.time()
+        oldest = f"{1_000 * (seconds - _LIVE_S):.0f}-0"
+        for run, messages in committed.items():
+            pipeline.xadd(live(run), encode(Committed(messages), run), minid=oldest)
+    if changed:
+        fields = {run: b"" if step is None else b"%d" % step for run, step in changed.items()}
+        pipeline.xadd(CHANGES, fields, maxlen=CHANGES_LENGTH)
 
 
 def _words(error: Exception) -> str:

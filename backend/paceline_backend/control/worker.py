@@ -28,7 +28,6 @@ from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.control.nodes.watch import Watch
 from paceline_backend.control.periodic import Periodic
-from paceline_backend.control.trimming import Trimmer
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
 from paceline_backend.server.floods import Guard
@@ -129,6 +128,5 @@ def _parts(
         Periodic("silent runs", silence.LOOK_S, silence.Sweep(store, settings.bus).look),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
         Periodic("sums by day", 5.0, partial(upkeep.sum_up, store, stop)),
-        Periodic("live streams", 10.0, partial(Trimmer(store).look, bus)),
         Periodic("pruning", 60.0, partial(upkeep.prune_runs, store, keep, stop)),
     ]

@@ -12,9 +12,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from paceline.wire import (
-    LIVE_LENGTH,
+    CHANGES,
+    CHANGES_LENGTH,
     TELEMETRY,
     RunChanged,
+    SwitchRequested,
     control,
     live,
     node_telemetry,
@@ -107,6 +109,16 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
     return pipeline.execute()
 
 
+def announce(client: redis.Redis, run: str, message: RunChanged | SwitchRequested) -> None:
+    """Tells a run's controller and open pages of a change that the control plane has committed.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    publish(client, live(run), message, run)
+    client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
+
+
 def tell_end(client: redis.Redis, run: str) -> None:
     """Tells all who follow a run that the control plane itself has ended it.
 
@@ -114,7 +126,7 @@ def tell_end(client: redis.Redis, run: str) -> None:
     ask the database when the bus is back.
     """
     try:
-        publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
+        announce(client, run, RunChanged())
         expire(client, run)
     except redis.RedisError as error:
         log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
@@ -123,7 +135,7 @@ def tell_end(client: redis.Redis, run: str) -> None:
 def tell_change(client: redis.Redis, run: str) -> None:
     """Tells all who follow a run that its row is another; a bus that is away is logged."""
     try:
-        publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
+        announce(client, run, RunChanged())
     except redis.RedisError as error:
         log.warning("run %s has changed; open pages show it later: %s", run, error)
 

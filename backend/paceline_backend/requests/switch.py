@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.wire import LIVE_LENGTH, SwitchRequested, live
-from paceline.wire.bus import publish
+from paceline.wire import SwitchRequested
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import check_policy, check_stream, refuse_observed
 from paceline_backend.store import Connection, Store, runs, switches
@@ -67,5 +66,5 @@ def switch(
             row = switches.add(connection, run, policy, parameters, by.known_as, by.why)
         made = {**row, "revision": revision}
         message = SwitchRequested(made["version"], policy, made["requested_at"])
-        publish(bus, live(run), message, run, maxlen=LIVE_LENGTH)
+        streams.announce(bus, run, message)
     return made

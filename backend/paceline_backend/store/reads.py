@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -147,46 +147,6 @@ def shown_steps(world: int | None, most: int) -> int:
     Reading goes through all ranks, whether they are shown or not.
     """
     return most if shown_every(world) == 1 else max(2, min(most, _SHOWN_CELLS // (world or 1)))
-
-
-def new_steps(
-    connection: sa.Connection,
-    run: int,
-    wanted: Sequence[int],
-    known: Mapping[int, float],
-    every: int = 1,
-) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Those of some steps that are complete: columns as `step_columns`, and flat ones per rank.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        wanted: the steps.
-        known: step → its end: of these only what has another end by now.
-        every: of the ranks only each so many-th; `shown_every`.
-    """
-    base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
-    complete = connection.execute(
-        sa.select(*base, *named(METRICS))
-        .where(steps.c.run == run, steps.c.step.in_(wanted))
-        .order_by(steps.c.step)
-    ).all()
-    complete = [row for row in complete if known.get(row.step) != row.ended_at]
-    cells = connection.execute(
-        sa.select(worker_steps.c.rank, worker_steps.c.step, *CELLS.values())
-        .select_from(joined)
-        .where(
-            worker_steps.c.run == run,
-            worker_steps.c.step.in_([row.step for row in complete]),
-            steps.c.step.is_not(None),
-            *([worker_steps.c.rank % every == 0] if every > 1 else []),
-        )
-        .order_by(worker_steps.c.step, worker_steps.c.rank)
-    ).all()
-    return (
-        _columns(["step", "epoch", "ended_at", *METRICS], complete),
-        _columns(["rank", "step", *CELLS], cells),
-    )
 
 
 def segment_rows(

@@ -70,6 +70,14 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What an event about a run says of it."""
+
+    state: str
+    revision: int
+
+
+@dataclass(frozen=True)
 class Launched:
     """A run's latest launch."""
 
@@ -332,6 +340,13 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 def hello(connection: sa.Connection, key: int) -> Hello | None:
     """The latest Hello of a run's leader; None if it cannot be used."""
     return hellos.of_run(connection, key)
+
+
+def standing(connection: sa.Connection, ids: Collection[str]) -> dict[str, Standing]:
+    """Return state and revision of the runs of these ids; those that the store has."""
+    c = runs.c
+    query = sa.select(c.id, c.state, c.revision).where(c.id.in_(ids), _KEPT)
+    return {row.id: Standing(row.state, row.revision) for row in connection.execute(query)}
 
 
 def latest_attempt(connection: sa.Connection, key: int) -> int | None:

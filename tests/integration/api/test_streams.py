@@ -11,15 +11,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import redis
 
-from paceline.wire import RunChanged, StepBatch, live
-from paceline.wire.bus import publish
-from paceline_backend.api.live.changes import Changes
+from paceline.wire import CHANGES, StepBatch
 from paceline_backend.api.live.reader import Follower, Reader
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, telemetry
@@ -35,7 +32,12 @@ def committed(store: Store, bus: redis.Redis, run: str, step: int) -> None:
     """A step of both ranks as ingest stores and publishes it."""
     both = StepBatch([record(step, 0), record(step, 1)])
     telemetry.write(store, [(run, hello()), (run, both)])
-    publish(bus, live(run), both, run)
+    changed(bus, run, step)
+
+
+def changed(bus: redis.Redis, run: str, step: int | None = None) -> None:
+    """What ingest publishes for open pages."""
+    bus.xadd(CHANGES, {run: "" if step is None else step})
 
 
 def connections(bus: redis.Redis) -> int:
@@ -60,8 +62,8 @@ class Pages:
                     self.open += 1
                 elif line.startswith("data: "):
                     event = json.loads(line[6:])
-                    if event["type"] == "steps":
-                        self.steps.update(set(event["step"]))
+                    if event.get("step") is not None:
+                        self.steps[event["step"]] += 1
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
@@ -119,26 +121,6 @@ def test_many_streams_share_few_connections(store: Store, tmp_path: Path, stream
         until(lambda: _followers(client) == 0, "all streams are closed")
 
 
-def test_the_first_questions_after_an_outage_are_answered(store: Store, tmp_path: Path) -> None:
-    """A page that does not learn its position starts anew once more."""
-
-    async def asked(bus: EmbeddedBus, wanted: list[str]) -> None:
-        reader = Reader(store, bus.url)
-        try:
-            for _ in range(2):
-                # As many at once as take all connections, which the bus closes when it is killed.
-                assert await asyncio.gather(*map(reader.position, RUNS * 4)) == wanted * 4
-                await asyncio.to_thread(bus.kill)
-                await asyncio.to_thread(bus.start)
-        finally:
-            await reader.close()
-
-    with EmbeddedBus(tmp_path / "bus") as bus:
-        with redis.Redis.from_url(bus.url) as client:
-            wanted = [client.xadd(live(run), {"v": "1"}).decode() for run in RUNS]
-        asyncio.run(asked(bus, wanted))
-
-
 @contextmanager
 def opened(url: httpx.URL, path: str) -> Iterator[socket.socket]:
     """A browser that has asked for a page and reads only what the test reads."""
@@ -161,29 +143,21 @@ def heard_until(connection: socket.socket, word: bytes) -> bytes:
     return bytes(heard)
 
 
-def test_a_slow_browser_is_told_to_start_anew(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Follower, "most_bytes", 1_000_000)
-    events, size = 30, 1_000_000
-    add_run(store, "r", args=["x" * size])  # so a `run` event has a megabyte
-    path = "/api/v1/runs/r/events"
-    with (
-        serving(store, bus_url) as client,
-        redis.Redis.from_url(bus_url) as bus,
-        opened(client.base_url, path) as slow,
-        opened(client.base_url, path) as fast,
-    ):
-        heard_until(slow, b": welcome")
-        heard_until(fast, b": welcome")
-        for _ in range(events):
-            publish(bus, live("r"), RunChanged(), "r")
-            heard_until(fast, b'"type":"run"')
-        heard = heard_until(slow, b'"reset"')
-        assert len(heard) < events * size / 2, "all of it waited in the server's memory"
-        assert "paceline_event_streams_reset_total 1.0" in client.get("/metrics").text
-        publish(bus, live("r"), RunChanged(), "r")
-        heard_until(slow, b'"type":"run"')
+def test_a_slow_browser_gets_one_event_of_all_that_it_missed() -> None:
+    async def told() -> None:
+        follower = Follower()
+        assert follower.take() is None
+        for step, revision in ((7, 0), (None, 1), (5, 1), (8, 2)):
+            follower.put({"type": "change", "step": step, "revision": revision})
+        await follower.wait(DEADLINE_S)
+        assert follower.take() == {"type": "change", "step": 5, "revision": 2}
+        assert follower.take() is None
+        follower.put({"type": "end", "step": None, "revision": 2})
+        follower.end()
+        assert follower.over
+        assert follower.take() == {"type": "end", "step": None, "revision": 2}
+
+    asyncio.run(told())
 
 
 def test_streams_of_a_client_are_limited(store: Store, bus_url: str) -> None:
@@ -206,78 +180,19 @@ def test_streams_of_a_client_are_limited(store: Store, bus_url: str) -> None:
             heard_until(page, b": welcome")
 
 
-def test_a_page_that_joins_others_misses_no_step(store: Store, bus_url: str) -> None:
-    """The others were told of the step between the newcomer's snapshot and its stream."""
-    add_run(store, "r")
-    first, second = StepBatch([record(0, 0)]), StepBatch([record(0, 1)])
-    path = "/api/v1/runs/r"
-    with (
-        serving(store, bus_url) as client,
-        redis.Redis.from_url(bus_url) as bus,
-        opened(client.base_url, f"{path}/events") as other,
-    ):
-        heard_until(other, b": welcome")
-        telemetry.write(store, [("r", hello()), ("r", first)])
-        stamp = publish(bus, live("r"), hello(), "r").decode()  # the newcomer's snapshot: no step
-        heard_until(other, b'"type":"run"')
-        telemetry.write(store, [("r", second)])
-        since = publish(bus, live("r"), first, "r").decode()
-        heard_until(other, b'"type":"steps"')
-        assert stamp < since
-        with opened(client.base_url, f"{path}/events?since={since}") as newcomer:
-            heard_until(newcomer, b": welcome")
-            until(lambda: _followers(client) == 2, "the newcomer's stream")
-            publish(bus, live("r"), second, "r")
-            heard_until(newcomer, b'"type":"steps"')
-
-
-def test_a_slow_run_holds_up_no_other(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the database answers for one run, others' clients are told."""
-    began, go_on, events_of = threading.Event(), threading.Event(), Changes.of
-
-    def slow(self: Changes, *given: Any) -> Any:
-        if self.run == "r0":
-            began.set()
-            assert go_on.wait(DEADLINE_S)
-        return events_of(self, *given)
-
-    monkeypatch.setattr(Changes, "of", slow)
-    for run in RUNS[:2]:
-        add_run(store, run)
-    path = "/api/v1/runs/{}/events"
-    with (
-        serving(store, bus_url) as client,
-        redis.Redis.from_url(bus_url) as bus,
-        opened(client.base_url, path.format("r0")) as stuck,
-        opened(client.base_url, path.format("r1")) as other,
-    ):
-        try:
-            for page in (stuck, other):
-                heard_until(page, b": welcome")
-            publish(bus, live("r0"), RunChanged(), "r0")
-            assert began.wait(DEADLINE_S)
-            publish(bus, live("r1"), RunChanged(), "r1")
-            heard_until(other, b'"type":"run"')
-        finally:
-            go_on.set()
-        heard_until(stuck, b'"type":"run"')
-
-
 def test_a_fault_of_the_reader_does_not_end_the_streams(
     store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
-    rounds = Reader._round
+    follow = Reader._follow
 
-    async def once_failing(self: Reader) -> bool:
+    async def once_failing(self: Reader) -> None:
         if not failed.is_set():
             failed.set()
             raise RuntimeError("of this test")
-        return await rounds(self)
+        await follow(self)
 
-    monkeypatch.setattr(Reader, "_round", once_failing)
+    monkeypatch.setattr(Reader, "_follow", once_failing)
     add_run(store, "r")
     with (
         serving(store, bus_url) as client,
@@ -286,8 +201,9 @@ def test_a_fault_of_the_reader_does_not_end_the_streams(
     ):
         heard_until(page, b": welcome")
         assert failed.wait(DEADLINE_S)
-        publish(bus, live("r"), RunChanged(), "r")
-        heard_until(page, b'"type":"run"')
+        heard_until(page, b'"type":"change"')
+        changed(bus, "r", 3)
+        heard_until(page, b'"step":3')
 
 
 def _followers(client: httpx.Client) -> int:

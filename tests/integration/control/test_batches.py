@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, Message, RunState, State, StepBatch, decode, live
+from paceline.wire import INGEST_GROUP, TELEMETRY, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
 from paceline_backend.control.consumer import Consumer, Entry, in_order
 from paceline_backend.requests.rejected import REJECTED
@@ -41,11 +39,8 @@ def test_records_that_follow_each_other_are_published_together(
         until(lambda: settled(bus), "all is acknowledged")
     assert ingest.stats.batches == 1
     assert said(bus, live("r")) == [part for message in sent for part in parts(message)]
-    entries: Any = bus.xrange(live("r"))
-    sizes = [len(parts(decode(fields)[1])) for _, fields in entries]
-    assert sizes == [1, 100, 100, 50, 1, 5, 120, 1]
     assert said(bus, live("other"))[1:] == [record(0, rank) for rank in range(3)]
-    assert bus.xlen(live("other")) == 2
+    assert bus.xlen(live("r")) == bus.xlen(live("other")) == 1
 
 
 def test_a_batch_grows_until_it_has_many_bytes(bus: redis.Redis) -> None:

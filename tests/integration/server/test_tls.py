@@ -16,8 +16,8 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.node.client import Client, ServerUnreachable
-from paceline.wire import ENDED, RunChanged, live
-from paceline.wire.bus import connect, publish
+from paceline.wire import CHANGES, ENDED
+from paceline.wire.bus import connect
 from paceline_backend.demo import example
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
@@ -100,10 +100,15 @@ def test_event_streams_know_who_may_sign(tmp_path: Path, monkeypatch: pytest.Mon
         connect(bus.url) as writer,
     ):
         add_run(store, "r")
-        number = publish(writer, live("r"), RunChanged(), "r").decode()
         address = bus.url.replace("redis://", "rediss://").replace(f":{bus.port}", f":{port}")
-        with web.serving(store, address) as client:
-            assert client.get("/api/v1/runs/r/snapshot").json()["since"] == number
+        with (
+            web.serving(store, address) as client,
+            client.stream("GET", "/api/v1/runs/r/events", timeout=DEADLINE_S) as stream,
+        ):
+            lines = stream.iter_lines()
+            assert next(lines) == ": welcome"
+            writer.xadd(CHANGES, {"r": "7"})
+            assert any('"step":7' in line for line in lines)
 
 
 @contextmanager

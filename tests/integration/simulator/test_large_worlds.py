@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -59,10 +57,9 @@ def test_shows_each_third_rank(
     run = http.get(path).json()
     assert (run["world"], run["step"], run["emulated"]) == (WORLD, STEPS - 1, None)
 
-    snapshot = http.get(f"{path}/snapshot", params={"last": 500, "worker_last": 8}).json()
-    assert snapshot["steps"]["step"] == list(range(STEPS))
-    assert snapshot["worker_steps"]["ranks"] == shown
-    assert snapshot["worker_steps"]["step"] == list(range(STEPS - 8, STEPS))
+    new = http.get(f"{path}/view", params={"since": STEPS - 4}).json()
+    assert new["steps"]["step"] == new["heat"]["step"] == list(range(STEPS - 3, STEPS))
+    assert new["heat"]["world"] == WORLD
 
     table = http.get(f"{path}/worker-steps").json()
     assert table["ranks"] == shown
@@ -79,19 +76,8 @@ def test_shows_each_third_rank(
     coverage = http.get(f"{path}/coverage").json()
     assert coverage["epochs"][0]["used"] == 8 * 2 * WORLD
 
-    cells = [event for event in all_events(http, path) if event["type"] == "worker_steps"]
-    ranks = {rank for event in cells for rank in event["rank"]}
-    steps = {step for event in cells for step in event["step"]}
-    assert (sorted(ranks), sorted(steps)) == (shown, list(range(STEPS)))
-
     monkeypatch.setattr(reads, "_SHOWN_CELLS", 4 * WORLD)
     table = http.get(f"{path}/worker-steps").json()
     assert (table["ranks"], table["step"]) == (shown, [0, 4, 8])
     asked = http.get(f"{path}/worker-steps", params={"ranks": "1"}).json()
     assert asked["step"] == list(range(STEPS)), "named: all steps"
-
-
-def all_events(http: httpx.Client, path: str) -> list[dict[str, Any]]:
-    """All events of the run; their stream ends, since the run has."""
-    text = http.get(f"{path}/events", params={"since": "0-0"}).text
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]

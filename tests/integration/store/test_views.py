@@ -114,17 +114,19 @@ def test_a_rank_without_a_record_is_unknown(store: Store) -> None:
     assert np.isnan(decoded(heat)).tolist() == [[False, False], [False, True]]
 
 
-def test_the_columns_of_single_steps_are_those_of_the_view(store: Store) -> None:
+def test_the_columns_of_the_newest_steps_are_those_of_the_view(store: Store) -> None:
     new_run(store, 300)
     key = fill(
         store, 300, 0, 6, lambda step, rank: 3.0 if (step, rank) == (4, 299) else 0.1 * step + 0.1
     )
     with store.read() as connection:
-        heat = views.heat_at(connection, key, 300, [2, 4])
+        heat = views.newest(connection, key, 300, 2)["heat"]
         whole = views.view(connection, key, 300)["heat"]
-    assert (heat["step"], heat["rows"], heat["together"]) == ([2, 4], 150, 2)
-    assert decoded(heat) == pytest.approx(decoded(whole)[:, [2, 4]], rel=0.02)
-    assert decoded(heat)[149, 1] == pytest.approx(3.0)
+        none = views.newest(connection, key, 300, 0)
+    assert (heat["step"], heat["rows"], heat["together"]) == ([4, 5], 150, 2)
+    assert decoded(heat) == pytest.approx(decoded(whole)[:, [4, 5]], rel=0.02)
+    assert decoded(heat)[149, 0] == pytest.approx(3.0)
+    assert none["steps"]["step"] == none["worker_steps"]["step"] == none["heat"]["step"] == []
 
 
 def test_a_run_without_steps(store: Store) -> None:

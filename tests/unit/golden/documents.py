@@ -50,10 +50,8 @@ _RUN = (
     "/attribution",
     "/attribution?from=0&to=30&points=6",
     "/auto",
-    "/snapshot",
-    "/snapshot?last=12&worker_last=3",
-    "/events",
-    "/events?since=x",
+    "/view?last=12",
+    "/view?since=20",
 )
 _KEPT = "/whatif"  # where a forecast is kept: a new one would be made at other times
 _DECIMALS = 9

@@ -6,8 +6,9 @@ import { answerOf } from "./views.js";
 
 const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i);
 const steps = (from, to) => ({ step: range(from, to), se: range(from, to).map((step) => step / 10) });
-const flat = (step, ranks) => ({
-  step: ranks.map(() => step), rank: ranks, compute_s: ranks.map((rank) => rank + 0.5), ett_s: ranks.map(() => null), share: ranks.map(() => 0.5),
+const table = (numbers, ranks) => ({
+  bucket: 1, ranks, step: numbers,
+  ...Object.fromEntries(["compute_s", "ett_s", "share"].map((name) => [name, ranks.map((rank) => numbers.map(() => rank + 0.5))])),
 });
 const segment = (first_step, more = {}) => ({ first_step, steps: 2, source: "controller", why: "", fallback: "", ...more });
 
@@ -58,59 +59,55 @@ describe("steps", () => {
 describe("how far back steps reach", () => {
   test("to the oldest one here", () => {
     data.addSteps(steps(10, 20));
-    data.addFlat(flat(10, [0]), 1);
+    data.addHeat(answerOf([10], 1).heat);
     assert.deepEqual([data.reachesBackTo(10), data.reachesBackTo(9)], [true, false]);
   });
   test("a resumed run's first step is enough", () => {
     data.begins = 10;
     data.addSteps(steps(10, 20));
-    data.addFlat(flat(10, [0]), 1);
+    data.addHeat(answerOf([10], 1).heat);
     assert.equal(data.reachesBackTo(0), true);
   });
   test("the heat map counts, too", () => {
     data.addSteps(steps(10, 20));
     assert.equal(data.reachesBackTo(10), false);
-    for (const step of range(15, 20)) data.addFlat(flat(step, [0, 1]), 2);
+    data.addHeat(answerOf(range(15, 20), 1).heat);
     assert.deepEqual([data.reachesBackTo(10), data.reachesBackTo(15)], [false, true]);
   });
 });
 
 describe("cells of ranks", () => {
-  test("of an event", () => {
-    data.addFlat(flat(3, [0, 1]), 2);
-    assert.deepEqual([...data.cells.get(3).compute_s], [0.5, 1.5]);
-    assert.deepEqual([...data.cells.get(3).ett_s], [NaN, NaN]);
-    assert.deepEqual(data.ranks, [0, 1]);
-  });
-  test("that come one by one: the others' are kept, unknown ones are NaN", () => {
-    data.addFlat(flat(3, [0]), 3);
-    data.addFlat(flat(3, [2]), 3);
-    assert.deepEqual([...data.cells.get(3).compute_s], [0.5, NaN, 2.5]);
-    assert.deepEqual(data.ranks, [0, 2]);
-  });
   test("of a table of some ranks stand at their ranks", () => {
     data.addTable({ ranks: [1, 3], step: [7], compute_s: [[0.1], [null]], ett_s: [[0.2], [0.4]], share: [[0.5], [0.5]] });
     const { compute_s, ett_s } = data.cells.get(7);
     assert.deepEqual([...compute_s], [...new Float32Array([NaN, 0.1, NaN, NaN])]);
     assert.deepEqual([...ett_s], [...new Float32Array([NaN, 0.2, NaN, 0.4])]);
   });
-  test("of many ranks are none: the heat map has them", () => {
-    data.addFlat(flat(3, range(0, 16)), 17);
-    assert.deepEqual([data.cells.size, data.heat.get(3).values.length], [0, 17]);
-  });
 });
 
-describe("the heat map of more than 1,024 workers", () => {
-  const ranks = range(0, 2099).filter((rank) => rank % 3 === 0);
-  test("is not made of events that have only some of them", () => {
-    data.addFlat(flat(3, ranks), 2100);
-    assert.equal(data.heat.size, 0);
+describe("what is new since an earlier answer", () => {
+  test("joins what is there: what comes again counts once", () => {
+    data.start(answerOf(range(0, 5), 1));
+    data.add(answerOf(range(4, 8), 1, [8]));
+    data.add(answerOf(range(4, 8), 1, [8]));
+    assert.deepEqual([data.latest, data.current], [8, 8]);
+    for (const map of [data.steps, data.cells, data.heat]) assert.deepEqual([...map.keys()].sort(), range(0, 8));
+    assert.deepEqual([...data.heat.get(8).values], [3]);
   });
-  test("comes with events of its own: what comes again counts once", () => {
-    const { heat } = answerOf([3, 4], 1, [4]);
-    data.addHeat(heat);
-    data.addHeat(heat);
-    assert.deepEqual([...data.heat].map(([step, { values }]) => [step, ...values]), [[3, 1], [4, 3]]);
+  test("of a restarted run are steps that are trained again", () => {
+    data.start(answerOf(range(0, 9), 1));
+    data.add({ ...answerOf(range(4, 9), 1, [4]), run: { step: 4 } });
+    assert.deepEqual([data.latest, data.current, ...data.heat.get(4).values], [9, 4, 3]);
+  });
+  test("has spans without a controller, which join those that are known", () => {
+    data.start({ ...answerOf(range(0, 9), 1), coasts: [[2, 3]] });
+    data.add({ ...answerOf(range(4, 9), 1), coasts: [[4, 5], [8, 9]] });
+    assert.deepEqual(data.coasts, [[2, 6], [8, 10]]);
+  });
+  test("may be nothing", () => {
+    data.start(answerOf(range(0, 5), 1));
+    data.add({ ...answerOf([], 1), run: { step: 5 } });
+    assert.deepEqual([data.latest, data.current, data.heat.size], [5, 5, 6]);
   });
 });
 
@@ -222,7 +219,7 @@ describe("switches", () => {
 describe("views", () => {
   test("hold the steps asked for", () => {
     data.addSteps(steps(0, 9));
-    for (const step of range(0, 9)) data.addFlat(flat(step, [0, 1]), 4);
+    data.addTable(table(range(0, 9), [0, 1]));
     const view = data.view(3, 5, 4);
     assert.deepEqual([view.step, view.cellStep, view.ranks, view.world], [[3, 4, 5], [3, 4, 5], [0, 1], 4]);
     assert.deepEqual(view.metrics.se, [0.3, 0.4, 0.5]);
@@ -230,10 +227,10 @@ describe("views", () => {
   });
   test("of nothing are empty", () => assert.deepEqual(data.view(0, 9, 4).metrics, {}));
   test("have the heat map of the same steps", () => {
-    for (const step of range(0, 9)) data.addFlat(flat(step, [0, 1]), 2);
-    const { heat } = data.view(3, 5, 2);
-    assert.deepEqual([heat.step, heat.rows, heat.together, heat.bucket], [[3, 4, 5], 2, 1, 1]);
-    assert.deepEqual([...heat.values], [0.5, 0.5, 0.5, 1.5, 1.5, 1.5]);
-    assert.deepEqual(heat.bands.compute_p50, [1, 1, 1]);
+    data.add(answerOf(range(0, 9), 1, [4]));
+    const { heat } = data.view(3, 5, 1);
+    assert.deepEqual([heat.step, heat.rows, heat.together, heat.bucket], [[3, 4, 5], 1, 1, 1]);
+    assert.deepEqual([...heat.values], [1, 3, 1]);
+    assert.deepEqual(heat.bands.compute_p50, [1, 3, 1]);
   });
 });

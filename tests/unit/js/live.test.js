@@ -24,7 +24,7 @@ class Stream {
 const { setTimeout: later, clearTimeout: never } = globalThis;
 let made = 0;
 let timers; // number → task: what waits for its time
-let streams, loads, ended, events, problems, live;
+let streams, loads, asked, problems, ended, live;
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 /** All that waits for its time has its turn. */
 function pass() {
@@ -40,9 +40,10 @@ beforeEach(() => {
   globalThis.clearTimeout = (timer) => timers.delete(timer);
   newDocument().add("connection-status");
   globalThis.EventSource = Stream;
-  [streams, loads, ended, events, problems] = [[], [], false, [], []];
+  [streams, loads, asked, problems, ended] = [[], [], [], [], false];
   const load = (current) => new Promise((resolve, reject) => loads.push({ current, resolve, reject }));
-  live = new Live("a run", load, { event: (e) => events.push(e), problem: (e) => problems.push(e), ended: () => ended });
+  const news = (step, opened) => new Promise((resolve, reject) => asked.push({ step, opened, resolve, reject }));
+  live = new Live("a run", load, { news, ended: () => ended, problem: (e) => problems.push(e) });
   live.open();
 });
 
@@ -52,26 +53,62 @@ afterEach(() => {
 });
 
 async function connected() {
-  loads.at(-1).resolve("7-0");
+  loads.at(-1).resolve();
   await settled();
   streams.at(-1).onopen();
 }
 
+/** The server answers what the page has asked for, and the page may ask again. */
+async function answered() {
+  asked.at(-1).resolve();
+  await settled();
+  pass();
+  await settled();
+}
+const questions = () => asked.map(({ step, opened }) => [step, opened]);
+
 describe("the page of a run", () => {
-  test("loads, then follows the events from there", async () => {
+  test("loads, then asks for what came before the stream was open, and with each event", async () => {
     assert.equal(status(), "connecting…");
     await connected();
-    assert.match(String(streams[0].url), /api\/v1\/runs\/a%20run\/events\?since=7-0$/);
+    assert.match(String(streams[0].url), /api\/v1\/runs\/a%20run\/events$/);
     assert.equal(status(), "live");
-    streams[0].tell({ type: "run", step: 3 });
-    assert.deepEqual(events, [{ type: "run", step: 3 }]);
+    assert.deepEqual(questions(), [[null, true]]);
+    await answered();
+    streams[0].tell({ type: "change", step: 3, revision: 0 });
+    assert.deepEqual(questions(), [[null, true], [3, false]]);
   });
 
-  test("loads again when events were lost", async () => {
+  test("asks one question at a time, and then for the earliest step of all events that came", async () => {
     await connected();
-    streams[0].tell({ type: "reset" });
+    for (const step of [7, null, 5, 6]) streams[0].tell({ type: "change", step, revision: 0 });
+    assert.equal(asked.length, 1);
+    asked[0].resolve();
+    await settled();
+    assert.equal(asked.length, 1, "no sooner than after a pause");
+    pass();
+    await settled();
+    assert.deepEqual(questions().slice(1), [[5, false]]);
+    await answered();
+    assert.equal(asked.length, 2);
+  });
+
+  test("starts again where a question is not answered", async () => {
+    await connected();
+    asked[0].reject(new ApiError(503, "away"));
+    await settled();
+    assert.deepEqual([status(), streams[0].closed], ["connection lost, retrying", true]);
+    pass();
     assert.equal(loads.length, 2);
-    assert.ok(streams[0].closed && !events.length);
+  });
+
+  test("asks with the next event where a question was refused", async () => {
+    await connected();
+    asked[0].reject(new ApiError(429, "too many"));
+    await settled();
+    assert.deepEqual([loads.length, problems.length], [1, 1]);
+    streams[0].tell({ type: "change", step: 3, revision: 0 });
+    assert.equal(asked.length, 2);
   });
 
   test("says what the server waits for", async () => {
@@ -80,7 +117,7 @@ describe("the page of a run", () => {
       streams[0].tell({ type: "waiting", for: awaited });
       assert.equal(status(), words);
     }
-    assert.deepEqual([loads.length, events], [1, []]);
+    assert.deepEqual([loads.length, asked.length], [1, 1]);
   });
 
   test("tries again later while the server is away", async () => {
@@ -110,9 +147,7 @@ describe("the page of a run", () => {
 });
 
 describe("the page of an ended run", () => {
-  beforeEach(() => {
-    ended = true;
-  });
+  const end = () => streams.at(-1).tell({ type: "end", step: null, revision: 0 });
 
   test("is loaded once at a time: reopening waits for a load that is under way", async () => {
     for (let i = 0; i < 5; i++) live.reopen();
@@ -122,18 +157,38 @@ describe("the page of an ended run", () => {
     assert.equal(streams.length, 1);
   });
 
-  test("rests when the server ends the stream", async () => {
+  test("rests when it has asked for the last time, which the end of the stream does not hurry", async () => {
     await connected();
+    end();
     streams[0].onerror();
-    pass();
-    assert.deepEqual([status(), loads.length], ["run ended", 1]);
+    assert.equal(status(), "live");
+    await answered();
+    assert.equal(asked.length, 2);
+    await answered();
+    assert.deepEqual([status(), loads.length, asked.length, streams[0].closed], ["run ended", 1, 2, true]);
+  });
+
+  test("that has loaded all of it asks nothing more", async () => {
+    ended = true;
+    await connected();
+    end();
+    assert.deepEqual([status(), loads.length, asked.length, streams[0].closed], ["run ended", 1, 0, true]);
+  });
+
+  test("asks again when somebody lets the run go on", async () => {
+    ended = true;
+    await connected();
+    streams[0].tell({ type: "change", step: 3, revision: 0 });
+    assert.deepEqual(questions(), [[3, false]]);
   });
 
   test("is loaded again for late telemetry, once it rests", async () => {
     await connected();
     live.reopen();
     assert.equal(loads.length, 1, "the stream is open");
-    streams[0].onerror();
+    await answered();
+    end();
+    await answered();
     live.reopen();
     live.reopen();
     assert.equal(loads.length, 2);
@@ -162,7 +217,7 @@ describe("a page that is hidden", () => {
     document.hidden = true;
     document.dispatch("visibilitychange");
     assert.equal(loads[0].current(), false);
-    loads[0].resolve("7-0");
+    loads[0].resolve();
     await settled();
     assert.equal(streams.length, 0);
   });

@@ -13,26 +13,26 @@ describe("evaluations", () => {
   });
   test("come again when further ranks have given their part", () => {
     const metrics = new Metrics();
-    metrics.start([evaluation(3, { accuracy: 0.5 })]);
-    metrics.add(evaluation(1, { loss: 2 }));
-    metrics.add(evaluation(3, { accuracy: 0.75 }));
+    metrics.add([evaluation(3, { accuracy: 0.5 })]);
+    metrics.add([evaluation(1, { loss: 2 })]);
+    metrics.add([evaluation(3, { accuracy: 0.75 }, { ranks: 2 })]);
     assert.deepEqual(metrics.names, ["accuracy", "loss"]);
     assert.deepEqual(metrics.course.map(({ step, metrics: values }) => [step, values.accuracy]), [[1, undefined], [3, 0.75]]);
   });
   test("that a later attempt has undone go", () => {
     const metrics = new Metrics();
-    metrics.start([evaluation(3, { accuracy: 0.5 }), evaluation(7, { accuracy: 0.9 })]);
-    metrics.add(evaluation(4, { accuracy: 0.6 }, { attempt: 1 }));
+    metrics.add([evaluation(3, { accuracy: 0.5 }), evaluation(7, { accuracy: 0.9 })]);
+    metrics.add([evaluation(4, { accuracy: 0.6 }, { attempt: 1 })]);
     assert.deepEqual(metrics.course.map(({ step }) => step), [3, 4]);
   });
   test("that came while the answer was on its way stay, the newer of each step", () => {
     const metrics = new Metrics();
-    metrics.add(evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 }));
-    metrics.add(evaluation(5, { accuracy: 0.6 }, { at: 6 }));
-    metrics.add(evaluation(7, { accuracy: 0.7 }, { at: 8 }));
-    metrics.start([evaluation(3, { accuracy: 0.4 }, { at: 4 }), evaluation(5, { accuracy: 0.65 }, { at: 7 })]);
+    metrics.add([evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 })]);
+    metrics.add([evaluation(5, { accuracy: 0.6 }, { at: 6 })]);
+    metrics.add([evaluation(7, { accuracy: 0.7 }, { at: 8 })]);
+    metrics.add([evaluation(3, { accuracy: 0.4 }, { at: 4 }), evaluation(5, { accuracy: 0.65 }, { at: 7 })]);
     assert.deepEqual(metrics.course.map(({ step, metrics: values }) => [step, values.accuracy]), [[3, 0.5], [5, 0.65], [7, 0.7]]);
-    metrics.start([evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 }), evaluation(4, { accuracy: 0.3 }, { at: 9, attempt: 1 })]);
+    metrics.add([evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 }), evaluation(4, { accuracy: 0.3 }, { at: 9, attempt: 1 })]);
     assert.deepEqual(metrics.course.map(({ step }) => step), [3, 4]);
   });
   test("in words", () => {

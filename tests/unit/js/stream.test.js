@@ -5,7 +5,7 @@ import { follow } from "../../../dashboard/paceline_dashboard/assets/js/stream.j
 
 class Source {
   constructor(url) {
-    this.since = new URL(url).searchParams.get("since");
+    this.url = String(url);
     this.closed = false;
     sources.push(this);
   }
@@ -14,8 +14,8 @@ class Source {
     this.closed = true;
   }
 
-  tell(id) {
-    this.onmessage({ data: `event ${id}`, lastEventId: id });
+  tell(event) {
+    this.onmessage({ data: JSON.stringify(event) });
   }
 }
 
@@ -59,68 +59,68 @@ afterEach(() => {
   delete globalThis.navigator;
 });
 
-/** A tab that follows the run from a position; what it hears. */
-async function tab(since) {
+/** A tab that follows the run; what it hears. */
+async function tab() {
   const heard = { events: [], opened: 0, errors: 0 };
-  const on = { open: () => (heard.opened += 1), message: (_data, id) => heard.events.push(id), error: () => (heard.errors += 1) };
-  const stream = follow(new URL(`http://localhost/runs/r${number}/events`), since, on);
+  const on = { open: () => (heard.opened += 1), message: (event) => heard.events.push(event), error: () => (heard.errors += 1) };
+  const stream = follow(new URL(`http://localhost/runs/r${number}/events`), on);
   heard.close = () => stream.close();
   tabs.push(heard);
   await later();
   return heard;
 }
 
+const change = (step) => ({ type: "change", step, revision: 0 });
+const waiting = { type: "waiting", for: "bus" };
+
 describe("tabs of a browser", () => {
   test("share one stream, which tells all of them", async () => {
-    const first = await tab("5-0");
+    const first = await tab();
     sources[0].onopen();
-    const second = await tab("5-0");
-    assert.deepEqual([sources.length, sources[0].since], [1, "5-0"]);
-    assert.deepEqual([first.opened, second.opened], [1, 1]);
-    sources[0].tell("6-0");
+    const second = await tab();
+    assert.equal(sources.length, 1);
+    assert.deepEqual([first.opened, second.opened], [1, 1], "the second asks for what came before, too");
+    sources[0].tell(change(6));
     await later();
-    assert.deepEqual([first.events, second.events], [["6-0"], ["6-0"]]);
+    assert.deepEqual([first.events, second.events], [[change(6)], [change(6)]]);
   });
-  test("one that joins hears what came since its own position", async () => {
-    await tab("5-0");
+  test("one that joins hears what the server waits for", async () => {
+    await tab();
     sources[0].onopen();
-    for (const id of ["6-0", "7-0", "7-1", "10-0"]) sources[0].tell(id);
-    const second = await tab("7-1");
-    assert.deepEqual(second.events, ["7-1", "10-0"]);
+    for (const event of [change(6), waiting, change(7)]) sources[0].tell(event);
+    assert.deepEqual((await tab()).events, [waiting]);
   });
-  test("one that joins from before the stream's beginning lets it begin there", async () => {
-    const first = await tab("5-0");
-    const second = await tab("3-0");
-    assert.deepEqual(sources.map(({ since, closed }) => [since, closed]), [["5-0", true], ["3-0", false]]);
-    sources[1].onopen();
-    sources[1].tell("4-0");
-    await later();
-    assert.deepEqual([first.events, second.events], [["4-0"], ["4-0"]]);
-  });
-  test("go on from their own position when the one with the stream is closed", async () => {
-    const first = await tab("5-0");
+  test("one that joins before the stream is open hears when it is", async () => {
+    await tab();
+    const second = await tab();
+    assert.equal(second.opened, 0);
     sources[0].onopen();
-    const second = await tab("5-0");
-    sources[0].tell("6-0");
     await later();
+    assert.deepEqual([sources.length, second.opened], [1, 1]);
+  });
+  test("have another stream when the tab with the stream is closed, and ask again", async () => {
+    const first = await tab();
+    sources[0].onopen();
+    const second = await tab();
     first.close();
     await later();
-    assert.deepEqual(sources.map(({ since, closed }) => [since, closed]), [["5-0", true], ["6-0", false]]);
-    sources[1].tell("7-0");
+    assert.deepEqual(sources.map(({ closed }) => closed), [true, false]);
+    sources[1].onopen();
+    sources[1].tell(change(7));
     await later();
-    assert.deepEqual([first.events, second.events], [["6-0"], ["6-0", "7-0"]]);
+    assert.deepEqual([first.events, second.opened, second.events], [[], 2, [change(7)]]);
   });
   test("all hear that the stream broke", async () => {
-    const first = await tab("5-0");
-    const second = await tab("5-0");
+    const first = await tab();
+    const second = await tab();
     sources[0].onerror();
     await later();
     assert.deepEqual([first.errors, second.errors], [1, 1]);
   });
   test("have a stream each where the browser has no locks", async () => {
     delete globalThis.navigator;
-    await tab("5-0");
-    await tab("6-0");
-    assert.deepEqual(sources.map(({ since }) => since), ["5-0", "6-0"]);
+    await tab();
+    await tab();
+    assert.equal(sources.length, 2);
   });
 });

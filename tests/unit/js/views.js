@@ -32,14 +32,8 @@ export function answerOf(numbers, bucket, spikes = []) {
   const high = Math.max(...each(Math.max)[0], 1);
   const codes = each(Math.max)[0].map((value) => (value === 3 ? 255 : 1));
   return {
-    begins: 0, steps, coasts: [], switches: [], segments: [],
+    run: { step: numbers.at(-1) ?? null }, begins: 0, steps, coasts: [], switches: [], segments: [],
     worker_steps: { bucket, ranks: [0], step: starts, compute_s: average, ett_s: average, share: each(() => 1), compute_s_min: each(Math.min), compute_s_max: each(Math.max) },
     heat: { world: 1, together: 1, rows: 1, bucket, step: starts, low: 1, high, cells: btoa(String.fromCharCode(...codes)), ...bands },
   };
 }
-
-/** An event's flat columns of the same rank. */
-export const flatOf = (numbers, spikes = []) => ({
-  step: numbers, rank: numbers.map(() => 0), compute_s: numbers.map((step) => (spikes.includes(step) ? 3 : 1)),
-  ett_s: numbers.map(() => 1), share: numbers.map(() => 1),
-});

@@ -2,22 +2,22 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
 import { RunData } from "../../../dashboard/paceline_dashboard/assets/js/data.js";
-import { heatColumn, heatOf } from "../../../dashboard/paceline_dashboard/assets/js/heat.js";
+import { heatOf } from "../../../dashboard/paceline_dashboard/assets/js/heat.js";
 import { extended, viewOf } from "../../../dashboard/paceline_dashboard/assets/js/views.js";
-import { answerOf, flatOf, range, stepsOf } from "./views.js";
+import { answerOf, range } from "./views.js";
 
-/** A view of the steps up to `end` in buckets, and the stream's steps after it. */
+/** A view of the steps up to `end` in buckets, and the page's newest steps after it. */
 function together(end, last, bucket, spikes = []) {
   const data = new RunData();
-  data.addSteps(stepsOf(range(end - 3, last)));
-  data.addFlat(flatOf(range(end - 3, last), spikes), 1);
+  data.start(answerOf(range(end - 3, end), 1, spikes));
+  data.add(answerOf(range(end, last), 1, spikes));
   const view = viewOf(answerOf(range(0, end), bucket, spikes), 1);
   return extended(view, end, data, last);
 }
 
 const near = (values) => values.map((value) => (value === null || Number.isNaN(value) ? null : Number(value.toFixed(4))));
 
-describe("a view that the stream brings up to date", () => {
+describe("a view that newer steps bring up to date", () => {
   for (const bucket of [1, 3, 10]) {
     for (const end of [9, 10, 11, 12]) {
       test(`is the server's, of buckets of ${bucket}, from step ${end} on: no step is lost or counted twice`, () => {
@@ -54,13 +54,5 @@ describe("a heat map", () => {
   test("of equal times has that time", () => {
     const answer = { ...answerOf([0], 1).heat, low: 0.5, high: 0.5, cells: btoa(String.fromCharCode(1, 0)), rows: 2 };
     assert.deepEqual([...heatOf(answer).values], [0.5, NaN]);
-  });
-  test("has rows of several ranks in a large world: each shows the slowest", () => {
-    const ranks = range(0, 599);
-    const columns = { rank: ranks, step: ranks.map(() => 5), compute_s: ranks.map((rank) => (rank === 4 ? 9 : 1)), share: ranks.map(() => 1 / 600) };
-    const column = heatColumn(columns, 0, 600, 600);
-    assert.equal(column.values.length, 200);
-    assert.deepEqual([...column.values.slice(0, 3)], [1, 9, 1]);
-    assert.equal(column.compute_p50, 1);
   });
 });

@@ -1,10 +1,10 @@
-"""A run live: server-sent events.
+"""A run live: server-sent events that say when there is something new.
 
-All streams of a process share one `Reader` of the bus. It keeps a `Channel` for each run that
-somebody follows; a channel makes each event once, for all that follow the run. `Feed` is one
-client's stream: it catches up from the client's position, then passes on what the channel brings.
-What a slow client does not take is bounded (`Follower`): beyond that the client is told to start
-anew with a snapshot. `clients` bounds how many streams a client may have.
+All streams of a process share one `Reader` of the bus. An event is `{type, step, revision}`: the
+earliest step that is new, if any, and the run's revision. What is new, the client asks of
+`GET view?since=` (`view`). `clients` bounds how many streams a client may have, and `rights` ends
+the streams of tokens that are revoked or have expired.
 
-    channel = await reader.follow(run, world, ended, follower)
+    follower = reader.join(run)
+    event = follower.take()
 """

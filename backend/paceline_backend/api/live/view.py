@@ -10,16 +10,19 @@ from pydantic import BaseModel
 
 from paceline_backend.api import step_models
 from paceline_backend.api.errors import RUN_REFUSALS
-from paceline_backend.api.live.events import Position
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, To
-from paceline_backend.store import reads, switches, views
+from paceline_backend.api.telemetry import BIGGEST, From, To
+from paceline_backend.store import attempts, reads, switches, views
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.quality import evaluations
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
+_STEPS = 2_000  # most with `since`, and with `last`
 _SEGMENTS = 200  # the newest; spans without a controller are in `coasts`
+_NEW_SEGMENTS = 50  # with `since`
+_NEW_EVALUATIONS = 20
 _LEVEL = 5  # of gzip: 6 and more take twice the time for 3 % fewer bytes
 
 
@@ -27,12 +30,15 @@ _LEVEL = 5  # of gzip: 6 and more take twice the time for 3 % fewer bytes
 def view(
     request: Request,
     run: str,
-    since: Position,
     first: From = None,
     to: To = None,
+    since: Annotated[
+        int | None,
+        Query(ge=-1, le=BIGGEST, description="only the steps after this one, each by itself"),
+    ] = None,
     last: Annotated[
         int | None,
-        Query(ge=1, le=2000, description="only the newest so many steps, each by itself"),
+        Query(ge=1, le=_STEPS, description="only the newest so many steps, each by itself"),
     ] = None,
     points: Annotated[int, Query(ge=2, le=2000, description="of the steps")] = views.POINTS,
     columns: Annotated[
@@ -41,26 +47,34 @@ def view(
 ) -> Any:
     """What charts need of a range of steps: at most 300 kB, compressed, for any run.
 
-    It thins out so that each column keeps its least and greatest value. What happens after it comes
-    with `events?since=`.
+    It thins out so that each column keeps its least and greatest value. `events` says when there is
+    more; with `since`, the answer is what a client lacks that has a view up to that step.
     """
     store = store_of(request)
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
         row = runs_store.get(store, run)
         world = row["world"] or row["nproc"]
+        if since is not None:
+            newest = reads.complete_bounds(connection, key, (None, None))[1]
+            last = max(0, min(_STEPS, -1 if newest is None else newest - since))
         if last is None:
             shown = views.view(connection, key, world, (first, to), points, columns)
         else:
             shown = views.newest(connection, key, world, last, columns)
         body = {
-            "since": since,
             "run": row,
             "begins": reads.first_step(connection, key),
             **shown,
             "switches": switches.rows(store, run),
-            "segments": reads.segment_rows(connection, key, (None, to), _SEGMENTS),
+            "segments": reads.segment_rows(
+                connection, key, (None, to), _SEGMENTS if since is None else _NEW_SEGMENTS
+            ),
         }
+        if since is not None:
+            spans = attempts.spans(connection, key, row["attempt"])
+            made = evaluations.read(connection, key, spans, limit=_NEW_EVALUATIONS)
+            body["evaluations"] = [evaluations.shown(each, row["started_at"]) for each in made]
     return _compressed(request, step_models.RangeView.model_validate(body))
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 from paceline.wire import (
     ENDED,
+    OBSERVED,
     Adopted,
     DataEpoch,
     Evaluation,
@@ -74,7 +75,9 @@ class Written:
     rows: int  # records of worker steps, repeated ones included
     unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
     ended: frozenset[str]  # runs that are over
-    backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
+    # Of each run that the store has and that is not only observed.
+    backends: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)  # of runs: their earliest new step
     # Hellos of which all parts are there, by the run's id. They are not the run's until they are
     # written.
     complete: tuple[tuple[str, hellos.HelloKey], ...] = ()
@@ -147,7 +150,8 @@ def write(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
         ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
-        backends={run.id: run.backend for run in runs.values()},
+        backends={run.id: run.backend for run in runs.values() if run.policy != OBSERVED},
+        steps={run.id: run.new_step for run in runs.values() if run.new_step is not None},
         complete=tuple((ids[named.run], named) for named in complete),
         again=again,
     )

@@ -50,6 +50,7 @@ class LockedRun:
     repeated: bool = field(default=False, init=False)  # some of those rows are of a later attempt
     # The number of ranks is new: any step may be complete now.
     all_steps: bool = field(default=False, init=False)
+    new_step: int | None = field(default=None, init=False)  # the earliest that may be complete now
 
     def set(self, **columns: Any) -> None:
         """Notes new values of the row."""

@@ -166,6 +166,8 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
         connection.execute(_DROP_MIXED, mixed)
     known = [run for run in runs if run.world is not None]
     whole = parts | _complete(connection, known)
+    for run in known:
+        run.new_step = min((part.start for part in whole[run.key]), default=None)
     for weight, query in _SUM_UP.items():
         weighed = [run for run in known if _weight(run) == weight]
         spans = [

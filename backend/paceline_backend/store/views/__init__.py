@@ -7,6 +7,6 @@ roll-ups where they exist; `heat` makes the heat map, which travels as one byte 
     view = views.view(connection, key, world=1024, span=(None, None))
 """
 
-from paceline_backend.store.views.reading import COLUMNS, LINES, POINTS, heat_at, newest, view
+from paceline_backend.store.views.reading import COLUMNS, LINES, POINTS, newest, view
 
-__all__ = ["COLUMNS", "LINES", "POINTS", "heat_at", "newest", "view"]
+__all__ = ["COLUMNS", "LINES", "POINTS", "newest", "view"]

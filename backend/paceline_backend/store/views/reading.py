@@ -66,17 +66,8 @@ def newest(
     return {
         "steps": short(reads.step_columns(connection, run, span, last + 1)),
         **_ranks(connection, run, world, (max(0, newest_step - shown + 1), newest_step), columns),
-        "coasts": reads.coasts(connection, run, span, last + 1),
+        "coasts": reads.coasts(connection, run, span, max(2, last + 1)),
     }
-
-
-def heat_at(
-    connection: sa.Connection, run: int, world: int, wanted: Sequence[int]
-) -> dict[str, Any]:
-    """The heat map's columns of some steps that are complete, each a column of its own."""
-    where = [worker_steps.c.run == run, worker_steps.c.step.in_(wanted)]
-    rows = connection.execute(_single(where, 1, together(world))).all()
-    return {"from": min(wanted), "to": max(wanted), "bucket": 1, **heat_of(rows, world)}
 
 
 def _ranks(
@@ -85,7 +76,7 @@ def _ranks(
     """The ranks' lines and the heat map of a range of steps."""
     first, last = reads.bounds(connection, worker_steps, run, span)
     bucket = _bucket(first, last, world, columns)
-    rows = _rows(connection, run, (first, last), bucket, world)
+    rows = () if first is None else _rows(connection, run, (first, last), bucket, world)
     extent = {"from": first, "to": last, "bucket": bucket}
     return {
         "worker_steps": short({**extent, **_lines(rows, world)}),

@@ -1,15 +1,14 @@
 // The data of a run on its page: the newest steps, each by itself, and the marks of every chart.
 //
 //   data.start(answer)                  takes `GET view?last=`
-//   data.addSteps(…), addFlat(…), …     take events of the stream; what comes twice counts once
+//   data.add(answer)                    takes `GET view?since=`; what comes twice counts once
 //   data.view(from, to, world)          a `View` to draw (types.d.ts), with its heat map
 //
 // views.js makes the same `View` of a long range, and brings it up to date with the steps here.
-import { heatAt, heatColumn, heatOf, heatTable } from "./heat.js";
+import { heatAt, heatOf, heatTable } from "./heat.js";
 
 export const MOST_STEPS = 2000;
 export const MOST_LINES = 16; // with more workers, the heat map and its quantiles tell of them
-const ALL_RANKS = 1024; // with more workers, `worker_steps` of the stream has only some: its `heat` has all
 const MOST_COLUMNS = 512; // steps of the heat map and of workers' lines
 const MOST_CHOICES = 20;
 const MOST_RECENT = 20; // segments: loaders read ahead, so some have not begun
@@ -61,7 +60,7 @@ export class RunData {
     /** @type {Segment[]} */
     this.recent = []; // the newest segments, ascending
     /** @type {number | undefined} */
-    this.current = undefined; // the step that came last: a restarted run trains steps again
+    this.current = undefined; // the newest step that counts: a restarted run trains steps again
     /** @type {SynchroniserChoice[]} */
     this.choices = []; // the newest choices of synchronisers by policies, ascending
     /** @type {number | undefined} */
@@ -82,10 +81,19 @@ export class RunData {
   start(answer) {
     this.clear();
     this.begins = answer.begins ?? 0;
+    this.add(answer);
+  }
+
+  /**
+   * Takes what has been new since an earlier answer.
+   * @param {ViewAnswer} answer
+   */
+  add(answer) {
     this.addSteps(answer.steps);
+    this.current = answer.run.step ?? this.current;
     this.addTable(answer.worker_steps);
     this.addHeat(answer.heat);
-    this.coasts = answer.coasts.map(([first, last]) => [first, last + 1]);
+    for (const [first, last] of answer.coasts) this.#addCoast(first, last + 1);
     for (const segment of answer.segments) this.addSegment(segment);
     for (const change of answer.switches) this.addSwitch(change);
   }
@@ -103,28 +111,7 @@ export class RunData {
   }
 
   /**
-   * Takes flat columns from an event, in the order of steps: one entry per rank and step.
-   * @param {Record<string, any>} columns
-   * @param {number} world ranks of the run
-   */
-  addFlat(columns, world) {
-    const length = columns.step?.length ?? 0;
-    for (let from = 0, to = 0; from < length && world <= ALL_RANKS; from = to) {
-      while (to < length && columns.step[to] === columns.step[from]) to += 1;
-      this.heat.set(columns.step[from], heatColumn(columns, from, to, world));
-    }
-    if (world <= MOST_LINES) {
-      for (let i = 0; i < length; i++) {
-        const cell = this.#cell(columns.step[i], columns.rank[i]);
-        for (const name of CELLS) cell[name][columns.rank[i]] = columns[name][i] ?? NaN;
-      }
-    }
-    this.#forget(this.heat, MOST_COLUMNS);
-    this.#forget(this.cells, MOST_STEPS);
-  }
-
-  /**
-   * Takes columns of the heat map from an event.
+   * Takes columns of the heat map.
    * @param {HeatAnswer} answer
    */
   addHeat(answer) {
@@ -148,9 +135,16 @@ export class RunData {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
     this.#remember(segment);
     if (segment.why && segment.source === "controller") this.#choose(segment);
-    if (segment.source !== "coast") return;
+    if (segment.source === "coast") this.#addCoast(segment.first_step, segment.first_step + segment.steps);
+  }
+
+  /**
+   * @param {number} first
+   * @param {number} end one past the last step
+   */
+  #addCoast(first, end) {
     /** @type {Span} */
-    const span = [segment.first_step, segment.first_step + segment.steps];
+    const span = [first, end];
     const apart = this.coasts.filter(([from, to]) => to < span[0] || from > span[1]);
     for (const [from, to] of this.coasts) {
       if (to < span[0] || from > span[1]) continue;
@@ -244,23 +238,6 @@ export class RunData {
       const choice = { attempt, version, digest, step, newest: step, began: why, why };
       this.choices = [...this.choices, choice].slice(-MOST_CHOICES);
     }
-  }
-
-  /**
-   * @param {number} step
-   * @param {number} rank
-   */
-  #cell(step, rank) {
-    this.#know([rank]);
-    let cell = this.cells.get(step);
-    if (!cell) this.cells.set(step, (cell = /** @type {Cell} */ ({}))); // filled below
-    for (const name of CELLS) {
-      if (cell[name]?.length > rank) continue;
-      const wider = new Float32Array(/** @type {number} */ (this.ranks.at(-1)) + 1).fill(NaN);
-      if (cell[name]) wider.set(cell[name]);
-      cell[name] = wider;
-    }
-    return cell;
   }
 
   /** @param {number[]} ranks */

@@ -1,4 +1,4 @@
-// The heat map's numbers: how the server sends them, and how steps of the stream join them.
+// The heat map's numbers: how the server sends them, and how further steps join them.
 import { quantile } from "./format.js";
 
 const ROWS = 256; // of a heat map, at most; as on the server
@@ -47,35 +47,6 @@ export function heatAt(heat, at) {
   const width = heat.step.length;
   const values = Float32Array.from({ length: heat.rows }, (_, row) => heat.values[row * width + at]);
   return { values, ...pick(Object.fromEntries(BANDS.map((name) => [name, heat.bands[name][at]]))) };
-}
-
-/**
- * The column of one step, from the entries [from, to) of an event's flat columns.
- * @param {Record<string, any>} columns
- * @param {number} from
- * @param {number} to
- * @param {number} world
- * @returns {HeatColumn}
- */
-export function heatColumn(columns, from, to, world) {
-  const together = togetherOf(world);
-  const rows = Math.ceil(world / together);
-  const values = new Float32Array(rows).fill(NaN);
-  const sums = { compute_s: new Float64Array(rows), share: new Float64Array(rows) };
-  const counts = new Uint32Array(rows);
-  for (let i = from; i < to; i++) {
-    const row = Math.floor(columns.rank[i] / together);
-    if (row >= rows) continue; // a rank of an earlier, larger world
-    const value = columns.compute_s[i];
-    if (!(values[row] >= value)) values[row] = value;
-    sums.compute_s[row] += value;
-    sums.share[row] += columns.share[i] ?? NaN;
-    counts[row] += 1;
-  }
-  const mean = (/** @type {"compute_s" | "share"} */ name) => sums[name].map((sum, row) => (counts[row] ? sum / counts[row] : NaN));
-  const of = (/** @type {ArrayLike<number>} */ means, /** @type {[BandName, number][]} */ levels) =>
-    levels.map(([name, level]) => [name, quantile(means, level)]);
-  return { values, ...pick(Object.fromEntries([...of(mean("compute_s"), COMPUTE), ...of(mean("share"), SHARE)])) };
 }
 
 /**

@@ -1,8 +1,8 @@
-// Ranges longer than the page's data: thinned out by the server, and kept up to date by the stream.
+// Ranges longer than the page's data: thinned out by the server, and brought up to date with the page's newest steps.
 import { get } from "./api.js";
 import { extended, viewOf } from "./views.js";
 
-const MOST_TAIL = 400; // steps that the stream adds to an answer before the range is asked for again
+const MOST_TAIL = 400; // steps that are added to an answer before the range is asked for again
 const LEAST_PAUSE_MS = 2000; // after a failure
 const LONGEST_PAUSE_MS = 30_000; // while the server is away
 

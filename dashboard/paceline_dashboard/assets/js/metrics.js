@@ -78,27 +78,16 @@ export class Metrics {
   }
 
   /**
-   * Takes an answer of `GET evaluations`. Events that came while it was on its way stay.
+   * Takes evaluations: all, or the newest. Those that are known stay.
    * @param {EvaluationAnswer[]} answer
    */
-  start(answer) {
-    const all = [...answer, ...this.evaluations.values()].sort((x, y) => x.at - y.at || x.ranks - y.ranks);
+  add(answer) {
+    const all = [...this.evaluations.values(), ...answer].sort((x, y) => x.at - y.at || x.ranks - y.ranks);
     this.evaluations = new Map(all.map((each) => [each.step, each]));
     let newest = 0; // attempt
     for (const { step, attempt } of this.course) {
       if (attempt < newest) this.evaluations.delete(step); // undone
       newest = Math.max(newest, attempt);
-    }
-  }
-
-  /**
-   * Takes an event: a new evaluation, or one that combines more ranks by now.
-   * @param {EvaluationAnswer} evaluation
-   */
-  add(evaluation) {
-    this.evaluations.set(evaluation.step, evaluation);
-    for (const [step, { attempt }] of this.evaluations) {
-      if (step > evaluation.step && attempt < evaluation.attempt) this.evaluations.delete(step); // undone
     }
   }
 

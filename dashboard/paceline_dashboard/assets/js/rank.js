@@ -83,9 +83,9 @@ class RankPage {
     await this.#bearing(() => plotly());
     if (this.closed) return;
     this.live = new Live(this.id, (current) => this.#load(current), {
-      event: (event) => this.#event(event),
-      problem: (error) => problem("rank-problem", error.message),
+      news: () => this.#new(),
       ended: () => this.#ended,
+      problem: (error) => problem("rank-problem", error.message),
     });
     this.live.open();
     this.colours = theme(this.palette);
@@ -132,25 +132,23 @@ class RankPage {
   }
 
   /**
-   * Loads what the charts show; returns the position from which events go on.
+   * Loads what the charts show.
    * @param {() => boolean} current
    */
   async #load(current) {
     const view = await get(`${this.path}/view`);
-    if (!current() || this.closed) return view.since;
+    if (!current() || this.closed) return;
     this.view = view;
     this.run = view.run;
     const ended = view.steps.ended_at.at(-1);
     this.arrived = ended === undefined ? 0 : performance.now() - Math.max(0, Date.now() - 1000 * ended);
-    return view.since;
   }
 
-  /** @param {any} event */
-  #event({ type, ...body }) {
-    if (type === "run") this.run = { ...this.run, ...body };
-    if (type !== "steps" || !body.step?.length) return;
-    this.arrived = performance.now();
-    this.run = { ...this.run, step: Math.max(this.run.step ?? 0, ...body.step) };
+  async #new() {
+    const run = await get(this.path);
+    if (this.closed) return;
+    if (run.step !== this.run.step) this.arrived = performance.now();
+    this.run = run;
   }
 
   /**

@@ -43,6 +43,7 @@ const TREND_POINTS = 120;
 const STALE_S = 10; // without a step for so long, and for STALE_STEPS steps' time, figures are old
 const STALE_STEPS = 10;
 const HANG_S = 30; // without a step for so long, the server is asked whether the run hangs
+const OVERLAP = 20; // steps: they need not come in their order
 const LEAST_SPAN = 20; // least number of steps on the axis, so that it does not jump at the start
 
 /**
@@ -109,7 +110,7 @@ class RunPage {
     this.banner = null;
     /** @type {any} */
     this.trend = null; // columns of the whole run, for the small charts
-    this.arrived = 0; // when the newest step came by the stream, by the page's clock; 0: none has
+    this.arrived = 0; // when the newest step came, by the page's clock; 0: none has
     /** @type {any} */
     this.colours = null; // the theme's `Colours`
     /** @type {Record<string, string>} */
@@ -179,12 +180,12 @@ class RunPage {
     this.#takeAddress(first);
     this.#drawHead();
     this.live = new Live(this.id, (current) => this.#load(current), {
-      event: (event) => this.#event(event),
+      news: (step, opened) => this.#new(step, opened),
+      ended: () => ENDED.includes(this.run.state),
       problem: (/** @type {any} */ error) => {
         if (error.status === 404) connection("unknown"); // deleted meanwhile
         problem("run-problem", error.message);
       },
-      ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
     const many = (first.world ?? first.nproc) > MANY;
@@ -270,14 +271,13 @@ class RunPage {
   }
 
   /**
-   * Loads the page's first data; returns the position from which events go on.
+   * Loads the page's first data.
    * @param {() => boolean} current
    */
   async #load(current) {
     const answer = this.ahead ?? (await newestSteps(this.path));
     this.ahead = null;
     if (current()) this.#start(answer);
-    return answer.since;
   }
 
   /** @param {any} answer */
@@ -291,14 +291,14 @@ class RunPage {
     this.painter.request();
   }
 
-  /** Requests all evaluations, until the server answers: nothing else asks for them, and the stream tells only further ones. */
+  /** Requests all evaluations, until the server answers: nothing else asks for them, but for the newest ones. */
   async #evaluations() {
     const start = ++this.starts;
     while (!this.closed && start === this.starts) {
       try {
         const answer = await get(`${this.path}/evaluations?limit=10000`);
         if (this.closed || start !== this.starts) return;
-        this.metrics.start(answer);
+        this.metrics.add(answer);
         this.painter.request();
         return;
       } catch (error) {
@@ -321,19 +321,23 @@ class RunPage {
     this.painter.request();
   }
 
-  /** @param {any} event */
-  #event(event) {
-    const { type, ...body } = event;
-    if (type === "steps") {
-      this.data.addSteps(body);
-      this.arrived = performance.now();
-    } else if (type === "worker_steps") this.data.addFlat(body, this.run.world ?? this.run.nproc);
-    else if (type === "heat") this.data.addHeat(body);
-    else if (type === "segment") this.data.addSegment(body);
-    else if (type === "switch") this.data.addSwitch(body);
-    else if (type === "evaluation") this.metrics.add(body);
-    else if (type === "run") this.#take({ ...this.run, ...body });
-    if (type === "run" && body.revision !== this.listed) this.#bearing(() => this.#look()); // somebody has changed something
+  /**
+   * Requests what is new.
+   * @param {number | null} step the earliest new one, if any
+   * @param {boolean} opened other steps may have come while the stream was being opened
+   */
+  async #new(step, opened) {
+    const { attempt, step: before } = this.run;
+    const known = Math.min(before ?? -1, this.data.latest) - (opened ? OVERLAP : 0);
+    const since = (/** @type {number} */ last) => get(`${this.path}/view`, { since: Math.max(-1, last) });
+    let answer = await since(Math.min(known, (step ?? Infinity) - 1));
+    if (answer.run.attempt !== attempt) answer = await since(-1); // earlier steps are trained again
+    if (this.closed) return;
+    this.data.add(answer);
+    this.metrics.add(answer.evaluations);
+    if (answer.run.step !== before) this.arrived = performance.now();
+    this.#take({ ...this.run, ...answer.run });
+    if (answer.run.revision !== this.listed) this.#bearing(() => this.#look()); // somebody has changed something
     this.painter.request();
   }
 

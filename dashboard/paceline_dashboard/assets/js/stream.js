@@ -1,34 +1,29 @@
 // A run's event stream, one for all tabs of a browser: the tab that holds a lock has it, and tells the others.
 //
 // A browser opens only six connections to a server, and each stream takes one. When the tab with the lock is closed or
-// hidden, the next tab goes on from its own position. Events may come twice, but none is lost.
-const KEPT = 300; // the newest events, for tabs that join: their snapshot may be a little older
+// hidden, the next tab opens a stream of its own. Whoever hears that the stream is open asks the server what is new.
 const ANSWER_MS = 1000; // a tab that hears nothing from the one with the lock opens a stream of its own
 
 /**
- * Follows the events after `since`; returns what ends it.
+ * Follows a run's events; returns what ends it.
  * @param {URL} target
- * @param {string} since
  * @param {Listener} on
  * @returns {{close: () => void}}
  */
-export function follow(target, since, on) {
+export function follow(target, on) {
   const shares = globalThis.navigator?.locks && globalThis.BroadcastChannel; // locks need https, or this machine
-  return shares ? new SharedStream(target, since, on) : new OwnStream(target, since, on);
+  return shares ? new SharedStream(target, on) : new OwnStream(target, on);
 }
 
 class OwnStream {
   /**
    * @param {URL} target
-   * @param {string} since
    * @param {Listener} on
    */
-  constructor(target, since, on) {
-    const url = new URL(target);
-    url.searchParams.set("since", since);
-    this.source = new EventSource(url);
+  constructor(target, on) {
+    this.source = new EventSource(target);
     this.source.onopen = () => on.open();
-    this.source.onmessage = ({ data, lastEventId }) => on.message(data, lastEventId);
+    this.source.onmessage = ({ data }) => on.message(JSON.parse(data));
     this.source.onerror = () => on.error();
   }
 
@@ -40,17 +35,14 @@ class OwnStream {
 class SharedStream {
   /**
    * @param {URL} target
-   * @param {string} since
    * @param {Listener} on
    */
-  constructor(target, since, on) {
+  constructor(target, on) {
     this.target = target;
-    this.position = since;
     this.on = on;
-    this.from = since; // `kept` has all events after this position
-    /** @type {{data: string, id: string}[]} */
-    this.kept = [];
     this.open = false;
+    /** @type {LiveEvent | undefined} */
+    this.waiting = undefined; // what the server said last of what it waits for
     this.joined = false; // another tab tells us the events
     this.leads = false;
     /** @type {OwnStream | null} */
@@ -64,7 +56,7 @@ class SharedStream {
     wanted.catch((error) => {
       if (error.name !== "AbortError") throw error;
     });
-    this.channel.postMessage({ ask: this.id, since });
+    this.channel.postMessage({ ask: this.id });
     this.timer = setTimeout(() => this.#listen(), ANSWER_MS);
   }
 
@@ -81,10 +73,7 @@ class SharedStream {
     if (this.ending.signal.aborted) return undefined;
     clearTimeout(this.timer);
     this.leads = true;
-    if (!this.own) {
-      this.from = this.position;
-      this.#listen();
-    }
+    if (!this.own) this.#listen();
     return new Promise((resolve) => {
       this.release = () => resolve(undefined);
     });
@@ -92,10 +81,9 @@ class SharedStream {
 
   #listen() {
     this.joined = false;
-    this.own?.close();
-    this.own = new OwnStream(this.target, this.position, {
+    this.own = new OwnStream(this.target, {
       open: () => this.#tell({ open: true }),
-      message: (data, id) => this.#tell({ data, id }),
+      message: (event) => this.#tell({ event }),
       error: () => this.#tell({ error: true }),
     });
   }
@@ -105,63 +93,29 @@ class SharedStream {
    * @param {Told} told
    */
   #tell(told) {
-    if (told.data !== undefined && told.id !== undefined) {
-      this.kept.push({ data: told.data, id: told.id });
-      if (this.kept.length > KEPT) this.from = /** @type {{id: string}} */ (this.kept.shift()).id;
-    }
+    this.open ||= told.open === true;
+    if (told.event?.type === "waiting") this.waiting = told.event;
     if (this.leads) this.channel.postMessage(told);
     this.#take(told);
   }
 
   /** @param {Told} told */
-  #take({ open, error, data, id }) {
-    if (open) {
-      this.open = true;
-      this.on.open();
-    } else if (error) {
-      this.on.error();
-    } else if (data !== undefined && id !== undefined) {
-      this.position = id;
-      this.on.message(data, id);
-    }
+  #take({ open, error, event }) {
+    if (open) this.on.open();
+    if (event) this.on.message(event);
+    if (error) this.on.error();
   }
 
   /** @param {Told} told by another tab */
   #hear(told) {
     if (told.ask !== undefined) {
-      if (this.leads) this.#answer(told.ask, /** @type {string} */ (told.since));
+      if (this.leads) this.channel.postMessage({ to: told.ask, open: this.open, event: this.waiting });
     } else if (told.to === this.id && !this.own) {
       clearTimeout(this.timer);
       this.joined = true;
-      for (const event of told.events ?? []) this.#take(event);
-      if (told.open) this.#take({ open: true });
+      this.#take(told);
     } else if (told.to === undefined && this.joined) {
       this.#take(told);
     }
   }
-
-  /**
-   * Tells a tab that joins what it has missed. If that is forgotten, the stream begins again there, for all tabs.
-   * @param {string} to
-   * @param {string} since
-   */
-  #answer(to, since) {
-    const known = !before(since, this.from);
-    const events = known ? this.kept.filter(({ id }) => !before(id, since)) : [];
-    this.channel.postMessage({ to, events, open: known && this.open });
-    if (known) return;
-    Object.assign(this, { position: since, from: since, kept: [], open: false });
-    this.#listen();
-  }
-}
-
-/**
- * Whether one position of the stream is before another.
- * @param {string} one
- * @param {string} other
- */
-function before(one, other) {
-  const [ms, count] = one.split("-").map(Number);
-  const [otherMs, otherCount] = other.split("-").map(Number);
-  return ms < otherMs || (ms === otherMs && count < otherCount);
 }

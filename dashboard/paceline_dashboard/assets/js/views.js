@@ -1,4 +1,4 @@
-// Views of long ranges: from an answer of `GET view`, brought up to date with the stream's steps.
+// Views of long ranges: from an answer of `GET view`, brought up to date with the page's newest steps.
 import { cellsOf, CELLS } from "./data.js";
 import { BANDS, heatAt, heatOf, heatTable } from "./heat.js";
 import { mean } from "./format.js";
