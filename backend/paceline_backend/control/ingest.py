@@ -525,9 +525,10 @@ def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) ->
         seconds, _ = client.time()
         oldest = f"{1_000 * (seconds - _LIVE_S):.0f}-0"
         for run, messages in committed.items():
-            pipeline.xadd(live(run), encode(Committed(messages), run), minid=oldest)
+            entry: Any = encode(Committed(messages), run)
+            pipeline.xadd(live(run), entry, minid=oldest)
     if changed:
-        fields = {run: b"" if step is None else b"%d" % step for run, step in changed.items()}
+        fields: Any = {run: b"" if step is None else b"%d" % step for run, step in changed.items()}
         pipeline.xadd(CHANGES, fields, maxlen=CHANGES_LENGTH)
 
 

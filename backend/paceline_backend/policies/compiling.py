@@ -11,7 +11,7 @@ time to compile: a cache that cannot be read has no code, and one that cannot be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -81,5 +81,5 @@ def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
 
 
 @cache
-def _make_callable(kernels: type[Any]) -> None:
+def _make_callable(kernels: Hashable) -> None:
     typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))

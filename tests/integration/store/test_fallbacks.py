@@ -167,7 +167,7 @@ def test_rest_tells_of_fallbacks(store: Store, bus_url: str) -> None:
             return answer.json()
 
         assert [segment["fallback"] for segment in get("segments")] == ["", WHY]
-        assert [segment["fallback"] for segment in get("snapshot")["segments"]] == ["", WHY]
+        assert [segment["fallback"] for segment in get("view")["segments"]] == ["", WHY]
         (fallback,) = get("synchronisation")["fallbacks"]
         assert (fallback["from"], fallback["to"], fallback["why"]) == (2, 3, WHY)
         assert get("report")["fallbacks"] == [fallback]
