@@ -111,7 +111,7 @@ def test_a_run_is_known_by_a_beginning_that_no_other_has(
             ids = ["ab12cd", "ab34ef"] if first else ["c0ffee"]
             return {"items": [{"id": i} for i in ids], "next_cursor": "2" if first else None}
         if path in ("/runs/ab12cd", "/runs/c0ffee"):
-            return {"id": path.rpartition("/")[2]}
+            return {"id": path.rpartition("/")[2], "revision": 1}
         if path == "/policies":  # before a switch
             return []
         if path.count("/") == 2:
