@@ -175,11 +175,13 @@ def of_runs(
         last: and the last one; None: the last.
     """
     d, c = run_days.c, runs.c
-    of_run = (c.key, c.id, c.name, switches.c.policy, c.device, c.backend, c.node)
+    # A run may be stored without its switches.
+    policy = sa.func.coalesce(switches.c.policy, c.policy).label("policy")
+    of_run = (c.key, c.id, c.name, policy, c.device, c.backend, c.node)
     sums = [column for column in d if column.name != "run"]
     query = sa.select(*of_run, *sums).join(runs, c.key == d.run)
     of_version = sa.and_(switches.c.run == d.run, switches.c.version == d.version)
-    query = query.join(switches, of_version)
+    query = query.outerjoin(switches, of_version)
     query = query.where(c.pruned_at.is_(None), *where)
     if first is not None:
         query = query.where(d.day >= first)
