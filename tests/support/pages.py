@@ -98,8 +98,14 @@ def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[s
         "saving_low": saving - half,
         "saving_high": saving + half,
         "words": f"{policy} would save {100 * saving:.0f} % ± {100 * half:.0f} of the time",
+        "relaxed": False,
+        "changes": "nothing",
         "label": policy,
         "in_force": policy == "bsp",
+        "warnings": [],
+        "harmful": False,
+        "alone": 0,
+        "stale": False,
     }
 
 
@@ -108,6 +114,7 @@ def keep_forecast(store: Store, run: str, *, decided: bool = True) -> None:
     with store.read() as connection:
         version = forecasts.version(connection, runs.key_of(connection, run))
     current = {"policy": "bsp", "parameters": {}, "version": version, "step_time_s": 0.4}
+    current |= {"measured_s": None, "measured_steps": 0}
     decision = {
         "decided": "recommend",
         "reason": "it would save 50 %",
