@@ -73,7 +73,7 @@ def attempts(own: str, other: str, node: str) -> Iterator[tuple[Any, ...]]:
         *(make(other) for make in (run_telemetry, control, live)),
         *(make(node) for make in (node_telemetry, commands)),
         answers(node, "0" * 32),
-        *("paceline:telemetry", "paceline:dead", live(own)),
+        *("paceline:telemetry", "paceline:changes", "paceline:dead", live(own)),
     ]
     for stream in streams:
         yield "XREAD", "STREAMS", stream, "0"
