@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation, Slowdown
+from paceline.core.pool import is_pooled
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Partial, PartialRules, convert
 from paceline_backend import policies
@@ -163,3 +164,13 @@ def test_the_contract_names_what_ranks_would_not_take(choice: Choice, says: str)
 
 def test_the_contract_is_kept() -> None:
     check_policy(Preset("while-slow", "s", "s", lambda _: policy("lbb")), cases=10)
+
+
+@pytest.mark.parametrize(("uneven", "lead"), [(True, None), (False, 3)])
+def test_flexrr_bounds_the_lead_where_ranks_share_no_batches(
+    uneven: bool, lead: int | None
+) -> None:
+    policy = policies.make("flexrr", {"staleness": 3})
+    chosen = policy.choose(Feedback.empty(), 4, {}, uneven_steps=uneven).synchroniser
+    assert chosen == Partial(PartialRules(quorum=1, staleness=None, lead=lead, mean=False))
+    assert is_pooled(chosen) == uneven
