@@ -75,11 +75,7 @@ def attempts(own: str, other: str, node: str) -> Iterator[tuple[Any, ...]]:
         *(make(other) for make in (run_telemetry, control, live)),
         *(make(node) for make in (node_telemetry, commands)),
         answers(node, "0" * 32),
-<<<<<<< HEAD
-        *("paceline:telemetry", "paceline:rejected", live(own)),
-=======
-        *("paceline:telemetry", "paceline:changes", "paceline:dead", live(own)),
->>>>>>> live
+        *("paceline:telemetry", "paceline:changes", "paceline:rejected", live(own)),
     ]
     for stream in streams:
         yield "XREAD", "STREAMS", stream, "0"
