@@ -11,9 +11,8 @@ time to compile: a cache that cannot be read has no code, and one that cannot be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,15 +70,10 @@ def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
         function: to compile.
         kernels: the class of objects with a `dispatcher`, which compiled functions may call.
     """
-    _make_callable(kernels)
+    typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
     made = numba.njit(nogil=True)(function)
     try:
         made._cache = _Cache(function)
     except (RuntimeError, OSError) as error:  # no folder can be read or written
         logger.info("keep compiled code of %s in memory only: %s", function.__qualname__, error)
     return made
-
-
-@cache
-def _make_callable(kernels: Hashable) -> None:
-    typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
