@@ -1,8 +1,7 @@
 """Checks on a GPU: times, gradients, synchronisers, overhead, copies and mixed precision.
 
 All ranks share the first GPU: three ranks under gloo, and a single rank under NCCL, which refuses
-two ranks on one device. The part "device-rounds" has two ranks under NCCL with a GPU each, and is
-skipped where there is one GPU.
+two ranks on one device.
 Without a GPU the program says so and exits 0; ``--device cpu`` runs the same checks on the CPU,
 where figures of time mean little. All parts together end within 8 minutes. A check whose name
 ends in "(time)" needs a device and a host that do nothing else.
@@ -36,7 +35,6 @@ PARTS: dict[str, tuple[Part, float]] = {  # name → the part, and its time limi
     "nccl": (gpu_parts.nccl, 90.0),
     "gradients": (gpu_parts.gradients, 60.0),
     "synchronisers": (gpu_parts.synchronisers, 120.0),
-    "device-rounds": (gpu_parts.device_rounds, 120.0),
     "kinds": (gpu_parts.kinds, 90.0),
     "overhead": (gpu_parts.overhead, 60.0),
     "copies": (gpu_parts.copies, 90.0),

@@ -12,11 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_cases
-import gpu_memory
 import torch
-from gpu_cases import Timing, Training
-from gpu_memory import Copying
 from harness import Check
 
 from paceline.node.spool import drain
@@ -31,10 +27,11 @@ from paceline.wire import (
     decode,
 )
 from paceline.wire.synchronisation import Synchronisation, convert
+from support import gpu_cases
+from support.gpu_cases import Copying, Timing, Training
 from support.ranks import Ranks
 
 WORLD = 3  # ranks under gloo
-PAIR = 2  # ranks that have a GPU each
 WHOLE_S = 450.0  # time for all parts; the rest of 8 minutes is for starting and ending ranks
 CASE_S = 40.0  # time for a case and its ranks' start; a case that hangs leaves time for others
 LARGE_BYTES = 50 << 20  # smallest model whose copies are timed
@@ -63,14 +60,6 @@ SYNCHRONISERS = {
         {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
     ),
 }
-ON_DEVICES = {
-    "all": convert("partial", {"quorum": PAIR, "staleness": 0, "waits": True, "mean": False}),
-    "rna": RNA,
-    "hierarchical": convert(
-        "hierarchical",
-        {"groups": [[0], [1]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
-    ),
-}
 QUICK = ("allreduce", "rna", "stealing", "averaging", "pairwise", "hierarchical")
 
 
@@ -92,7 +81,7 @@ class Outcome:
 
 
 class Kit:
-    """Runs cases on ranks that share a device, or, as a pair, have one each.
+    """Runs cases on ranks that share a device.
 
     Args:
         kind: "cuda" or "cpu".
@@ -108,8 +97,7 @@ class Kit:
         backend = "nccl" if kind == "cuda" else "gloo"
         # Forked processes cannot use CUDA once their parent has asked whether there is a GPU.
         start = start or ("spawn" if kind == "cuda" else "forkserver")
-        self._pools = {WORLD: Ranks(WORLD, start=start)}
-        self._pools |= {world: Ranks(world, backend, start) for world in (1, PAIR)}
+        self._pools = {WORLD: Ranks(WORLD, start=start), 1: Ranks(1, backend, start)}
         self._ends_at = time.monotonic() + whole_s
         self._part_ends_at = self._ends_at
 
@@ -217,7 +205,6 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
         "median_error": statistics.median(errors),
         "max_error": max(errors),
         "reference_s": statistics.median(s for _, _, s in watched),
-        "unwatched_over_watched": _unwatched_over_watched(computed_s, steps),
         "first_half_s": [first for first, _ in halves],
         "second_half_s": [second for _, second in halves],
     }
@@ -233,22 +220,11 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
     return figures, checks
 
 
-def _unwatched_over_watched(computed_s: dict[tuple[int, int], float], steps: int) -> float:
-    """Median compute time of unwatched over that of watched steps, in the first half."""
-    parts: list[list[float]] = [[], []]
-    for (_, step), seconds in computed_s.items():
-        if step < steps // 2:
-            parts[step % 2].append(seconds)
-    return statistics.median(parts[1]) / statistics.median(parts[0])
-
-
 def _halves(computed_s: dict[tuple[int, int], float], rank: int, steps: int) -> tuple[float, float]:
     """Median compute times of a rank in the first and second half of the steps."""
-    halves: list[list[float]] = [[], []]
-    for (of, step), seconds in computed_s.items():
-        if of == rank:
-            halves[step >= steps // 2].append(seconds)
-    return statistics.median(halves[0]), statistics.median(halves[1])
+    of = [(step, seconds) for (who, step), seconds in computed_s.items() if who == rank]
+    first = statistics.median(seconds for step, seconds in of if step < steps // 2)
+    return first, statistics.median(seconds for step, seconds in of if step >= steps // 2)
 
 
 def _all_reported(outcome: Outcome, steps: int) -> Check:
@@ -364,44 +340,16 @@ def _trained_well(outcome: Outcome, work: Training) -> list[Check]:
     ]
 
 
-def _conserved(outcome: Outcome, work: Training, world: int = WORLD) -> Check:
+def _conserved(outcome: Outcome, work: Training) -> Check:
     """Gradients that went into rounds or were dropped, beside those that ranks computed.
 
     All local batches have the same size, so dropped samples can be counted as gradients.
     """
     applied = sum(sum(record.staleness) for record in outcome.rounds)
-    dropped = sum(r.dropped for r in outcome.rounds) / (work.batch / world)
+    dropped = sum(r.dropped for r in outcome.rounds) / (work.batch / WORLD)
     steps = work.epochs * work.samples // work.batch - work.segment
-    off = abs(applied + dropped - steps * world)
+    off = abs(applied + dropped - steps * WORLD)
     return Check("gradients neither applied nor counted as dropped", off, 0, "<=")
-
-
-# Rounds on devices
-
-
-def device_rounds(kit: Kit) -> Result:
-    """Rounds that two ranks with a GPU each reduce there, by NCCL."""
-    if kit.cuda and (gpus := torch.cuda.device_count()) < PAIR:
-        return {"skipped": f"GPUs: {gpus}; needed: {PAIR}"}, []
-    return in_turn({name: partial(_on_devices, kit, name) for name in ON_DEVICES})
-
-
-def _on_devices(kit: Kit, name: str) -> Result:
-    epochs = 1 if kit.quick else 2
-    work = Training((ON_DEVICES[name],), epochs=epochs, own_gpus=True, device_rounds=True)
-    outcome = kit.run(gpu_cases.trained, work, world=PAIR)
-    copied_s = max(record.copied_s for record in outcome.rounds)
-    checks = [
-        *_trained_well(outcome, work),
-        _conserved(outcome, work, PAIR),
-        Check("rounds", len(outcome.rounds), 1, ">="),
-        Check("seconds of copying to the host", copied_s, 0.0, "<="),
-    ]
-    if name == "all":
-        plain = replace(work, chain=(ALLREDUCE,), device_rounds=False)
-        reduced = kit.run(gpu_cases.trained, plain, world=PAIR)
-        checks.append(Check("beside the all-reduce", _apart(outcome, reduced), 1e-5, "<="))
-    return _summary(outcome), checks
 
 
 def _apart(outcome: Outcome, other: Outcome) -> float:
@@ -479,7 +427,7 @@ def copies(kit: Kit) -> Result:
 
 def _copies(kit: Kit) -> Result:
     size = Copying(4096, 4, 10, 4 if kit.quick else 8) if kit.cuda else Copying(64, 2, 2, 2)
-    figures = kit.run(gpu_memory.copied, size, world=1).answers[0]
+    figures = kit.run(gpu_cases.copied, size, world=1).answers[0]
     blocks = figures.pop("blocks")
     for way in ("beside", "waiting"):
         ratios = [block[way] / block["alone"] for block in blocks]
@@ -544,12 +492,12 @@ def _mixed_precision(kit: Kit, chain: tuple[Synchronisation, ...], fused: bool) 
 
 def memory(kit: Kit) -> Result:
     """A profiling phase runs out of memory, says what fits, and training goes on."""
-    answers = kit.run(gpu_memory.profiled).answers
+    answers = kit.run(gpu_cases.profiled).answers
     limits = [answer["limit"] for answer in answers]
     largest = max(answer["largest"] for answer in answers)
-    right = sum(limit == gpu_memory.FITS for limit in limits)
+    right = sum(limit == gpu_cases.FITS for limit in limits)
     checks = [
         Check("ranks that know how many samples fit", right, WORLD, ">="),
-        Check("samples of the largest batch after it", largest, gpu_memory.FITS, "<="),
+        Check("samples of the largest batch after it", largest, gpu_cases.FITS, "<="),
     ]
     return {"limits": limits, "largest": largest}, checks

@@ -132,9 +132,7 @@ def percent(values: Sequence[bool]) -> float:
 def percentiles(values: Sequence[float], *which: float) -> dict[str, float]:
     """Return percentiles by name, such as `p99`; the default is 50, 95 and 99."""
     which = which or (50, 95, 99)
-    return {
-        f"p{q:g}": float(at) for q, at in zip(which, np.percentile(values, which), strict=True)
-    }
+    return {f"p{q:g}": float(at) for q, at in zip(which, np.percentile(values, which), strict=True)}
 
 
 def wait(

@@ -1,8 +1,7 @@
 """The papers' figures beside ours: what was printed, and what the same policies give here.
 
 Each paper's testbed is a scenario in examples/scenarios. Its devices are calibrated from the
-paper's own baseline rows; docs/papers.md says how, and explains the differences. ``--real`` adds
-real ranks on emulated devices.
+paper's own baseline rows; docs/papers.md says how, and explains the differences.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from harness import Check, finish, parser
-from real import real_clusters
 from virtual import Trained, train
 
 from paceline_backend import policies
@@ -336,19 +334,12 @@ def table_of(results: Mapping[str, Any]) -> str:
     lines += beside(results["sata"], "slowdown", "", 2)
     lines += ["", "Dynamic batching: speed-up over uniform batches by level (paper / ours)"]
     lines += beside(results["dynamic_batching"], "level", "", 2)
-    if real := results.get("real"):
-        lines += ["", "Real ranks: speed-up over equal batches"]
-        for name, setting in real.items():
-            each = ", ".join(f"{label} {value:.2f}" for label, value in setting["speedup"].items())
-            lines.append(f"{name:<34}{each}")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Runs the benchmark."""
-    options_ = parser(__doc__)
-    options_.add_argument("--real", action="store_true", help="real ranks too, about 5 minutes")
-    options = options_.parse_args()
+    options = parser(__doc__).parse_args()
     table_4 = chronica_table_4(quick=options.quick)
     results: dict[str, Any] = {
         "chronica_table_4": table_4,
@@ -360,9 +351,7 @@ def main() -> None:
     }
     if not options.quick:
         results["chronica_heterogeneous"] = chronica_heterogeneous()
-    if options.real:
-        results["real"] = real_clusters()
-    config = {"scenarios": SCENARIOS.name, "quick": options.quick, "real": options.real}
+    config = {"scenarios": SCENARIOS.name, "quick": options.quick}
     finish(options, config, results, checks_of(results), table_of(results))
 
 

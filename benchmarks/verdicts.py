@@ -1,12 +1,13 @@
 """Whether verdicts name the right causes, the right ranks, the right step and the right cost.
 
-The scenarios are those of `timings.py`. A verdict is right if it names exactly the kinds of cause
+The scenarios are those of `tests/support/verdict_scenarios.py`. A verdict is right if it names exactly the kinds of cause
 that there are, with exactly their ranks. `--real` adds four trainings on emulated devices.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 from harness import Check, finish, parser, percent, wait
-from timings import Case, Truth, make, scenarios
 
 from paceline_backend.demo import emulation, example
 from paceline_backend.insight.verdict import Finding, Observed, Verdict, judge
 from paceline_backend.server.stack import Stack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.verdict_scenarios import Case, Truth, make, scenarios
 
 SEED = 1_000_000
 NEAR = 10  # steps by which a named onset may be off

@@ -22,7 +22,6 @@ PARTS = (
     "nccl",
     "gradients",
     "synchronisers",
-    "device-rounds",
     "kinds",
     "overhead",
     "copies",
@@ -71,16 +70,8 @@ def test_every_part_is_tested(program: Any) -> None:
     assert tuple(program.PARTS) == PARTS
 
 
-two_gpus = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="rounds on devices need two GPUs"
-)
-
-
 @no_gpu
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param(part, marks=two_gpus if part == "device-rounds" else ()) for part in PARTS],
-)
+@pytest.mark.parametrize("part", PARTS)
 def test_on_a_gpu(program: Any, gpu: Any, part: str) -> None:
     results, checks = program.run_parts(gpu, [part])
     assert not misses(program, checks), results
@@ -92,16 +83,6 @@ def test_on_the_cpu(program: Any, kit: Any) -> None:
     assert all(len([c for c in checks if c.name.startswith(f"{part}:")]) >= 2 for part in PARTS)
     assert program.table_of(results).count("\n") > len(PARTS)
     json.dumps(results)
-
-
-def test_rounds_on_devices_need_two_gpus(
-    program: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kit, "kind", "cuda")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    results, checks = program.run_parts(kit, ["device-rounds"])
-    assert results["device-rounds"]["skipped"] == "GPUs: 1; needed: 2"
-    assert not misses(program, checks)
 
 
 def test_a_part_that_hangs_or_fails_is_reported_and_the_others_go_on(

@@ -1,6 +1,6 @@
-"""Synthetic step timings with known causes: the scenarios that `verdicts.py` judges.
+"""Synthetic step timings with known causes, for tests of verdicts and `benchmarks/verdicts.py`.
 
-`scenarios/verdicts.json` lists the scenarios: what ranks, batches and noise are like, and what each
+`benchmarks/scenarios/verdicts.json` lists the scenarios: what ranks, batches and noise are like, and what each
 cause changes, on which ranks and in which steps. People who had read docs/verdicts.md and nothing
 of the code described the kinds; the numbers were drawn once and kept. The seed draws everything
 else: the noise, the sizes of samples, the times of loaders and reductions. The cost of a cause is
@@ -22,7 +22,7 @@ Rng = np.random.Generator
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Spec = Mapping[str, Any]
-SCENARIOS = Path(__file__).with_name("scenarios") / "verdicts.json"
+SCENARIOS = Path(__file__).parents[2] / "benchmarks" / "scenarios" / "verdicts.json"
 # What effects change: seconds [K, W] of pauses and loading, [K, 1] of reductions and between steps.
 QUANTITIES = ("pause", "data", "reduce", "between")
 
