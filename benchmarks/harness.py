@@ -1,9 +1,9 @@
 """Everything that the benchmarks share.
 
-A program asks `parser` for its options, measures, and ends with `finish`: it prints a table, or with
-``--json`` one object with the commit, the machine, the configuration, the results and the checks.
-The program exits 1 when a check fails. Two ways of doing the same work are measured in turn with
-`interleaved`, so that other load on the machine slows both.
+A program asks `parser` for its options, measures, and ends with `finish`, which prints a table, or
+with ``--json`` one object with the commit, the machine, the configuration, the results and the
+checks. The program exits 1 when a check fails. Two ways of doing the same work are measured in turn
+with `interleaved`, so that other load on the machine slows both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Relaxed gradient synchronisation in real training on real ranks, whose devices are emulated.
 
 `scenarios/synchronisers.yaml` lists the scenarios (random delays, one slow rank, two groups of
-speeds, sequences of uneven length), the presets that train in each, PyTorch's own means beside them,
-and what is promised. The figures are updates and gradients a second, time to a target loss,
+speeds, sequences of uneven length), the presets that train in each, PyTorch's own means beside
+them, and what is promised. The figures are updates and gradients a second, time to a target loss,
 accuracy and staleness. In some scenarios a real control plane plans batches and synchronisation.
 """
 

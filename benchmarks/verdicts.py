@@ -1,7 +1,8 @@
 """Whether verdicts name the right causes, the right ranks, the right step and the right cost.
 
-The scenarios are those of `tests/support/verdict_scenarios.py`. A verdict is right if it names exactly the kinds of cause
-that there are, with exactly their ranks. `--real` adds four trainings on emulated devices.
+The scenarios are those of `tests/support/verdict_scenarios.py`. A verdict is right if it names
+exactly the kinds of cause that there are, with exactly their ranks. `--real` adds four trainings on
+emulated devices.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Synthetic step timings with known causes, for tests of verdicts and `benchmarks/verdicts.py`.
 
-`benchmarks/scenarios/verdicts.json` lists the scenarios: what ranks, batches and noise are like, and what each
-cause changes, on which ranks and in which steps. People who had read docs/verdicts.md and nothing
-of the code described the kinds; the numbers were drawn once and kept. The seed draws everything
-else: the noise, the sizes of samples, the times of loaders and reductions. The cost of a cause is
-exact: it is the run time less the run time of the same random numbers without that cause.
+`benchmarks/scenarios/verdicts.json` lists the scenarios: what ranks, batches and noise are like,
+and what each cause changes, on which ranks and in which steps. People who had read docs/verdicts.md
+and nothing of the code described the kinds; the numbers were drawn once and kept. The seed draws
+everything else: the noise, the sizes of samples, the times of loaders and reductions. The cost of a
+cause is exact: it is the run time less the run time of the same random numbers without that cause.
 """
 
 from __future__ import annotations
