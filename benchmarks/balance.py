@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -204,41 +203,27 @@ def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
     everyone = [peer.name for peer in PEERS]
     first = {row["dif"]: row for row in reversed(rows) if not (row["uneven"] or row["padded"])}
     flat = first[64]["contenders"][FREE]["over_limit"] / first[0]["contenders"][FREE]["over_limit"]
-    return [
-        Check(
-            "free, equal workers: time over fluid limit",
-            worst(rows, FREE, uneven=(False,), padded=linear),
-            1.005,
-            "<=",
-        ),
-        Check(
-            "free, half of them slow, DIF 16 and 64: time over fluid limit",
-            worst(rows, FREE, uneven=(True,), padded=linear, dif=big),
-            1.02,
-            "<=",
-        ),
-        Check(
-            "free, half of them slow, DIF 0 and 4: time over the bound",
-            max(
-                row["contenders"][FREE]["over_limit"] / row["bound_over_limit"]
-                for row in rows
-                if row["dif"] not in big and row["uneven"] and not row["padded"]
-            ),
-            1.005,
-            "<=",
-        ),
-        Check("free, 8 equal workers: epoch at DIF 64 over DIF 0, same load", flat, 1.01, "<="),
-        Check("free over the best peer", against(rows, FREE, everyone, padded=False), 1.0, "<="),
-        Check(
-            "free over the best peer, padded", against(rows, FREE, everyone, padded=True), 1.0, "<="
-        ),
-        Check(
-            "exact over the best peer that keeps global batches",
-            against(rows, EXACT, [peer.name for peer in PEERS if peer.same_batches], padded=False),
+    keeping = [peer.name for peer in PEERS if peer.same_batches]
+    over_bound = max(
+        row["contenders"][FREE]["over_limit"] / row["bound_over_limit"]
+        for row in rows
+        if row["dif"] not in big and row["uneven"] and not row["padded"]
+    )
+    equal = worst(rows, FREE, uneven=(False,), padded=linear)
+    uneven = worst(rows, FREE, uneven=(True,), padded=linear, dif=big)
+    checks = {
+        "free, equal workers: time over fluid limit": (equal, 1.005),
+        "free, half of them slow, DIF 16 and 64: time over fluid limit": (uneven, 1.02),
+        "free, half of them slow, DIF 0 and 4: time over the bound": (over_bound, 1.005),
+        "free, 8 equal workers: epoch at DIF 64 over DIF 0, same load": (flat, 1.01),
+        "free over the best peer": (against(rows, FREE, everyone, padded=False), 1.0),
+        "free over the best peer, padded": (against(rows, FREE, everyone, padded=True), 1.0),
+        "exact over the best peer that keeps global batches": (
+            against(rows, EXACT, keeping, padded=False),
             1.0,
-            "<=",
         ),
-    ]
+    }
+    return [Check(name, value, bound, "<=") for name, (value, bound) in checks.items()]
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
@@ -264,47 +249,15 @@ def table_of(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes the comparison as an HTML page that needs nothing else."""
-    from plotly.subplots import make_subplots
-
-    kinds = list(itertools.product((False, True), (False, True)))
-    titles = [
-        f"{'padded' if padded else 'sum of sizes'}, {'half slow' if uneven else 'equal'}"
-        for padded, uneven in kinds
-    ]
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, shared_yaxes=False)
-    for place, (padded, uneven) in enumerate(kinds):
-        shown = [r for r in rows if r["padded"] == padded and r["uneven"] == uneven]
-        for name in rows[0]["contenders"]:
-            cells = [r["contenders"][name] for r in shown]
-            figure.add_scatter(
-                x=[f"{r['dif']}/{r['world']}x{r['local_batch']}" for r in shown],
-                y=[c["over_limit"] if c else None for c in cells],
-                name=name,
-                legendgroup=name,
-                showlegend=place == 0,
-                mode="lines+markers",
-                row=1 + place // 2,
-                col=1 + place % 2,
-            )
-    figure.update_layout(title="Epoch time over the fluid limit", height=900)
-    figure.update_yaxes(type="log")
-    figure.write_html(path, include_plotlyjs=True)
-
-
 def main() -> None:
     """Runs the benchmark."""
     options_ = parser(__doc__)
-    options_.add_argument("--plot", type=Path, help="write an HTML page with the comparison")
     options_.add_argument("--sizes", choices=("lognormal", "gamma"), default="lognormal")
     options = options_.parse_args()
     rows = []
     for setting in settings(options):
         print(setting, file=sys.stderr)
         rows.append(measure(setting, quick=options.quick))
-    if options.plot:
-        plot(rows, options.plot)
     config = {
         "steps": STEPS,
         "epochs_counted": EPOCHS - 1,
@@ -312,11 +265,7 @@ def main() -> None:
         "sizes": options.sizes,
         "overhead_share": OVERHEAD,
         "peers": {
-            peer.name: {
-                "package": peer.package,
-                "version": peer.version,
-                "licence": peer.licence,
-            }
+            peer.name: {field: getattr(peer, field) for field in ("package", "version", "licence")}
             for peer in PEERS
         },
     }

@@ -4,9 +4,7 @@
   4 ranks × 300 steps and for 1,024 × 10,000, ended and live; and how large the answers are;
 - switch: from the click that confirms it to the mark in the charts;
 - pixel: from a step's end to its drawing, at 2 steps a second, and whether each step is drawn once;
-- spikes: 20 single slow steps of one rank among 100,000 steps, seen at the widest zoom;
-- restart: from the server's first answer after a restart to a live page;
-- memory: of the web process while browsers follow a run.
+- spikes: 20 single slow steps of one rank among 100,000 steps, seen at the widest zoom.
 
 Ranks are made up: their records take the way of real ones, over the bus, ingest and the database.
 """
@@ -18,14 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import psutil
-import redis
 from harness import Check, finish, parser
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -153,8 +149,7 @@ def heard(bus: str, runs: list[str]) -> Iterator[None]:
                 for run in runs:
                     state = RunState(State.RUNNING, time.time(), "node-1")
                     fields: dict[Any, Any] = dict(encode(state, run))
-                    with suppress(redis.RedisError):  # the server is being restarted
-                        client.xadd(run_telemetry(run), fields)
+                    client.xadd(run_telemetry(run), fields)
                 stop.wait(5)
 
     thread = threading.Thread(target=speak)
@@ -299,59 +294,6 @@ def spikes_seen(page: Page, stack: Stack, run: str, slow: frozenset[int]) -> int
     return sum(bool(np.any(np.abs(at - step) <= 200)) for step in slow)
 
 
-def live_again_s(page: Page, stack: Stack, run: str) -> float:
-    """From the first answer of a server that was killed and started again to a live page."""
-    page.goto(f"{stack.url}/runs/{run}")
-    status = "document.getElementById('connection-status')?.className.includes('{}')"
-    page.wait_for_function(f"() => {status.format('live')}")
-    page.evaluate(
-        """() => { window.back = null;
-          const node = document.getElementById('connection-status');
-          new MutationObserver(() => {
-            if (node.className.includes('lost')) window.lost = true;
-            else if (window.lost && node.className.includes('live'))
-              window.back ??= Date.now() / 1000;
-          }).observe(node, {attributes: true}); }"""
-    )
-    assert stack.server is not None
-    stack.server.terminate()
-    stack.server.wait()
-    page.wait_for_function("() => window.lost")
-    answered: list[float] = []
-    asking = threading.Thread(target=_first_answer, args=(stack.url, answered))
-    asking.start()
-    stack.start_server()
-    page.wait_for_function("() => window.back !== null")
-    asking.join()
-    return float(page.evaluate("window.back")) - answered[0]
-
-
-def _first_answer(url: str, answered: list[float]) -> None:
-    while not answered:
-        try:
-            if httpx.get(f"{url}/healthz", timeout=1).status_code == 200:
-                answered.append(time.time())
-        except httpx.HTTPError:
-            time.sleep(0.02)
-
-
-def growth(browser: Browser, stack: Stack, run: str, pages: int, duration_s: float) -> float:
-    """The web process's memory after the second half of a time, over its memory after the first."""
-    assert stack.server is not None
-    family = psutil.Process(stack.server.pid).children(recursive=True)
-    (web,) = (process for process in family if "web" in process.cmdline())
-    following = [opened(browser, stack) for _ in range(pages)]
-    for page in following:
-        page.goto(f"{stack.url}/runs/{run}")
-    following[0].wait_for_timeout(duration_s * 500)
-    before = web.memory_info().rss
-    following[0].wait_for_timeout(duration_s * 500)
-    after = web.memory_info().rss
-    for page in following:
-        page.context.close()
-    return after / before
-
-
 def figures(
     browser: Browser,
     stack: Stack,
@@ -372,22 +314,13 @@ def figures(
             note(f"first chart of {words}, s", value, BOUNDS[name])
             note(f"largest answer of {words}, bytes", answer_bytes(stack, run), MOST_BYTES)
     note("spikes seen of 20", spikes_seen(page, stack, "long", slow), 20, ">=")
-    note(
-        f"largest answer of 4 × {long:,}, bytes",
-        answer_bytes(stack, "long"),
-        MOST_BYTES,
-    )
+    note(f"largest answer of 4 × {long:,}, bytes", answer_bytes(stack, "long"), MOST_BYTES)
     for world, bound in PIXEL_S.items():
         p95, wrong = pixel_s(page, stack, bus, f"pixel-{world}", world, 10 if quick else 60)
         note(f"step's end to pixel, {world:,} workers, p95 s", p95, bound)
         note(f"steps lost or doubled, {world:,} workers", wrong, 0)
-    first = 300
-    with Ranks(bus, "small-live", 4, first):
+    with Ranks(bus, "small-live", 4, 300):
         note("confirmation to mark, s", mark_s(page, stack, "small-live", repeats), 1.0)
-        pages, duration_s = (3, 20.0) if quick else (20, 600.0)
-        grown = growth(browser, stack, "small-live", pages, duration_s)
-        note(f"web process's memory, growth with {pages} browsers", grown, 1.05)
-    note("live after a restart, s", live_again_s(page, stack, "small-live"), 3.0)
 
 
 def measure(folder: Path, quick: bool) -> tuple[dict[str, float], list[Check]]:

@@ -1,9 +1,10 @@
-"""Whether forecasts tell what a switch then gives, in virtual time.
+"""Whether forecasts show what a switch then gives, in virtual time.
 
-The scenarios are in `strangers/forecasts.py`: somebody wrote them who had read docs/simulator.md
-and docs/policies.md and nothing of the code. Each scenario trains up to a step, gets forecasts of
-all presets, and then goes on under some of the forecast presets: the same devices, the same noise,
-each from the same step. The measured time is that of the steps after the warm-up, per unit of load.
+`scenarios/forecasts.json` lists the scenarios; people who had read docs/simulator.md and
+docs/policies.md and nothing of the code described their kinds. Each scenario trains up to a step,
+gets forecasts of all presets, and then continues under some of these presets: the same devices, the
+same noise, each from the same step. The measured time is that of the steps after the warm-up, per
+unit of load. `regret.py` trains the same scenarios under `auto`.
 """
 
 from __future__ import annotations
@@ -14,66 +15,105 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Check, finish, parser
-from virtual import measured, module_at
+from harness import Check, finish, parser, percent
 
+from paceline.core.cost import Features
+from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.insight.whatif.state import PlanningState
-from paceline_backend.simulator import Scenario, ScenarioError, Simulation
+from paceline_backend.simulator import Scenario, ScenarioError, Simulation, TrainedSegment
 
-SEED = 1_000_000
-CASES = Path(__file__).with_name("strangers") / "forecasts.py"
+SCENARIOS = Path(__file__).with_name("scenarios") / "forecasts.json"
 AFTER = 200  # steps that are measured after a switch and its warm-up
 OPTIONS = 8  # forecasts that are checked in each scenario
-KEPT = STEPS  # steps that a forecast rests on
+KEPT = STEPS  # steps that a forecast uses
 
 
-def simulation_of(scenario: dict[str, Any], steps: int) -> Simulation:
-    """The simulation of a scenario for so many steps; sizes given one by one go through a file."""
-    body = copy.deepcopy(scenario) | {"steps": steps}
-    body.pop("epochs", None)
+def scenarios(kind: str = "") -> list[dict[str, Any]]:
+    """Return the scenarios whose kind has some words in it."""
+    read: list[dict[str, Any]] = json.loads(SCENARIOS.read_text())
+    return [each for each in read if kind in each["kind"]]
+
+
+def mixed(sizes: Mapping[str, Any], seed: int) -> np.ndarray[Any, Any]:
+    """Draw sizes from a mixture of distributions."""
+    rng, samples = np.random.default_rng(seed), sizes["samples"]
+    parts = sizes["mixture"]
+    shares = np.array([part["share"] for part in parts])
+    of = rng.choice(len(parts), samples, p=shares / shares.sum())
+    drawn = np.zeros(samples)
+    for number, part in enumerate(parts):
+        ((name, given),) = ((k, v) for k, v in part.items() if k != "share")
+        if name == "pareto":
+            values = given[1] * (1 + rng.pareto(given[0], samples))
+        else:
+            values = getattr(rng, name)(*given, samples)
+        drawn = np.where(of == number, values, drawn)
+    drawn = np.clip(drawn, sizes.get("min"), sizes.get("max"))
+    return np.asarray(np.ceil(drawn) if sizes.get("whole") else drawn.round(3))
+
+
+def simulation_of(scenario: Mapping[str, Any], steps: int) -> Simulation:
+    """Return the simulation of a scenario for some steps; mixed sizes go through a file."""
+    body = copy.deepcopy(dict(scenario)) | {"name": "forecasts", "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
-        values = body["sizes"].pop("values", None)
-        if values is not None:
-            np.save(Path(folder) / "sizes.npy", np.asarray(values, float))
-            body["sizes"] = {"file": str(Path(folder) / "sizes.npy")}
+        if "mixture" in body["sizes"]:
+            path = Path(folder) / "sizes.npy"
+            np.save(path, mixed(body["sizes"], body["seed"]))
+            body["sizes"] = {"file": str(path)}
         return Simulation.of(Scenario.of(body))
 
 
-def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
-    """One scenario: its forecasts, and what some of the forecast presets then took.
+def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
+    """Return what a forecast knows of the newest steps of a simulation."""
+    columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
+    features = Features(*columns)
+    of = MeasuredSteps(
+        step=np.concatenate([r.segment.first_step + np.arange(len(r.step_s)) for r in ran]),
+        features=features,
+        compute_s=np.concatenate([r.compute_s for r in ran]),
+        data_s=np.concatenate([r.data_s for r in ran]),
+        sync_s=np.concatenate([r.wait_s + r.communication_s for r in ran]),
+        rank_step_s=np.concatenate([r.rank_step_s for r in ran]),
+        load=features.load.sum(axis=1),
+    )
+    of = of.since(max(len(of) - newest, 0))
+    relaxed = [r for r in ran if r.segment.synchroniser != ALLREDUCE]
+
+    def reduced_s(seqs: list[int]) -> list[float]:
+        of_segments = [r for r in relaxed if r.segment.seq in seqs]
+        return [round_.reduced_s for r in of_segments for round_ in r.rounds][-256:]
+
+    return with_spans(of, [r.segment for r in relaxed], reduced_s)
+
+
+def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return a scenario's forecasts, and what some of the forecast presets then took.
 
     A text is the reason why there can be no such scenario.
     """
-    path, name, seed = asked
-    made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
-    row: dict[str, Any] = {"kind": name, "seed": seed, "world": made["scenario"]["workers"]}
-    body = made["scenario"]
+    body, name, seed = made["scenario"], made["kind"], made["scenario"]["seed"]
+    row: dict[str, Any] = {"kind": name, "seed": seed, "world": body["workers"]}
     try:
         simulation = simulation_of(body, made["at"] + WARMUP_STEPS + AFTER + 4096)
     except ScenarioError as error:
         return f"{name}, seed {seed}: {error}"
-    policy, parameters = body.get("policy", "bsp"), body.get("parameters", {})
+    policy, parameters = body["policy"], body.get("parameters", {})
     ran = []
     while simulation.step < made["at"]:
         ran.append(simulation.advance())
-    state = PlanningState(
-        0,
-        policy,
-        parameters,
-        simulation.history,
-        simulation.window,
-        of := measured(ran, KEPT),
-        of.step >= WARMUP_STEPS,
-    )
+    of = measured(ran, KEPT)
+    known, window = simulation.history, simulation.window
+    state = PlanningState(0, policy, parameters, known, window, of, of.step >= WARMUP_STEPS)
     began = time.process_time()
     answer = of_state("run", state)
     row |= {"took_s": time.process_time() - began, "policy": policy, "reason": answer.reason}
@@ -84,12 +124,11 @@ def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
     load = float(sizes.sum()) / -(-len(sizes) // simulation.hello.global_batch)
     if simulation.hello.drop_last:
         load = float(sizes.mean()) * simulation.hello.global_batch
-    rng = np.random.default_rng(seed)
     mine = next(f for f in answer.forecasts if (f.policy, f.parameters) == (policy, parameters))
     others = [forecast for forecast in answer.forecasts if forecast is not mine]
-    chosen = [mine, *others[:2]]  # the best two are what is acted on
-    rest = others[2:]
-    chosen += [rest[at] for at in rng.permutation(len(rest))[: OPTIONS - len(chosen)]]
+    chosen, rest = [mine, *others[:2]], others[2:]  # `auto` acts on the best two
+    order = np.random.default_rng(seed).permutation(len(rest))
+    chosen += [rest[at] for at in order[: OPTIONS - len(chosen)]]
     base_s = None
     for forecast in chosen:
         per_load = after(simulation, forecast.policy, forecast.parameters, forecast is mine)
@@ -97,6 +136,7 @@ def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
             continue
         true_s = per_load * load
         base_s = base_s or true_s
+        saved = 1 - true_s / base_s
         row["options"].append(
             {
                 "policy": forecast.policy,
@@ -106,8 +146,8 @@ def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
                 "inside": forecast.low_s <= true_s <= forecast.high_s,
                 "half": (forecast.high_s - forecast.low_s) / 2 / forecast.step_time_s,
                 "saving": forecast.saving,
-                "saving_inside": forecast.saving_low <= 1 - true_s / base_s <= forecast.saving_high,
-                "saved": 1 - true_s / base_s,
+                "saving_inside": forecast.saving_low <= saved <= forecast.saving_high,
+                "saved": saved,
                 "fit_error": answer.fit_error,
             }
         )
@@ -117,7 +157,7 @@ def case(asked: tuple[str, str, int]) -> dict[str, Any] | str:
 def after(
     before: Simulation, policy: str, parameters: dict[str, Any], in_force: bool
 ) -> float | None:
-    """Seconds per unit of load under a preset; None: it cannot train here."""
+    """Return seconds per unit of load under a preset; None: it cannot train here."""
     simulation = copy.deepcopy(before)
     if not in_force:
         simulation.switch(policies.make(policy, parameters, simulation.hello.world))
@@ -135,82 +175,67 @@ def after(
     return float(step_s.sum() / load.sum())
 
 
-def percent(values: Sequence[bool]) -> float:
-    """How many are True, in percent."""
-    return 100 * float(np.mean(values)) if len(values) else 100.0
+def table_of(cells: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Return the figures by kind of scenario."""
+    lines = []
+    for name, options in cells.items():
+        off = np.abs([option["error"] for option in options])
+        inside, saving = (
+            percent([option[field] for option in options]) for field in ("inside", "saving_inside")
+        )
+        lines.append(
+            f"{name[:78]:78} {len(options):3} inside {inside:4.0f} % (saving {saving:4.0f})"
+            f" error {100 * np.median(off):5.2f} most {100 * off.max():5.1f} %"
+            f" ± {100 * np.median([option['half'] for option in options]):5.2f} %"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first scenario")
-    asking.add_argument("--cases", type=Path, default=CASES, help="file with the scenarios")
-    asking.add_argument("--each", type=int, default=5, help="scenarios of each kind")
-    asking.add_argument("--kind", default="", help="only kinds with this in the name")
+    asking.add_argument("--kind", default="", help="only kinds of scenario that have this in them")
+    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
-    asking.add_argument("--rows", type=Path, help="file for the rows, as JSON")
     options = asking.parse_args()
-    names = [name for name in module_at(options.cases).KINDS if options.kind in name]
-    each = 1 if options.quick else options.each
-    asked = [
-        (str(options.cases), name, options.seed + 1000 * at + k)
-        for at, name in enumerate(names)
-        for k in range(each)
-    ]
+    asked = scenarios(options.kind)
+    if options.quick:
+        asked = list({each["kind"]: each for each in reversed(asked)}.values())
+    for each in asked:
+        each["scenario"]["seed"] += options.seed
     rows, impossible = [], []
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for row in pool.imap(case, asked):
+        for number, row in enumerate(pool.imap(case, asked), 1):
             if isinstance(row, str):
                 impossible.append(row)
-                print(row, file=sys.stderr)
-                continue
-            rows.append(row)
-            print(
-                f"{len(rows) + len(impossible)}/{len(asked)} {row['kind']}: {row['reason'] or ''}",
-                file=sys.stderr,
-            )
-            if options.rows:
-                options.rows.write_text(json.dumps(rows))
-    cells = [(row["kind"], option) for row in rows for option in row["options"]]
-    errors = np.abs([option["error"] for _, option in cells])
-    inside = [option["inside"] for _, option in cells]
-    kinds = {
-        name: percent([option["inside"] for kind, option in cells if kind == name])
-        for name in names
-    }
+            else:
+                rows.append(row)
+            said = row if isinstance(row, str) else f"{row['kind']}: {row['reason'] or ''}"
+            print(f"{number}/{len(asked)} {said}", file=sys.stderr)
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault(row["kind"], []).extend(row["options"])
+    cells = {kind: some for kind, some in cells.items() if some}
+    every = [option for some in cells.values() for option in some]
+    errors = np.abs([option["error"] for option in every])
+    inside = percent([option["inside"] for option in every])
+    kinds = {kind: percent([option["inside"] for option in some]) for kind, some in cells.items()}
+    half = float(np.median([option["half"] for option in every]))
     refused = percent([row["reason"] is not None for row in rows])
-    half = float(np.median([option["half"] for _, option in cells]))
     checks = [
-        Check("forecasts", len(cells), 1000, ">="),
+        Check("forecasts", len(every), 1000, ">="),
         Check("scenarios that can be, %", 100 * len(rows) / len(asked), 95, ">="),
-        Check("outcomes inside the 95 % interval, %, at least", percent(inside), 93, ">="),
-        Check("outcomes inside the 95 % interval, %, at most", percent(inside), 97, "<="),
+        Check("outcomes inside the 95 % interval, %, at least", inside, 93, ">="),
+        Check("outcomes inside the 95 % interval, %, at most", inside, 97, "<="),
         Check("the kind with the fewest inside, %", min(kinds.values()), 85, ">="),
         Check("median half-width of an interval", half, 0.03, "<="),
         Check("refused, %", refused, 5, "<="),
         Check("median error", float(np.median(errors)), 0.01, "<="),
         Check("90th percentile of the errors", float(np.quantile(errors, 0.9)), 0.05, "<="),
     ]
-    lines = []
-    for name in names:
-        mine = [option for kind, option in cells if kind == name]
-        if mine:
-            off = np.abs([option["error"] for option in mine])
-            wide = np.median([option["half"] for option in mine])
-            saving = percent([option["saving_inside"] for option in mine])
-            lines.append(
-                f"{name[:78]:78} {len(mine):3} inside {kinds[name]:4.0f} % (saving {saving:4.0f})"
-                f" error {100 * np.median(off):5.2f} most {100 * off.max():5.1f} %"
-                f" ± {100 * wide:5.2f} %"
-            )
-    results = {
-        "kinds": kinds,
-        "scenarios": len(rows),
-        "impossible": impossible,
-        "median_error": float(np.median(errors)),
-    }
-    config = {"seed": options.seed, "each": each, "after": AFTER, "warmup": WARMUP_STEPS}
-    finish(options, config, results, checks, "\n".join(lines))
+    results = {"kinds": kinds, "scenarios": rows, "impossible": impossible}
+    config = {"seed": options.seed, "after": AFTER, "warmup": WARMUP_STEPS}
+    finish(options, config, results, checks, table_of(cells))
 
 
 if __name__ == "__main__":

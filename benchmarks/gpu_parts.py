@@ -12,11 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_cases
-import gpu_memory
 import torch
-from gpu_cases import Timing, Training
-from gpu_memory import Copying
 from harness import Check
 
 from paceline.node.spool import drain
@@ -31,6 +27,8 @@ from paceline.wire import (
     decode,
 )
 from paceline.wire.synchronisation import Synchronisation, convert
+from support import gpu_cases
+from support.gpu_cases import Copying, Timing, Training
 from support.ranks import Ranks
 
 WORLD = 3  # ranks under gloo
@@ -204,7 +202,6 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
         "median_error": statistics.median(errors),
         "max_error": max(errors),
         "reference_s": statistics.median(s for _, _, s in watched),
-        "unwatched_over_watched": _unwatched_over_watched(computed_s, steps),
         "first_half_s": [first for first, _ in halves],
         "second_half_s": [second for _, second in halves],
     }
@@ -220,22 +217,11 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
     return figures, checks
 
 
-def _unwatched_over_watched(computed_s: dict[tuple[int, int], float], steps: int) -> float:
-    """Median compute time of unwatched over that of watched steps, in the first half."""
-    parts: list[list[float]] = [[], []]
-    for (_, step), seconds in computed_s.items():
-        if step < steps // 2:
-            parts[step % 2].append(seconds)
-    return statistics.median(parts[1]) / statistics.median(parts[0])
-
-
 def _halves(computed_s: dict[tuple[int, int], float], rank: int, steps: int) -> tuple[float, float]:
     """Median compute times of a rank in the first and second half of the steps."""
-    halves: list[list[float]] = [[], []]
-    for (of, step), seconds in computed_s.items():
-        if of == rank:
-            halves[step >= steps // 2].append(seconds)
-    return statistics.median(halves[0]), statistics.median(halves[1])
+    of = [(step, seconds) for (who, step), seconds in computed_s.items() if who == rank]
+    first = statistics.median(seconds for step, seconds in of if step < steps // 2)
+    return first, statistics.median(seconds for step, seconds in of if step >= steps // 2)
 
 
 def _all_reported(outcome: Outcome, steps: int) -> Check:
@@ -431,7 +417,7 @@ def copies(kit: Kit) -> Result:
 
 def _copies(kit: Kit) -> Result:
     size = Copying(4096, 4, 10, 4 if kit.quick else 8) if kit.cuda else Copying(64, 2, 2, 2)
-    figures = kit.run(gpu_memory.copied, size, world=1).answers[0]
+    figures = kit.run(gpu_cases.copied, size, world=1).answers[0]
     blocks = figures.pop("blocks")
     for way in ("beside", "waiting"):
         ratios = [block[way] / block["alone"] for block in blocks]
@@ -497,12 +483,12 @@ def _mixed_precision(kit: Kit, chain: tuple[Synchronisation, ...], fused: bool) 
 
 def memory(kit: Kit) -> Result:
     """A profiling phase runs out of memory, says what fits, and training goes on."""
-    answers = kit.run(gpu_memory.profiled).answers
+    answers = kit.run(gpu_cases.profiled).answers
     limits = [answer["limit"] for answer in answers]
     largest = max(answer["largest"] for answer in answers)
-    right = sum(limit == gpu_memory.FITS for limit in limits)
+    right = sum(limit == gpu_cases.FITS for limit in limits)
     checks = [
         Check("ranks that know how many samples fit", right, WORLD, ">="),
-        Check("samples of the largest batch after it", largest, gpu_memory.FITS, "<="),
+        Check("samples of the largest batch after it", largest, gpu_cases.FITS, "<="),
     ]
     return {"limits": limits, "largest": largest}, checks

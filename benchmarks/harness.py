@@ -1,4 +1,10 @@
-"""What every benchmark shares: options, the machine, checks, and the two ways to print."""
+"""Everything that the benchmarks share.
+
+A program asks `parser` for its options, measures, and ends with `finish`, which prints a table, or
+with ``--json`` one object with the commit, the machine, the configuration, the results and the
+checks. The program exits 1 when a check fails. Two ways of doing the same work are measured in turn
+with `interleaved`, so that other load on the machine slows both.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,18 @@ import json
 import operator
 import os
 import platform
+import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
+
+Api = Callable[..., Any]  # method, path below /api/v1, body → answer
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
@@ -33,7 +45,7 @@ class Check:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
     return {
         "platform": platform.platform(),
         "processor": platform.machine(),
@@ -49,7 +61,7 @@ def commit() -> str:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """An argument parser with the options that all benchmarks have."""
+    """Return an argument parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument(
         "--json", action="store_true", help="one JSON object alone on standard output"
@@ -61,7 +73,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def report(
     config: Mapping[str, Any], results: Mapping[str, Any], checks: list[Check]
 ) -> dict[str, Any]:
-    """The JSON document of a run of the benchmark."""
+    """Return the JSON document of a run of the benchmark."""
     rows = [{**asdict(check), "ok": check.ok} for check in checks]
     made = {"commit": commit(), "machine": machine()}
     return {**made, "config": config, "results": results, "checks": rows}
@@ -74,7 +86,7 @@ def finish(
     checks: list[Check],
     table: str,
 ) -> NoReturn:
-    """Prints the table, or everything as JSON, and exits 1 when a check failed."""
+    """Print the table, or everything as JSON, and exit 1 when a check failed."""
     if options.json:
         print(json.dumps(report(config, results, checks)))
     else:
@@ -83,3 +95,56 @@ def finish(
             verdict = "ok  " if check.ok else "MISS"
             print(f"{verdict} {check.name}: {check.value:.4g} {check.op} {check.bound:.4g}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
+
+
+def interleaved(
+    ways: Mapping[str, Callable[[], Any]], pairs: int, warm: int = 0
+) -> list[dict[str, Any]]:
+    """Do something in several ways, in turn and in random order, the same on all ranks.
+
+    Args:
+        ways: name → what to do.
+        pairs: how often each way counts.
+        warm: how often each way is done before that.
+
+    Returns:
+        name → answer, of each turn that counts.
+    """
+    shuffled, turns = random.Random(1), []
+    for _ in range(warm + pairs):
+        order = shuffled.sample([*ways], len(ways))
+        turns.append({name: ways[name]() for name in order})
+    return turns[warm:]
+
+
+def median_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and the 95 % interval of medians of resampled ratios."""
+    drawn = np.random.default_rng(1).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def percent(values: Sequence[bool]) -> float:
+    """Return how many are true, in percent."""
+    return 100 * float(np.mean(values)) if len(values) else 100.0
+
+
+def percentiles(values: Sequence[float], *which: float) -> dict[str, float]:
+    """Return percentiles by name, such as `p99`; the default is 50, 95 and 99."""
+    which = which or (50, 95, 99)
+    return {f"p{q:g}": float(at) for q, at in zip(which, np.percentile(values, which), strict=True)}
+
+
+def wait(
+    api: Api, run: str, until: Any, timeout_s: float = 300.0, every_s: float = 0.05
+) -> dict[str, Any]:
+    """Poll a run of a control plane until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        now: dict[str, Any] = api("GET", f"/runs/{run}")
+        if until(now):
+            return now
+        if now["state"] == "failed":
+            raise RuntimeError(f"run {run} failed: {now['message']}")
+        time.sleep(every_s)
+    raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")

@@ -4,8 +4,7 @@ Throughput: records wait on a real bus, 50 in a message or 1, and one process ta
 the worker's does (`IngestProcess`). It reads, decodes, checks, upserts, sums up the steps, commits,
 publishes and acknowledges; its start counts, too. Its peer, in the
 same run, is the least that any consumer must do: read, decode, executemany into the same table,
-acknowledge. Another peer, in the same run, is MLflow's tracking server on SQLite at its best, which
-stores the same numbers of the same rows as metrics (`tracking.py`).
+acknowledge.
 
 Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
 event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
@@ -28,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,8 +37,7 @@ import psutil
 import psycopg
 import redis
 import sqlalchemy as sa
-import tracking
-from harness import Check, finish, parser
+from harness import Check, finish, interleaved, parser
 
 from paceline.wire import (
     INGEST_GROUP,
@@ -72,7 +70,6 @@ UNREADABLE = 1_000
 UNREADABLE_BYTES = 16_384
 GOALS = {"sqlite": 100_000, "postgres": 60_000}
 TIMES_RAW = {"sqlite": 0.6, "postgres": 1.4}
-TIMES_MLFLOW = 150.0
 COLUMNS = (*StepRecord.__struct_fields__, "run")
 
 
@@ -278,7 +275,7 @@ def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str,
         with closing(connect(bus_url)) as client:
             thread = threading.Timer(duration_s / 4, send, (client, other))
             thread.start()
-            p50_s, p99_s, peak = _latencies(store, bus_url, duration_s, run_telemetry(other))
+            p50_s, p99_s, peak = latencies(store, bus_url, duration_s, run_telemetry(other))
             thread.join()
         results[name] = {"latency_p50_s": p50_s, "latency_p99_s": p99_s, "ingest_peak_mib": peak}
     with store.read() as connection:
@@ -288,13 +285,7 @@ def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str,
     return results
 
 
-def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, float]:
-    """Median and 99th percentile from event to committed row."""
-    p50_s, p99_s, _ = _latencies(store, bus_url, duration_s)
-    return p50_s, p99_s
-
-
-def _latencies(
+def latencies(
     store: Store, bus_url: str, duration_s: float, other: str | None = None
 ) -> tuple[float, float, float]:
     """Measure latencies, and the peak memory of ingest in MiB.
@@ -337,26 +328,26 @@ def _peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(url: str, bus_url: str, quick: bool) -> dict[str, float]:
-    """All figures of one database."""
+def measure(store: Store, bus_url: str, quick: bool) -> dict[str, float]:
+    """Return all figures of one database."""
     rows, repeats, duration_s = (80_000, 2, 4.0) if quick else (480_000, 3, 20.0)
-    with Store.open(url) as store:
-        pairs = [
-            (ingest_rows(store, bus_url, rows, 50), raw_rows(store, bus_url, rows, 50))
-            for _ in range(repeats)
-        ]
-        singly = ingest_rows(store, bus_url, rows // 10, 1)
-        p50_s, p99_s = latencies_s(store, bus_url, duration_s)
+    ways = {
+        "ours": partial(ingest_rows, store, bus_url, rows, 50),
+        "raw": partial(raw_rows, store, bus_url, rows, 50),
+    }
+    pairs = interleaved(ways, repeats)
+    singly = ingest_rows(store, bus_url, rows // 10, 1)
+    p50_s, p99_s, _ = latencies(store, bus_url, duration_s)
     return {
-        "rows_per_s": float(np.median([ours for ours, _ in pairs])),
-        "raw_rows_per_s": float(np.median([raw for _, raw in pairs])),
+        "rows_per_s": float(np.median([pair["ours"] for pair in pairs])),
+        "raw_rows_per_s": float(np.median([pair["raw"] for pair in pairs])),
         "rows_per_s_one_record_a_message": singly,
         "latency_p50_s": p50_s,
         "latency_p99_s": p99_s,
     }
 
 
-def table(results: dict[str, dict[str, float]], peer: tracking.Rates | None) -> str:
+def table(results: dict[str, dict[str, float]]) -> str:
     """The figures for people."""
     lines = [
         f"{'':10}{'rows/s':>12}{'raw driver':>12}{'1 a message':>13}{'p50':>10}{'p99':>10}",
@@ -367,28 +358,27 @@ def table(results: dict[str, dict[str, float]], peer: tracking.Rates | None) -> 
         f"{1000 * of['latency_p50_s']:7.1f} ms{1000 * of['latency_p99_s']:7.1f} ms"
         for name, of in results.items()
     ]
-    if peer is None:
-        lines.append("MLflow is not installed: make setup-bench")
-    else:
-        lines.append(
-            f"{'mlflow':10}{peer.rows_per_s:12,.0f} rows/s as {peer.metrics_per_s:,.0f} metrics/s, "
-            f"{len(tracking.METRICS)} a row, {peer.threads} clients ({peer.version})"
-        )
     return "\n".join(lines)
+
+
+def on_both(figures: Callable[[Store, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return figures on SQLite and on Postgres."""
+    with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
+        with Store.open(f"sqlite:///{directory}/paceline.db") as store:
+            results = {"sqlite": figures(store, bus.url)}
+        server = Postgres(fsync=True).start()
+        try:
+            with Store.open(server.database()) as store:
+                results["postgres"] = figures(store, bus.url)
+        finally:
+            server.stop()
+    return results
 
 
 def measure_beside(options: argparse.Namespace) -> NoReturn:
     """Measure latencies beside a run that does harm, and exit."""
     duration_s = 8.0 if options.quick else 20.0
-    with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
-        with Store.open(f"sqlite:///{directory}/paceline.db") as store:
-            results = {"sqlite": beside(store, bus.url, duration_s)}
-        server = Postgres(fsync=True).start()
-        try:
-            with Store.open(server.database()) as store:
-                results["postgres"] = beside(store, bus.url, duration_s)
-        finally:
-            server.stop()
+    results = on_both(lambda store, bus: beside(store, bus, duration_s))
     checks = [
         Check(f"{name} event → row p99 beside {what}, s", of["latency_p99_s"], 2.0, "<=")
         for name, whats in results.items()
@@ -417,15 +407,7 @@ def main() -> None:
     options = made.parse_args()
     if options.beside:
         measure_beside(options)
-    results: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
-        results["sqlite"] = measure(f"sqlite:///{directory}/paceline.db", bus.url, options.quick)
-        server = Postgres(fsync=True).start()
-        try:
-            results["postgres"] = measure(server.database(), bus.url, options.quick)
-        finally:
-            server.stop()
-    peer = tracking.rates(3.0 if options.quick else 10.0) if tracking.installed() else None
+    results = on_both(lambda store, bus: measure(store, bus, options.quick))
     checks = [
         Check(f"{name} rows/s", results[name]["rows_per_s"], goal, ">=")
         for name, goal in GOALS.items()
@@ -443,12 +425,8 @@ def main() -> None:
         Check(f"{name} event → row p99, s", of["latency_p99_s"], 0.05, "<=")
         for name, of in results.items()
     ]
-    if peer is not None:
-        times = results["sqlite"]["rows_per_s"] / peer.rows_per_s
-        checks.append(Check("sqlite rows/s, times MLflow's", times, TIMES_MLFLOW, ">="))
     config = {"world": WORLD, "events_per_s": EVENTS_PER_S, "flush_s": FLUSH_S}
-    everything = {**results, "mlflow": None if peer is None else asdict(peer)}
-    finish(options, config, everything, checks, table(results, peer))
+    finish(options, config, results, checks, table(results))
 
 
 if __name__ == "__main__":

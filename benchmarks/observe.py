@@ -8,18 +8,17 @@ to a spool on disk.
 
 from __future__ import annotations
 
-import random
 import statistics
+import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from batchnorm import CLASSES, Ranks, interval, network
-from harness import Check, finish, parser
+from harness import Check, finish, interleaved, median_interval, parser
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,12 +26,26 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.train.observing import patches
 from paceline.train.observing.observer import Observer
 
-WORLD, BLOCK, WARM = 2, 10, 2
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.ranks import Ranks
+
+WORLD, BLOCK, WARM, CLASSES = 2, 10, 2, 10
 BOUND = 1.01  # of a step's time over that without observing
 
 
-def measure(pairs: int, batch: int) -> tuple[list[tuple[float, float]], int]:
-    """Seconds of a block of steps, observed and not, of each pair; and how many were observed."""
+def network() -> nn.Module:
+    """Return a convolutional network for images of 32 × 32."""
+    torch.manual_seed(1)
+    layers: list[nn.Module] = []
+    for channels, out, stride in ((3, 32, 1), (32, 64, 1), (64, 64, 2), (64, 128, 2)):
+        convolution = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(out), nn.ReLU()]
+    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+    return nn.Sequential(*layers, *pooled)
+
+
+def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
+    """Return seconds of a block of steps in each way, and how many steps were observed."""
     observer = Observer()
     patches.apply(observer)
     model = DistributedDataParallel(network())
@@ -56,12 +69,8 @@ def measure(pairs: int, batch: int) -> tuple[list[tuple[float, float]], int]:
             optimizer.step()
         return time.perf_counter() - began
 
-    shuffled = random.Random(1)  # the same on all ranks
-    times: list[tuple[float, float]] = []
-    for pair in range(WARM + pairs):
-        took = {on: block(on) for on in shuffled.sample((True, False), 2)}
-        if pair >= WARM:
-            times.append((took[True], took[False]))
+    ways = {"observed": partial(block, True), "plain": partial(block, False)}
+    times = interleaved(ways, pairs, WARM)
     observer.over = False
     recorder = observer._recorder
     assert recorder is not None
@@ -82,17 +91,16 @@ def main() -> None:
         finally:
             ranks.stop()
         assert any(Path(spool).rglob("*")), "records are spooled"
-    every = [times for times, _ in answers]
-    with_s, without_s = (
-        [max(times[pair][which] for times in every) / BLOCK for pair in range(pairs)]
-        for which in (0, 1)
+    # A block ends when the slower rank has ended it.
+    observed_s, plain_s = (
+        [max(times[pair][way] for times, _ in answers) / BLOCK for pair in range(pairs)]
+        for way in ("observed", "plain")
     )
-    ratios = [a / b for a, b in zip(with_s, without_s, strict=True)]
-    low, high = interval(ratios)
+    ratio, low, high = median_interval([a / b for a, b in zip(observed_s, plain_s, strict=True)])
     results = {
-        "observed_s": statistics.median(with_s),
-        "plain_s": statistics.median(without_s),
-        "ratio": float(np.median(ratios)),
+        "observed_s": statistics.median(observed_s),
+        "plain_s": statistics.median(plain_s),
+        "ratio": ratio,
         "interval_95": [low, high],
         "steps_observed": answers[0][1],
     }

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Check, finish, parser
-from switch import wait
+from harness import Check, finish, parser, wait
 
 from paceline_backend.server.stack import Stack
 
@@ -61,7 +60,7 @@ def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
         WAYS[way](Path(folder), world, pairs)
         files = sorted(Path(folder).glob("rank-*.json"))
         rows = np.array([row for file in files for row in json.loads(file.read_text())])
-    plain, paced, plain_cpu, paced_cpu = 1e6 * rows.T  # of `gpu_cases.Pair`
+    plain, paced, plain_cpu, paced_cpu = 1e6 * rows.T  # of `support.gpu_cases.Pair`
     return {
         "pairs": len(rows) // world,
         "plain_us": float(np.median(plain)),

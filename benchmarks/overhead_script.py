@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from gpu_cases import paired
+from support.gpu_cases import paired
 
 HIDDEN = 32  # width of the model; its step is short, so what a session adds is seen
 

@@ -110,42 +110,20 @@ def _flatflow_graph() -> bytes:
     return made
 
 
-def flatflow_rank(
-    mode: str, order: Ints, sizes: Ints, world: int, rank: int, global_batch: int
-) -> Ints:
-    """What one rank of flatflow trains in an epoch. Each rank plans for all and keeps its part.
-
-    Args:
-        mode: flatflow's scheduler: ``sched`` keeps global batches, ``sched_unstable`` does not.
-        order: the epoch's order, [N]; it is not changed.
-        sizes: λ of each sample, [N].
-        world: number of ranks.
-        rank: the rank whose part is wanted.
-        global_batch: samples of a step.
-    """
-    schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
-    made = schedule(
-        order.astype(np.uintp),  # a copy: flatflow sorts in place
-        sizes.copy(),
-        _flatflow_graph(),
-        1,
-        1,
-        world,
-        rank,
-        global_batch,
-        global_batch // world,
-        "fast",
-    )
-    return np.asarray(made).astype(np.int64)
-
-
 def _flatflow(mode: str) -> Planner:
+    """Plan with flatflow: ``sched`` keeps global batches, ``sched_unstable`` does not."""
+
     def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-        order = _order(len(sizes), seed, epoch)
-        ranks = [
-            flatflow_rank(mode, order, sizes, world, rank, global_batch) for rank in range(world)
-        ]
-        return _per_rank(ranks, global_batch // world)
+        schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
+        local = global_batch // world
+        ranks = []
+        for rank in range(world):  # each plans for all and keeps its part
+            # flatflow sorts its arguments in place.
+            order, costs = _order(len(sizes), seed, epoch).astype(np.uintp), sizes.copy()
+            graph = _flatflow_graph()
+            made = schedule(order, costs, graph, 1, 1, world, rank, global_batch, local, "fast")
+            ranks.append(np.asarray(made).astype(np.int64))
+        return _per_rank(ranks, local)
 
     return plan
 
@@ -214,36 +192,10 @@ def _karmarkar_karp(*, equal: bool) -> Planner:
     return plan
 
 
-def karmarkar_karp(batch: Ints, sizes: Ints, world: int) -> list[Ints]:
-    """A step's samples for each rank, as verl's balancer divides them, any number to a rank.
-
-    Args:
-        batch: samples of the step, [n].
-        sizes: λ of each sample, [N].
-        world: number of ranks.
-    """
-    parts = _verl().get_seqlen_balanced_partitions(sizes[batch].tolist(), world, False)
-    return [batch[np.array(part)] for part in parts]
-
-
 def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+    """Batches of similar total lengths, so the number of steps varies by epoch."""
     longest = max(global_batch / world * float(sizes.mean()), float(sizes.max()))
-    return dynamic_bucketing(sizes, world, longest, len(sizes) // global_batch, seed, epoch)
-
-
-def dynamic_bucketing(
-    sizes: Ints, world: int, duration: float, steps: int, seed: int, epoch: int
-) -> Steps:
-    """lhotse's batches have similar total lengths, so the number of steps varies by epoch.
-
-    Args:
-        sizes: λ of each sample, [N].
-        world: number of ranks.
-        duration: of a rank's batch at most.
-        steps: about so many in an epoch; they decide how many buckets there are.
-        seed: of the run.
-        epoch: its number.
-    """
+    steps = len(sizes) // global_batch
     logging.getLogger("lhotse").setLevel(logging.ERROR)
     from lhotse import CutSet, MonoCut
     from lhotse.dataset import DynamicBucketingSampler
@@ -265,7 +217,7 @@ def dynamic_bucketing(
     warnings.filterwarnings("ignore", "You are using DynamicBucketingSampler with an eagerly")
     sampler = Recording(
         cuts.to_eager(),
-        max_duration=duration,
+        max_duration=longest,
         num_buckets=max(2, min(20, len(np.unique(sizes)), math.ceil(steps / 4))),
         shuffle=True,
         drop_last=True,

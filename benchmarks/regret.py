@@ -3,7 +3,7 @@
 Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it, if
 forecasts took no time. Then the same devices with the same noise train under each preset that
 leaves the training unchanged, with its defaults and its variants, from start to end. The scenarios
-are those of `forecasts.py`.
+are those of `forecasts.py`, the first of each kind.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import copy
 import multiprocessing
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
-from forecasts import CASES, simulation_of
+from forecasts import measured, scenarios, simulation_of
 from harness import Check, finish, parser
-from virtual import measured, module_at
 
 from paceline_backend import policies
 from paceline_backend.control.advice.advisor import NextLook
@@ -32,21 +32,18 @@ from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 
-SEED = 7_000_000
 START_UP = 200  # steps before this one are printed apart
 
 
-def case(asked: tuple[str, str, int, int]) -> dict[str, Any]:
-    """One scenario: `auto` beside each preset."""
-    path, name, seed, steps = asked
-    made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
-    made["scenario"] |= {"policy": "bsp", "parameters": {}}
-    first = simulation_of(made["scenario"], steps)
+def case(made: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return one scenario: `auto` beside each preset."""
+    body = made["scenario"] | {"policy": "bsp", "parameters": {}}
+    first = simulation_of(body, steps)
     began = time.process_time()
     switched, times = under_auto(copy.deepcopy(first), steps)
     row: dict[str, Any] = {
-        "kind": name,
-        "seed": seed,
+        "kind": made["kind"],
+        "seed": body["seed"],
         "world": first.hello.world,
         "switches": switched,
         "took_s": time.process_time() - began,
@@ -144,30 +141,24 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
 def main() -> None:
     """Runs the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first scenario")
-    asking.add_argument("--cases", type=Path, default=CASES, help="file with the scenarios")
+    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
     asking.add_argument("--scenarios", type=int, default=40)
     asking.add_argument("--steps", type=int, default=5_000)
     asking.add_argument("--most", type=int, default=32, help="largest number of ranks")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
     asking.add_argument("--skip", type=int, default=0, help="first scenarios to leave out")
     options = asking.parse_args()
-    scenarios, steps, most = options.scenarios, options.steps, options.most
+    count, steps, most = options.scenarios, options.steps, options.most
     if options.quick:
-        scenarios, steps, most = 2, 400, 6
-    module = module_at(options.cases)
-    asked: list[tuple[str, str, int, int]] = []
-    names, turn = list(module.KINDS), 0
-    while len(asked) < scenarios:
-        name, seed = names[turn % len(names)], options.seed + turn
-        made = module.KINDS[name](np.random.default_rng(seed), seed)["scenario"]
-        if made["workers"] <= most:
-            asked.append((str(options.cases), name, seed, steps))
-        turn += 1
-    asked = asked[options.skip :]
+        count, steps, most = 2, 400, 6
+    small = [each for each in scenarios() if each["scenario"]["workers"] <= most]
+    kinds = {each["kind"]: each for each in reversed(small)}  # the first of each kind
+    asked = list(reversed(kinds.values()))[:count][options.skip :]
+    for each in asked:
+        each["scenario"]["seed"] += options.seed
     rows = []
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for row in pool.imap(case, asked):
+        for row in pool.imap(partial(case, steps=steps), asked):
             rows.append(row)
             print(_line(row), file=sys.stderr, flush=True)
     then = [row["then"]["ratio"] for row in rows]

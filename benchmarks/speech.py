@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Check, finish, parser
-from switch import wait
+from harness import Check, finish, parser, wait
 
 from paceline_backend.server.stack import Stack
 

@@ -20,11 +20,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import Check, finish, parser
+from harness import Api, Check, finish, parser, wait
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -32,8 +32,6 @@ from paceline_backend.demo import emulation, example
 from paceline_backend.server.stack import Stack
 from support.machines import Cluster
 from support.network import network
-
-Api = Callable[..., Any]  # method, path below /api/v1, body → answer
 
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 
@@ -68,34 +66,6 @@ def on_nodes(folder: Path, nodes: int) -> Iterator[tuple[Api, str]]:
     with network(nodes) as made, Cluster(made, folder) as cluster:
         cluster.start_agents(*range(1, nodes + 1))
         yield cluster.api, cluster.start_run(nodes, nodes, 100_000)
-
-
-def wait(
-    api: Api, run: str, until: Any, timeout_s: float = 300.0, every_s: float = 0.05
-) -> dict[str, Any]:
-    """Polls a run until a condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        now: dict[str, Any] = api("GET", f"/runs/{run}")
-        if until(now):
-            return now
-        if now["state"] == "failed":
-            raise RuntimeError(f"run {run} failed: {now['message']}")
-        time.sleep(every_s)
-    raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
-
-
-def effective(api: Api, run: str, version: int) -> int:
-    """The first step of a policy version; waits until there is one."""
-    first: list[int] = []
-
-    def in_force(_: Any) -> bool:
-        step: int | None = api("GET", f"/runs/{run}/switches")[version]["effective_step"]
-        first[:] = [] if step is None else [step]
-        return bool(first)
-
-    wait(api, run, in_force, timeout_s=120.0)
-    return first[0]
 
 
 def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:

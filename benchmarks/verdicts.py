@@ -1,68 +1,72 @@
 """Whether verdicts name the right causes, the right ranks, the right step and the right cost.
 
-The scenarios are in `strangers/verdicts.py`: somebody wrote them who had read docs/verdicts.md and
-nothing of the code. Each scenario tells its truth; the cost of a cause is exact, because the same
-random numbers are played without the cause.
-
-A verdict is right if it names exactly the kinds of cause that there are, with exactly their ranks.
+The scenarios are those of `tests/support/verdict_scenarios.py`. A verdict is right if it names
+exactly the kinds of cause that there are, with exactly their ranks. `--real` adds four trainings on
+emulated devices.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Check, finish, parser
-from virtual import module_at
+from harness import Check, finish, parser, percent, wait
 
 from paceline_backend.demo import emulation, example
 from paceline_backend.insight.verdict import ObservedSteps, TimeLoss, Verdict, judge
 from paceline_backend.server.stack import Stack
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.verdict_scenarios import Case, Truth, make, scenarios
+
 SEED = 1_000_000
-CASES = Path(__file__).with_name("strangers") / "verdicts.py"
-NEAR = 10  # steps by which a told onset may be off
+NEAR = 10  # steps by which a named onset may be off
 SIGMAS = 2.0  # onsets of smaller steps are not counted
 
 
-def observed(case: Any) -> ObservedSteps:
-    """What a scenario's ranks report."""
+def observed(case: Case) -> ObservedSteps:
+    """Return what a scenario's ranks report."""
+    of = case.batches
+    steps = len(case.first)
     return ObservedSteps(
-        np.arange(len(case.first)),
-        *(
-            np.asarray(getattr(case, name), float)
-            for name in ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
-        ),
-        np.asarray(case.between_s, float),
-        np.asarray(case.first, bool),
-        np.zeros(len(case.first), bool),
-        tuple(case.nodes),
+        np.arange(steps),
+        of.samples,
+        of.load,
+        of.squares,
+        of.longest,
+        case.data_s,
+        case.compute_s,
+        case.sync_s,
+        case.between_s,
+        case.first,
+        np.zeros(steps, bool),
+        case.nodes,
     )
 
 
 def by_kind(causes: Sequence[Any]) -> dict[str, set[int]]:
-    """Kind → all its ranks."""
+    """Return kind → all its ranks."""
     kinds: dict[str, set[int]] = defaultdict(set)
     for cause in causes:
         kinds[cause.kind] |= set(cause.ranks)
     return dict(kinds)
 
 
-def of_truth(truth: Any, verdict: Verdict) -> TimeLoss | None:
-    """The cause that a verdict names for a true one; None: it names none."""
+def of_truth(truth: Truth, verdict: Verdict) -> TimeLoss | None:
+    """Return the cause that a verdict names for a true one."""
     same = [cause for cause in verdict.causes if cause.kind == truth.kind]
     mine = set(truth.ranks)
     return max(same, key=lambda cause: len(mine & set(cause.ranks)), default=None)
 
 
-def judged(case: Any) -> dict[str, Any]:
-    """A scenario, and how right its verdict is."""
+def judged(case: Case) -> dict[str, Any]:
+    """Return a scenario, and how right its verdict is."""
     verdict = judge(observed(case))
     named, true = by_kind(verdict.causes), by_kind(case.truths)
     onsets, costs = [], []
@@ -75,13 +79,13 @@ def judged(case: Any) -> dict[str, Any]:
     return {
         "name": case.name,
         "seed": case.seed,
-        "world": case.samples.shape[1],
+        "world": len(case.nodes),
         "steps": len(case.first),
         "right": named == true,
         "all_named": all(kind in named and named[kind] >= ranks for kind, ranks in true.items()),
         "onsets": onsets,
         "costs": costs,
-        "told": [_shown(cause, verdict.wall_s) for cause in verdict.causes],
+        "named": [_shown(cause, verdict.wall_s) for cause in verdict.causes],
         "true": [_shown(truth, verdict.wall_s) for truth in case.truths],
     }
 
@@ -93,7 +97,7 @@ def _shown(cause: Any, wall_s: float) -> str:
 
 
 # Cause → guilty ranks and emulated devices. Trainings run under bsp, where the uneven lengths of
-# PLAID's recordings are a cause by themselves.
+# PLAID's recordings are a cause of their own.
 REAL: dict[str, tuple[list[int], dict[str, Any]]] = {
     "node": ([2], emulation([1, 1, 3, 1])),
     "data": ([], emulation([1, 1, 1, 1])),
@@ -108,7 +112,7 @@ REAL_STEPS = (10, 69)
 
 
 def real(stack: Stack, kind: str) -> dict[str, Any]:
-    """Trains PLAID with one cause and asks the server for the verdict."""
+    """Train PLAID with one cause and ask the server for the verdict."""
     ranks, devices = REAL[kind]
     body = {
         "name": f"verdict-{kind}",
@@ -120,11 +124,7 @@ def real(stack: Stack, kind: str) -> dict[str, Any]:
     }
     run = stack.api("POST", "/runs", body)["id"]
     first, last = REAL_STEPS
-    deadline = time.monotonic() + 180
-    while (stack.api("GET", f"/runs/{run}")["step"] or 0) < last:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"run {run} did not reach step {last} in 180 s")
-        time.sleep(0.2)
+    wait(stack.api, run, lambda now: (now["step"] or 0) >= last, timeout_s=180)
     verdict = stack.api("GET", f"/runs/{run}/verdict?from={first}&to={last}")
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
     # The lengths of PLAID's recordings are a cause in each of these runs.
@@ -134,81 +134,63 @@ def real(stack: Stack, kind: str) -> dict[str, Any]:
     return {"kind": kind, "ranks": ranks, "right": right, "verdict": verdict}
 
 
-def percent(values: Sequence[bool]) -> float:
-    """How many are True, in percent."""
-    return 100 * float(np.mean(values)) if values else 100.0
-
-
 def table_of(rows: Sequence[dict[str, Any]], misses: int) -> str:
-    """By scenario, and the misses."""
+    """Return the figures by kind of scenario, and the misses."""
     lines = []
     for name in dict.fromkeys(row["name"] for row in rows):
         mine = [row for row in rows if row["name"] == name]
-        right = sum(row["right"] for row in mine)
         costs = percent([good for row in mine for good in row["costs"]])
         onsets = percent([good for row in mine for good in row["onsets"]])
-        lines.append(
-            f"{name:64} {right:3}/{len(mine):<3} cost {costs:4.0f} % onset {onsets:4.0f} %"
-        )
-    wrong = [row for row in rows if not row["right"]]
+        right = f"{sum(row['right'] for row in mine):3}/{len(mine):<3}"
+        lines.append(f"{name:64} {right} cost {costs:4.0f} % onset {onsets:4.0f} %")
     lines += [
         f"MISS {row['name']}, seed {row['seed']}, {row['world']} ranks, {row['steps']} steps:\n"
-        f"  told {row['told']}\n  true {row['true']}"
-        for row in wrong[:misses]
+        f"  named {row['named']}\n  true {row['true']}"
+        for row in [row for row in rows if not row["right"]][:misses]
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     asking = parser(__doc__)
     asking.add_argument("--real", action="store_true", help="also four real trainings")
-    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first scenario")
-    asking.add_argument("--cases", type=Path, default=CASES, help="file with the scenarios")
-    asking.add_argument("--each", type=int, default=24, help="scenarios of each kind")
+    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first draw")
+    asking.add_argument("--each", type=int, default=4, help="draws of each scenario")
     asking.add_argument("--misses", type=int, default=20, help="misses to print")
     options = asking.parse_args()
-    module = module_at(options.cases)
-    each = 3 if options.quick else options.each
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for sick, kinds in ((True, module.KINDS), (False, module.HEALTHY)):
-        many = each if sick else -(-300 // len(kinds)) if not options.quick else each
-        for at, make in enumerate(kinds.values()):
-            for k in range(many):
-                seed = options.seed + 1000 * at + k + (500_000 if not sick else 0)
-                rows[sick].append(judged(make(np.random.default_rng(seed), seed)))
-    single = [row for row in rows[True] if len(row["true"]) == 1]
-    double = [row for row in rows[True] if len(row["true"]) > 1]
-    onsets = [good for row in rows[True] for good in row["onsets"]]
-    costs = [good for row in rows[True] for good in row["costs"]]
+    each = 1 if options.quick else options.each
+    specs = scenarios()
+    rows = [
+        {**judged(make(spec, options.seed + each * at + turn)), "healthy": spec["healthy"]}
+        for at, spec in enumerate(specs)
+        for turn in range(each)
+    ]
+    healthy = [row for row in rows if row["healthy"]]
+    single = [row for row in rows if len(row["true"]) == 1]
+    double = [row for row in rows if len(row["true"]) > 1]
+    onsets, costs = ([good for row in rows for good in row[of]] for of in ("onsets", "costs"))
     checks = [
         Check("cause and ranks right, %", percent([row["right"] for row in single]), 97, ">="),
         Check("two at once, all named, %", percent([row["all_named"] for row in double]), 90, ">="),
-        Check("false alarms, %", 100 - percent([row["right"] for row in rows[False]]), 1, "<="),
+        Check("false alarms, %", 100 - percent([row["right"] for row in healthy]), 1, "<="),
         Check(f"onset within {NEAR} steps, %", percent(onsets), 90, ">="),
         Check("cost within 10 % or 0.5 % of the wall time, %", percent(costs), 95, ">="),
     ]
-    everything = rows[True] + rows[False]
-    table = table_of(everything, options.misses)
+    table = table_of(rows, options.misses)
     table += f"\ntwo at once, nothing else named: {percent([row['right'] for row in double]):.1f} %"
-    results: dict[str, Any] = {"scenarios": everything}
+    results: dict[str, Any] = {"scenarios": rows}
     if options.real:
         with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
             results["real"] = [real(stack, kind) for kind in REAL]
-        checks.append(
-            Check("of 4 real trainings right", sum(x["right"] for x in results["real"]), 4, ">=")
-        )
+        right = sum(training["right"] for training in results["real"])
+        checks.append(Check("of 4 real trainings right", right, 4, ">="))
         for training in results["real"]:
             table += (
                 f"\nreal {training['kind']} {training['ranks']}: {training['verdict']['words']}"
             )
-    finish(
-        options,
-        {"seed": options.seed, "with_cause": len(rows[True]), "healthy": len(rows[False])},
-        results,
-        checks,
-        table,
-    )
+    config = {"seed": options.seed, "each": each, "healthy": len(healthy)}
+    finish(options, config, results, checks, table)
 
 
 if __name__ == "__main__":

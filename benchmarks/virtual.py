@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.wire import ALLREDUCE
-from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
-from paceline_backend.simulator import Simulation, TrainedSegment
+from paceline_backend.simulator import Simulation
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,42 +35,6 @@ class Trained:
         busy = np.where(self.features.samples > 0, self.compute_s, np.nan)
         spread = np.nanmax(busy, axis=1) - np.nanmin(busy, axis=1)
         return np.asarray(spread / np.nanmean(busy, axis=1))
-
-
-def module_at(path: Path) -> Any:
-    """The module in a file with scenarios."""
-    name = f"scenarios of {path.resolve()}"  # a benchmark may have the name of the file
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
-    """What a forecast knows of the newest steps of a simulation."""
-    columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
-    features = Features(*columns)
-    of = MeasuredSteps(
-        step=np.concatenate([r.segment.first_step + np.arange(len(r.step_s)) for r in ran]),
-        features=features,
-        compute_s=np.concatenate([r.compute_s for r in ran]),
-        data_s=np.concatenate([r.data_s for r in ran]),
-        sync_s=np.concatenate([r.wait_s + r.communication_s for r in ran]),
-        rank_step_s=np.concatenate([r.rank_step_s for r in ran]),
-        load=features.load.sum(axis=1),
-    )
-    of = of.since(max(len(of) - newest, 0))
-    relaxed = [r for r in ran if r.segment.synchroniser != ALLREDUCE]
-
-    def reduced_s(seqs: list[int]) -> list[float]:
-        of_segments = [r for r in relaxed if r.segment.seq in seqs]
-        return [round_.reduced_s for r in of_segments for round_ in r.rounds][-256:]
-
-    return with_spans(of, [r.segment for r in relaxed], reduced_s)
 
 
 def train(simulation: Simulation) -> Trained:

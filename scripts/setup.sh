@@ -30,7 +30,6 @@ if [ ! -x .venv/bin/pip ]; then
 fi
 
 pins=(pyproject.toml constraints.txt "$0")
-if [ "$extra" = bench ]; then pins+=(benchmarks/mlflow.txt); fi
 want="$extra $(cat "${pins[@]}" | sha256sum)"
 stamp=.venv/.paceline-$extra
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
@@ -49,9 +48,6 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     if [ "$extra" = bench ]; then
         # --no-deps: the benchmark uses one module, without verl's dependencies (an RL stack).
         "${pip[@]}" install --no-deps -c constraints.txt verl
-        # An environment of its own: MLflow wants older releases of packages that we have, too.
-        [ -x .venv/mlflow/bin/python ] || "$python" -m venv .venv/mlflow
-        "${pip[@]}" --python .venv/mlflow/bin/python install -r benchmarks/mlflow.txt
     fi
     # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.
     say "compiling the policies' kernels"

@@ -263,7 +263,7 @@ def _probes(count: str) -> str:
 
 
 def figure_10() -> Measured:
-    """From the record of `benchmarks/probes.py`."""
+    """From a record: the program that measured it is gone."""
     response = results("probes")["response"]
     values: dict[str, float] = {}
     lines: list[Line] = []

@@ -1,15 +1,24 @@
-"""All rows of the ledger."""
+"""All rows of the ledger, in the papers' order. They are data: `rows.yaml`."""
 
 from __future__ import annotations
 
-from figures import chronica_rows, dynamic_batching_rows, lbb_rows, rna_rows, sata_rows
-from figures.row import Row
+from pathlib import Path
+from typing import Any
 
-PAPERS: dict[str, tuple[Row, ...]] = {
-    "CHRONICA": chronica_rows.ROWS,
-    "SATA": sata_rows.ROWS,
-    "LBB": lbb_rows.ROWS,
-    "Dynamic batching": dynamic_batching_rows.ROWS,
-    "RNA": rna_rows.ROWS,
-}
+import msgspec
+
+from figures.row import How, Row
+
+
+def _row(fields: dict[str, Any]) -> Row:
+    fed = tuple(fields.get("fed", ()))
+    return Row(**{**fields, "how": How[fields["how"]], "fed": fed})
+
+
+def _papers() -> dict[str, tuple[Row, ...]]:
+    papers = msgspec.yaml.decode(Path(__file__).with_name("rows.yaml").read_bytes())
+    return {paper: tuple(map(_row, rows)) for paper, rows in papers.items()}
+
+
+PAPERS = _papers()
 ROWS: dict[str, Row] = {row.id: row for rows in PAPERS.values() for row in rows}

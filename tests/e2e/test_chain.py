@@ -16,7 +16,6 @@ pytestmark = pytest.mark.ranks
 
 @pytest.mark.timeout(1200)
 def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
-    """`benchmarks/chain.py` is the same with more of them."""
     known = synchronous()
     names = random_chain(known, len(known), seed=7)
     assert set(names) == set(known)

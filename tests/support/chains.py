@@ -43,7 +43,6 @@ class Chained:
     errors: dict[int, float]  # of each all-reduced gradient, relative to the single process's
     losses: list[float]  # held-out, after each epoch
     replay: ReplayReport
-    waits_s: list[float]  # from each request to the switch
 
 
 def synchronous() -> list[str]:
@@ -61,22 +60,19 @@ def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
     return chain[: switches + 1]
 
 
-def run_chain(
-    stack: Stack, names: list[str], directory: Path, steps: int = STEPS, seed: int = SEED
-) -> Chained:
+def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
     """Trains on four emulated ranks under one policy after the other.
 
     Args:
         stack: the server that it runs on.
         names: of the policies.
         directory: for the script's files.
-        steps: that each policy has at least.
-        seed: of the model and of the data's order.
     """
-    run = _start(stack, names[0], directory, [str(seed)], EMULATE)
+    run = _start(stack, names[0], directory)
     wait_for_plan(stack, run)
-    wait_for_step(stack, run, steps)
-    waits_s = [switch(stack, run, number, name, steps) for number, name in enumerate(names[1:], 1)]
+    wait_for_step(stack, run, STEPS)
+    for number, name in enumerate(names[1:], 1):
+        switch(stack, run, number, name, STEPS)
     (directory / "enough").touch()
     ended = wait_for_end(stack, run)
 
@@ -95,35 +91,20 @@ def run_chain(
         errors,
         json.loads((directory / "losses").read_text()),
         again,
-        waits_s,
     )
 
 
-def run_bsp(stack: Stack, directory: Path, epochs: int, seed: int) -> list[float]:
-    """Held-out losses after each epoch under `bsp`, which is the same training at any speed."""
-    run = _start(stack, "bsp", directory, [str(seed), str(epochs)])
-    wait_for_end(stack, run)
-    losses: list[float] = json.loads((directory / "losses").read_text())
-    return losses
-
-
-def _start(
-    stack: Stack,
-    policy: str,
-    directory: Path,
-    args: list[str],
-    emulate: dict[str, Any] | None = None,
-) -> str:
+def _start(stack: Stack, policy: str, directory: Path) -> str:
     directory.mkdir(exist_ok=True)
     run = stack.api(
         "POST",
         "/runs",
         {
             "script": chain_script.__file__,
-            "args": [str(directory), *args],
+            "args": [str(directory), str(SEED)],
             "nproc": 4,
             "policy": policy,
-            "env": {"PACELINE_EMULATE": json.dumps(emulate)} if emulate else {},
+            "env": {"PACELINE_EMULATE": json.dumps(EMULATE)},
         },
     )
     return str(run["id"])

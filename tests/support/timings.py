@@ -104,7 +104,7 @@ def simulated(scenario: Scenario) -> ObservedSteps:
 
 
 def written(rows: dict[str, Any]) -> ObservedSteps:
-    """What ranks report by a recipe of `benchmarks/strangers/advice.yaml`."""
+    """What ranks report by a recipe of `benchmarks/scenarios/advice.yaml`."""
     random = np.random.default_rng(rows["seed"])
     shape = rows["steps"], len(rows["load"])
     load = np.array(rows["load"]) * random.uniform(1 - rows["spread"], 1 + rows["spread"], shape)

@@ -14,7 +14,7 @@ from paceline_backend.simulator import Scenario
 from support.marks import some_long
 from support.timings import simulated, written
 
-FILE = Path(__file__).parents[3] / "benchmarks" / "strangers" / "advice.yaml"
+FILE = Path(__file__).parents[3] / "benchmarks" / "scenarios" / "advice.yaml"
 RUNS: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())
 NEAR = 10  # steps by which a beginning or an end may be off
 MISSES = {"v05 two causes that equalise each other": "rank 3 is called 1.11 × slower; it is 2 ×"}

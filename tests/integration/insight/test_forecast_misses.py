@@ -1,4 +1,4 @@
-"""Scenarios of strangers in which half of a forecast's intervals missed: now, or once."""
+"""Scenarios in which half of a forecast's intervals missed: now, or once."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def benchmark() -> Iterator[ModuleType]:
 
 def held(kind: str, seed: int, benchmark: ModuleType) -> int:
     """How many of eight intervals hold."""
-    (name,) = (name for name in benchmark.module_at(benchmark.CASES).KINDS if name.startswith(kind))
-    row = benchmark.case((str(benchmark.CASES), name, seed))
+    (made,) = (each for each in benchmark.scenarios(kind) if each["scenario"]["seed"] == seed)
+    row = benchmark.case(made)
     return sum(option["inside"] for option in row["options"])
 
 

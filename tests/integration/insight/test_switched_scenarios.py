@@ -13,7 +13,7 @@ from paceline_backend.simulator import Scenario
 from support.marks import some_long
 from support.timings import simulated
 
-FILE = Path(__file__).parents[3] / "benchmarks" / "strangers" / "switches.yaml"
+FILE = Path(__file__).parents[3] / "benchmarks" / "scenarios" / "switches.yaml"
 SCENARIOS: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())
 NEAR = 10  # steps by which a beginning or an end may be off
 

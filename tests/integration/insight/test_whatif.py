@@ -199,7 +199,7 @@ def test_a_change_of_speed_shows_among_delays() -> None:
 
 def test_noise_makes_no_saving() -> None:
     """Equal ranks, sizes alike, 5 % noise: no lower bound above the margin of `auto`, ever."""
-    for seed in range(20):  # benchmarks/whatif.py --noise has more
+    for seed in range(20):
         training = Training(
             drawn(640, 0.02, seed), devices([1e-5] * 4, noise=0.05, seed=seed), global_batch=16
         )

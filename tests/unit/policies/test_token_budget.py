@@ -173,7 +173,7 @@ def test_policies_keep_the_contract(name: str) -> None:
 
 
 def test_an_epochs_tiny_last_step_spoils_no_plan() -> None:
-    """The lognormal setting of `benchmarks/tokens.py`: 32 equal ranks, the speeds known by then."""
+    """Lognormal lengths and 32 equal ranks, whose speeds are known by then."""
     drawn = np.random.default_rng(7).lognormal(np.log(400), 1.0, 400_000)
     whole = np.clip(np.round(drawn), 1, 8_192)
     whole[0] = 8_192
