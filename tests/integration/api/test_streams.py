@@ -144,7 +144,7 @@ def heard_until(connection: socket.socket, word: bytes) -> bytes:
 
 
 def test_a_slow_browser_gets_one_event_of_all_that_it_missed() -> None:
-    async def told() -> None:
+    async def follow() -> None:
         follower = Follower()
         assert follower.take() is None
         for step, revision in ((7, 0), (None, 1), (5, 1), (8, 2)):
@@ -157,7 +157,7 @@ def test_a_slow_browser_gets_one_event_of_all_that_it_missed() -> None:
         assert follower.over
         assert follower.take() == {"type": "end", "step": None, "revision": 2}
 
-    asyncio.run(told())
+    asyncio.run(follow())
 
 
 def test_streams_of_a_client_are_limited(store: Store, bus_url: str) -> None:

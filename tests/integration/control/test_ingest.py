@@ -148,8 +148,8 @@ def test_controllers_and_pages_hear_of_what_they_show(
             until(lambda: settled(bus), "rank 1's step")
     assert said(bus, live("r")) == [hello(world=2), record(7, 0), record(7, 1)]
     assert not bus.exists(live("observed"))
-    told = [fields.get(b"r") for _, fields in bus.xrange(CHANGES)]
-    assert [each for each in told if each is not None][-2:] == [b"", b"7"]
+    noted = [fields.get(b"r") for _, fields in bus.xrange(CHANGES)]
+    assert [each for each in noted if each is not None][-2:] == [b"", b"7"]
 
 
 def test_a_live_stream_keeps_a_minute(store: Store, bus: redis.Redis, bus_url: str) -> None:

@@ -98,7 +98,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         with connect(bus_url) as bus:
             assert bus.xlen(control(run)) == 0, "a controller planned it"
             assert not bus.exists(live(run)), "no controller hears of it"
-            told = [fields.get(run.encode()) for _, fields in bus.xrange(CHANGES)]
+            noted = [fields.get(run.encode()) for _, fields in bus.xrange(CHANGES)]
     assert [blobs.pack(trained.segment) for trained in expected] == stored_segments(store, run)
     stored = runs_store.get(store, run)
     assert (stored["backend"], stored["attempt"], stored["world"]) == ("simulated", 1, 4)
@@ -116,7 +116,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         ("bsp", "configured"),
     ]
     assert replay(store, run).exact
-    assert any(told), "those who watch hear of new steps"
+    assert any(noted), "those who watch hear of new steps"
 
 
 def rows_of(store: Store, run: str) -> list[tuple[Any, ...]]:

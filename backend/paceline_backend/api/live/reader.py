@@ -143,10 +143,10 @@ class Reader:
         wanted = [run for run in changed if run in self._followers]
         if not wanted:
             return
-        found = await self._standing(wanted)
+        standings = await self._standing(wanted)
         for run in wanted:
             for follower in self._followers.get(run, ()):
-                _put(follower, found.get(run), changed[run])
+                _put(follower, standings.get(run), changed[run])
 
     async def tell_end(self, run: str, follower: Follower) -> None:
         """Tell a follower that its run had ended before it came, if so.
@@ -240,6 +240,6 @@ def _number(position: bytes) -> tuple[int, ...]:
     return tuple(map(int, position.split(b"-")))
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    """Return the earlier of two steps; None: there is none."""
-    return min((step for step in (one, other) if step is not None), default=None)
+def _earlier(*steps: int | None) -> int | None:
+    """Return the earliest of some steps; None: there is none."""
+    return min((step for step in steps if step is not None), default=None)
