@@ -22,8 +22,8 @@ import torch
 from harness import Check, finish, parser, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import gpu_parts
-from gpu_parts import TIME, WORLD, Figures, Kit, Outcome, Part, Result, in_turn
+from support import gpu_parts
+from support.gpu_parts import TIME, WORLD, Figures, Kit, Outcome, Part, Result, in_turn
 
 __all__ = ["PARTS", "TIME", "Check", "Kit", "Outcome", "main", "run_parts", "table_of"]
 

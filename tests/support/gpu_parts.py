@@ -1,4 +1,4 @@
-"""The parts of `gpu_check.py`: each runs cases on ranks and checks their answers."""
+"""Checks on a GPU, for tests and `benchmarks/gpu_check.py`: cases on ranks and their answers."""
 
 from __future__ import annotations
 
