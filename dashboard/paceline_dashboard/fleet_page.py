@@ -57,7 +57,7 @@ def _cost() -> html.Section:
             [html.Label("Added up by", htmlFor="fleet-by"), html.Select(groups, id="fleet-by")],
             className="bar",
         ),
-        html.Div(loading(), id="fleet-groups"),
+        html.Div(loading(), id="fleet-cost"),
         labelled="fleet-cost-title",
         beside=[
             tip("cost of waiting", "Worker-hours in which ranks waited for slower ones: four ranks "

@@ -101,7 +101,7 @@ def test_no_rule_is_violated(
 PAGES = [
     ("/compare?side=r&side=old", "#compare-table td"),
     ("/runs/r/ranks/3", "#rank-facts dd"),
-    ("/fleet?by=tag", "#fleet-groups button"),
+    ("/fleet?by=tag", "#fleet-cost td"),
     ("/alerts", "#alerts-list td"),
     ("/launch?from=r", "#launch-summary:not(:empty)"),
     ("/forecasts", "#forecasts-items td"),

@@ -95,9 +95,9 @@ def test_the_fleet_says_who_loses_what(
     expect(names).to_have_text(["gpu-b1", "gpu-b2", "gpu-c3"])
     notes = page.locator("#fleet-nodes .note")
     expect(notes).to_have_text(["0 runs", "1 run", "cordoned by ada: its disk is slow, 0 runs"])
-    expect(page.locator("#fleet-groups tbody tr")).to_contain_text("owner not known")
+    expect(page.locator("#fleet-cost tbody tr")).to_contain_text("owner not known")
     page.locator("#fleet-by").select_option("run")
-    expect(page.locator("#fleet-groups tbody tr")).to_contain_text("slow")
+    expect(page.locator("#fleet-cost tbody tr")).to_contain_text("slow")
     assert serious(page) == []
 
 
@@ -121,7 +121,7 @@ def test_the_focus_stays_while_the_fleet_changes(
     day = run_day(int(now // 86_400), add_run(store, "other", state="finished"), 9e6, 8e6)
     with store.write() as connection:  # it has waited for longer, so it comes first
         connection.execute(sa.insert(schema.run_days).values(day))
-    expect(page.locator("#fleet-groups tbody tr").nth(1)).to_contain_text("slow")
+    expect(page.locator("#fleet-cost tbody tr").nth(1)).to_contain_text("slow")
     assert link.evaluate("link => link.isConnected")  # nothing changed in its table
 
 
@@ -130,7 +130,7 @@ def test_costs_by_tag_in_a_link_and_as_a_file(store: Store, web: httpx.Client, p
     web.put("/api/v1/runs/slow/tags/speech").raise_for_status()
     page.goto(f"{web.base_url}/fleet?days=7&by=tag")
     expect(page.locator("#fleet-days")).to_have_value("7")
-    expect(page.locator("#fleet-groups tbody tr")).to_contain_text("speech")
+    expect(page.locator("#fleet-cost tbody tr")).to_contain_text("speech")
     page.locator("#fleet-days").select_option("28")
     page.wait_for_function("() => location.search === '?by=tag'")
     menu = page.locator("details.save:has([data-chart='fleet-cost'])")

@@ -42,7 +42,7 @@ class FleetPage {
   async open() {
     crumbs("", "Fleet");
     connection("connecting");
-    await whenThere("fleet-groups");
+    await whenThere("fleet-cost");
     if (this.closed) return;
     const chosen = /** @type {Record<string, string>} */ (fleetOf(location.search));
     for (const [name, value] of Object.entries(chosen)) {
@@ -104,7 +104,7 @@ function draw(verdict, fleet) {
   );
   renew("fleet-runs", runs(verdict));
   renew("fleet-nodes", record(fleet, verdict.nodes));
-  renew("fleet-groups", groupsOf(fleet));
+  renew("fleet-cost", groupsOf(fleet));
 }
 
 /**
