@@ -513,7 +513,6 @@ def test_node_keeps_its_latest_state(store: Store) -> None:
         "runs": ["a"],
         "signed": False,
         "only_run": None,
-        "type": "",
         **dict.fromkeys(("backend", "host", "check", "checked_at", "gpu_states")),
         **dict.fromkeys(("token", "seed")),
     }
