@@ -250,7 +250,7 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options_ = parser(__doc__)
     options_.add_argument("--sizes", choices=("lognormal", "gamma"), default="lognormal")
     options = options_.parse_args()

@@ -354,12 +354,12 @@ def measure(folder: Path, quick: bool) -> tuple[dict[str, float], list[Check]]:
 
 
 def table(results: dict[str, float]) -> str:
-    """The figures for people."""
+    """Return the figures for people."""
     return "\n".join(f"{name:55}{value:12,.3f}" for name, value in results.items())
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results, checks = measure(Path(folder), options.quick)

@@ -110,7 +110,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the checks."""
+    """Run the checks."""
     options = options_of()
     if why := reason_to_skip(options.device):
         finish(options, {"device": options.device}, {"skipped": why}, [], f"skipped: {why}")

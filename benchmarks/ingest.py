@@ -348,7 +348,7 @@ def measure(store: Store, bus_url: str, quick: bool) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """The figures for people."""
+    """Return the figures for people."""
     lines = [
         f"{'':10}{'rows/s':>12}{'raw driver':>12}{'1 a message':>13}{'p50':>10}{'p99':>10}",
     ]
@@ -395,7 +395,7 @@ def measure_beside(options: argparse.Namespace) -> NoReturn:
 
 
 def main() -> None:
-    """Runs the benchmark, or a process of its."""
+    """Run the benchmark, or a process of its."""
     if sys.argv[1:2] == ["--produce"]:
         produce(sys.argv[2], sys.argv[3], float(sys.argv[4]))
         return

@@ -80,7 +80,7 @@ def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parser(__doc__).parse_args()
     pairs, batch = (10, 8) if options.quick else (60, 16)
     ranks = Ranks(WORLD)

@@ -73,7 +73,7 @@ def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--pairs", type=int, default=PAIRS, help="of steps; %(default)s")
     options = arguments.parse_args()

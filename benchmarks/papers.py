@@ -328,7 +328,7 @@ def table_of(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parser(__doc__).parse_args()
     table_4 = chronica_table_4(quick=options.quick)
     results: dict[str, Any] = {

@@ -139,7 +139,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     asking = parser(__doc__)
     asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
     asking.add_argument("--scenarios", type=int, default=40)

@@ -222,7 +222,7 @@ def table_of(results: Results) -> str:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--data", type=Path, help="the recordings; fetched when it is left out")
     options = arguments.parse_args()

@@ -109,7 +109,7 @@ def differing(database: Path) -> int:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--nodes", type=int, default=1, help="1, or several, as root")
     given = options.parse_args()

@@ -73,5 +73,5 @@ def test_every_further_scenario_is_a_former_miss(benchmark: Any) -> None:
     ],
 )
 def test_misses(kind: str, number: int, benchmark: Any) -> None:
-    row = benchmark.judged(benchmark.make(by_kind(benchmark)[kind][number], 1))
+    row = benchmark.judged(benchmark.make(by_kind(benchmark)[kind][number], 3))
     assert row["right"], (row["named"], row["true"])
