@@ -290,6 +290,29 @@ def test_aggregates(client: httpx.Client, store: Store) -> None:
     assert "by" in refused(client, "/history", by="colour")
 
 
+@pytest.mark.parametrize(
+    ("query", "runs"),
+    [
+        ({"used": "bsp"}, 2),
+        ({"used": "boa"}, 1),
+        ({"policy": "sata"}, 1),
+        ({"parameter": "window=32"}, 0),
+        ({"tag": "speech"}, 0),
+        ({"node": "n1"}, 0),
+        ({"text": "alo"}, 1),
+    ],
+)
+def test_filters_of_runs_hold_in_sums_too(
+    client: httpx.Client, store: Store, query: dict[str, str], runs: int
+) -> None:
+    """Sums read the same tables as the filters, for which rows of their own count."""
+    switched(store, "r", {0: ("bsp", 0), 1: ("boa", 130)})
+    switched(store, "alone", {0: ("bsp", 0), 1: ("sata", 130)})
+    rows = get(client, "/history", by=["day", "node"], **query)
+    assert sum(row["steps"] for row in rows) == 300 * runs
+    assert len(get(client, "/runs", **query)["items"]) == runs
+
+
 def switched(store: Store, run: str, policies: dict[int, tuple[str, int | None]]) -> int:
     """A run of 300 steps; of each version its policy, and the first step that it planned."""
     key = add_run(store, run, policy=policies[max(policies)][0], version=max(policies))

@@ -87,7 +87,7 @@ class RunFilter:
             where.append(_on_node(runs.c.node == self.node, run_nodes.c.node == self.node))
         if self.used is not None:
             used = sa.and_(switches.c.run == runs.c.key, switches.c.policy == self.used)
-            where.append(sa.exists().where(used))
+            where.append(sa.exists().where(used).correlate(runs))
         where += [_parameter(dialect, *pair) for pair in self.parameters.items()]
         if self.text:
             where.append(_mentions(self.text))
@@ -130,13 +130,13 @@ class RunFilter:
 
 
 def _tagged(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    return sa.exists().where(run_tags.c.run == runs.c.key, condition)
+    return sa.exists().where(run_tags.c.run == runs.c.key, condition).correlate(runs)
 
 
 def _on_node(
     alone: sa.ColumnElement[bool], several: sa.ColumnElement[bool]
 ) -> sa.ColumnElement[bool]:
-    return sa.or_(alone, sa.exists().where(run_nodes.c.run == runs.c.key, several))
+    return sa.or_(alone, sa.exists().where(run_nodes.c.run == runs.c.key, several).correlate(runs))
 
 
 def _mentions(text: str) -> sa.ColumnElement[bool]:
@@ -168,7 +168,7 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
     # CASE decides before the value is read as a number; AND may not.
     equal = sa.case((kind.in_(kinds), same), else_=sa.false())
     in_force = sa.and_(switches.c.run == runs.c.key, switches.c.version == runs.c.version)
-    return sa.exists().where(in_force, equal)
+    return sa.exists().where(in_force, equal).correlate(runs)
 
 
 def figure(name: str) -> sa.ColumnElement[Any]:
