@@ -60,7 +60,7 @@ def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
     return chain[: switches + 1]
 
 
-def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
+def run_chain(stack: Stack, names: list[str], directory: Path, steps: int = STEPS) -> Chained:
     """Trains on four emulated ranks under one policy after the other.
 
     Args:
@@ -70,9 +70,9 @@ def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
     """
     run = _start(stack, names[0], directory)
     wait_for_plan(stack, run)
-    wait_for_step(stack, run, STEPS)
+    wait_for_step(stack, run, steps)
     for number, name in enumerate(names[1:], 1):
-        switch(stack, run, number, name, STEPS)
+        switch(stack, run, number, name, steps)
     (directory / "enough").touch()
     ended = wait_for_end(stack, run)
 
