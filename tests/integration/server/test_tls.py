@@ -107,6 +107,7 @@ def test_event_streams_know_who_may_sign(tmp_path: Path, monkeypatch: pytest.Mon
         ):
             lines = stream.iter_lines()
             assert next(lines) == ": welcome"
+            assert any('"type":"change"' in line for line in lines)  # from now on it is followed
             writer.xadd(CHANGES, {"r": "7"})
             assert any('"step":7' in line for line in lines)
 

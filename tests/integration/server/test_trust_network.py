@@ -171,7 +171,7 @@ def test_a_run_elsewhere_says_what_is_missing(elsewhere: httpx.Client, tmp_path:
 def test_the_bus_s_own_address_is_the_node_s_business(elsewhere: httpx.Client) -> None:
     """Given by --bus, nobody looks at the server's."""
     with Client(far(elsewhere), ADMIN) as client, pytest.raises(Exception, match="--trust-network"):
-        of_run(client, "r", "n")
+        of_run(client, "r")
     with Client(far(elsewhere), ADMIN) as client, pytest.raises(Exception) as caught:
         of_node(client, "n", "redis://127.0.0.1:1")
     assert "--trust-network" not in str(caught.value), "but the server cannot make a user"
