@@ -172,8 +172,10 @@ def test_waiting_in_collectives_is_no_computing(ranks: Ranks, where: str) -> Non
     ],
 )
 def test_what_would_train_wrongly_is_refused(ranks: Ranks, kind: str, says: str) -> None:
-    for message in ranks.run(fsdp.refused, kind):
-        assert says in message
+    messages = ranks.run(fsdp.refused, kind)
+    late = [message for message in messages if "an error ended its loop in step 0" in message]
+    assert len(late) < len(messages)
+    assert all(says in message for message in messages if message not in late)
 
 
 def test_a_model_of_a_closed_session_may_be_wrapped_again(ranks: Ranks) -> None:
