@@ -7,7 +7,8 @@ import { follow } from "./stream.js";
 const FIRST_RETRY_S = 0.5;
 const LONGEST_RETRY_S = 1.5; // a server that is back is live within 3 s; while it is away, an attempt costs it nothing
 const LEAST_PAUSE_MS = 250; // between two requests
-const PAUSE_PER_MS = 3; // pause per ms that the answer took: a busy server is asked less often
+const PAUSE_PER_MS = 3; // pause per ms that the answer took: a busy server is asked less often,
+const MOST_PAUSE_MS = 2000; // but a page is never older than this and an answer
 
 export class Live {
   /**
@@ -128,7 +129,10 @@ export class Live {
         return;
       }
       if (round === this.round && ended) this.#rest();
-      else await new Promise((resolve) => setTimeout(resolve, Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began))));
+      else {
+        const pause = Math.max(LEAST_PAUSE_MS, Math.min(PAUSE_PER_MS * (performance.now() - began), MOST_PAUSE_MS));
+        await new Promise((resolve) => setTimeout(resolve, pause));
+      }
     }
     if (round === this.round) this.asking = false;
   }
