@@ -18,8 +18,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from paceline.node.processes import number_of, reserved_port
 from paceline_backend.store import Store
-from support.ports import free_port
 from support.web import SIGNED_IN, serving
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -44,9 +44,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="session")
-def port() -> int:
-    """One for all tests: the same origin, so that the browser loads Dash's megabytes only once."""
-    return free_port()
+def port() -> Iterator[int]:
+    """One for all tests: the same origin, so that the browser loads Dash's megabytes only once.
+
+    It stays reserved between two tests, when nothing listens there.
+    """
+    with reserved_port() as reserved:
+        yield number_of(reserved)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
+from paceline.node.processes import number_of, reserved_port
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 from paceline_backend.store.schema import audit
 from support.node import paceline
-from support.ports import free_port
 from support.waiting import DEADLINE_S, until
 
 
@@ -31,21 +31,21 @@ def ran(*arguments: str) -> tuple[int, str, str]:
 @contextmanager
 def web(database: str, bus_url: str, host: str, log: Path) -> Iterator[int]:
     """A web process alone; its port."""
-    port = free_port()
-    where = ["--only", "web", "--host", host, "--port", str(port)]
-    command = [sys.executable, "-m", "paceline", "server", *where, "--database", database]
-    with log.open("w") as file:
+    with reserved_port() as reserved, log.open("w") as file:
+        port = number_of(reserved)
+        where = ["--only", "web", "--host", host, "--port", str(port)]
+        command = [sys.executable, "-m", "paceline", "server", *where, "--database", database]
         process = subprocess.Popen([*command, "--bus", bus_url], stderr=file)
-    try:
-        until(lambda: healthy(port) or process.poll() is not None, "the web process", 120, 0.2)
-        yield port
-    finally:
-        process.terminate()
         try:
-            process.wait(DEADLINE_S)
+            until(lambda: healthy(port) or process.poll() is not None, "the web process", 120, 0.2)
+            yield port
         finally:
-            process.kill()
-            process.wait()
+            process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            finally:
+                process.kill()
+                process.wait()
 
 
 def healthy(port: int) -> bool:
