@@ -68,11 +68,12 @@ def run(settings: Settings, owner: str) -> int:
         gc.freeze()
         for thread in threads:
             thread.start()
+        failed = False
         try:
             ingest.run(stop)
-        except RuntimeError as error:
-            log.error("the worker ends: %s", error)
-        failed = not stop.is_set()
+        except Exception:
+            log.exception("ingest failed: the worker ends")
+            failed = True
         stop.set()
         for thread in threads:
             thread.join()
