@@ -1,4 +1,4 @@
-"""What a rank knows about its run before the first step, passed as one argument.
+"""Facts about a run that a rank knows before the first step, passed as one argument.
 
 `Session` makes a `RunContext` once the ranks have met. `session.profile`, and memory that ran out
 in an earlier attempt, replace its limits; both are before the first step, and nothing changes it

@@ -76,11 +76,8 @@ def connect(
         uneven: whether ranks may have different numbers of turns of the script's loop.
         hello: on rank 0, the run's description for the control plane.
     """
-    environment, data, by_size = (
-        context.environment,
-        context.data,
-        context.terms.loss_mean == "size",
-    )
+    environment, data = context.environment, context.data
+    by_size = context.terms.loss_mean == "size"
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = leader = times = None
     reporter: Reporter | SilentReporter | None = None
@@ -138,7 +135,7 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a session has found out before its first iteration.
+    """Facts that a session has found before its first iteration.
 
     Args:
         lookahead: steps that the loader fetches before training reaches them.

@@ -126,7 +126,7 @@ def _ingest(ingest: Ingest, parent: Connection) -> bool:
 
 
 class _Sent:
-    """What the parent knows of an ingest."""
+    """The newest report of an ingest to the parent process."""
 
     def __init__(self, ingest: Ingest, parent: Connection) -> None:
         self._ingest, self._parent = ingest, parent

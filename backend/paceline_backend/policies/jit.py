@@ -26,7 +26,7 @@ class Kernel(Generic[P, R]):
 
     @cached_property
     def dispatcher(self) -> Any:
-        """What Numba makes of the function."""
+        """Numba's compiler of the function, made at the first call."""
         from paceline_backend.policies.compiling import dispatcher
 
         return dispatcher(self.function, Kernel)

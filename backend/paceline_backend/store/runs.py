@@ -71,7 +71,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Standing:
-    """What an event about a run says of it."""
+    """State and revision of a run, as its events report them."""
 
     state: str
     revision: int
