@@ -39,6 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # hundred, take long, or repeat with another script what a quicker test shows.
 LONG = (
     "browser/test_accessibility.py",
+    "browser/test_actions.py::test_a_run_is_started_stopped_and_goes_on_smaller",
     "browser/test_actions.py::test_a_viewer_reads_alerts_and_is_offered_no_change",
     "browser/test_banner.py::test_a_held_up_run_that_coasts_says_both",
     "browser/test_banner.py::test_an_ended_run_speaks_in_the_past_and_says_what_helps_the_next",
@@ -52,6 +53,7 @@ LONG = (
     "browser/test_forecasts.py::test_the_empty_page_says_what_will_be_there",
     "browser/test_long_runs.py",
     "browser/test_metrics.py::test_a_run_without_metrics_shows_none",
+    "browser/test_metrics.py::test_an_operator_sets_a_target_and_sees_when_it_was_met",
     "browser/test_metrics.py::test_evaluations_that_could_not_load_are_asked_for_again",
     "browser/test_metrics.py::test_how_long_a_run_took_and_when_it_will_end",
     "browser/test_operators.py::test_ones_own_changes_in_a_row_are_not_in_the_way",
@@ -64,6 +66,7 @@ LONG = (
     "browser/test_outages.py::test_a_run_that_has_ended_is_no_lost_connection",
     "browser/test_outages.py::test_an_ended_run_is_loaded_once_however_long_its_answer_takes",
     "browser/test_outages.py::test_half_an_answer_is_asked_for_again",
+    "browser/test_outages.py::test_late_telemetry_of_an_ended_run_is_shown",
     "browser/test_pages.py::test_a_message_of_one_line_needs_no_log",
     "browser/test_pages.py::test_many_workers_become_a_band",
     "browser/test_pages.py::test_narrow_and_dark",
@@ -84,6 +87,7 @@ LONG = (
     "browser/test_policies.py::test_the_keyboard_alone_switches",
     "browser/test_policies.py::test_what_auto_is_refused_is_said_and_taken_back",
     "browser/test_policies.py::test_what_others_would_save_and_switching_to_one",
+    "browser/test_policies.py::test_what_the_server_refuses_is_said_at_the_field",
     "browser/test_policies.py::test_who_and_why_are_kept_and_shown",
     "browser/test_policies.py::test_why_a_synchroniser_was_chosen_is_told",
     "browser/test_prefix.py",
@@ -98,6 +102,8 @@ LONG = (
     "browser/test_security_headers.py::test_docs_and_login_break_no_policy",
     "browser/test_sharing.py::test_each_chart_is_a_picture_and_a_table",
     "browser/test_sharing.py::test_menus_close_as_menus_do",
+    "browser/test_sharing.py::test_the_heat_map_is_saved_too",
+    "browser/test_tabs.py",
     "browser/test_wide_runs.py",
     "chaos/",
     "e2e/test_batchnorm.py",
@@ -116,21 +122,28 @@ LONG = (
     "e2e/test_tensor_parallel.py",
     "e2e/test_token_budget.py",
     "engines/",
+    "integration/api/test_compare.py::test_what_sides_cost",
     "integration/api/test_fuzz.py",
     "integration/api/test_history.py::test_an_export_never_holds_more_than_some_parts",
     "integration/api/test_integers.py::test_no_integer_of_a_body_is_a_fault_of_the_server",
     "integration/api/test_limits.py::test_a_body_with_many_mistakes_gets_a_short_answer",
     "integration/api/test_limits.py::test_a_lone_surrogate_is_refused",
+    "integration/api/test_matrix.py",
     "integration/api/test_schemathesis.py",
     "integration/api/test_sse.py::test_a_bus_that_dies_interrupts_nothing",
+    "integration/api/test_streams.py::test_many_streams_share_few_connections",
     "integration/backends/test_kubernetes_container.py",
     "integration/control/test_advisor.py::test_it_switches_a_run_that_allows_it",
     "integration/control/test_backlog.py",
     "integration/control/test_controller.py::test_segments_last_about_a_second_but_few_steps",
+    "integration/control/test_ingest.py::test_a_bus_that_goes_away_makes_no_entry_suspicious",
     "integration/control/test_ingest.py::test_killed_again_and_again_while_producing",
     "integration/control/test_ingest_fuzz.py",
+    "integration/control/test_leases.py::test_processes_that_contend_share_the_runs_out",
     "integration/frameworks/test_observed.py",
     "integration/frameworks/test_planned.py",
+    "integration/frameworks/test_torchtitan.py::test_the_example_runs_alone",
+    "integration/insight/test_auto.py::test_equal_ranks_and_sizes_are_left_alone",
     "integration/insight/test_forecast_misses.py",
     "integration/insight/test_replay.py::test_the_choice_of_a_synchroniser_comes_out_the_same",
     "integration/insight/test_scripted_scenarios.py",
@@ -143,16 +156,30 @@ LONG = (
     "integration/insight/test_whatif_relaxed.py::test_it_is_what_each_preset_takes",
     "integration/insight/test_whatif_relaxed.py::test_the_database_tells_what_memory_does",
     "integration/node/test_adopted.py",
+    "integration/node/test_agent.py::test_a_run_ends_on_a_full_disk_as_it_ended",
+    "integration/node/test_agent.py::test_a_run_goes_on_with_further_attempts",
+    "integration/node/test_agent.py::test_bad_input_harms_nobody_else",
+    "integration/node/test_agent.py::test_leaves_in_order_when_the_provider_takes_the_machine_back",
+    "integration/node/test_agent.py::test_runs_side_by_side_one_killed",
+    "integration/node/test_launcher.py::test_a_driver_is_started_once_and_is_no_rank",
+    "integration/node/test_launcher.py::test_exit_code_is_the_scripts",
+    "integration/node/test_launcher.py::test_first_to_raise_is_to_blame_even_if_last_to_exit",
+    "integration/node/test_launcher.py::test_killed_rank_is_named_and_ends_the_others",
+    "integration/node/test_launcher.py::test_rank_that_raises_is_named_and_ends_the_others",
+    "integration/node/test_launcher.py::test_ranks_reduce_and_finish",
     "integration/node/test_several.py",
     "integration/requests/test_resume.py::test_a_run_that_was_stopped_gently_has_finished_and_goes_on",
     "integration/requests/test_several_nodes.py::test_a_node_leaves",
     "integration/server/test_private.py",
     "integration/server/test_server.py::test_an_orphaned_bus_is_taken_over",
+    "integration/server/test_server.py::test_bus_port_taken_by_another_program",
     "integration/server/test_server.py::test_killed_and_started_again",
     "integration/server/test_tls.py::test_a_run_over_tls",
     "integration/server/test_trust_network.py::test_a_node_reaches_the_bus_where_it_has_found_the_server",
     "integration/server/test_trust_network.py::test_with_the_flag_and_on_loopback_the_bus_stays_there",
+    "integration/server/test_trust_network.py::test_without_the_flag_the_bus_stays_on_loopback",
     "integration/simulator/test_large_worlds.py",
+    "integration/store/test_history.py::test_a_filter_answers_the_runs_that_plain_python_answers",
     "integration/strangers/test_checks.py::test_nodes_taken_by_number",
     "integration/strangers/test_doctor_faults.py",
     "integration/strangers/test_hangs.py",
@@ -161,6 +188,8 @@ LONG = (
     "integration/test_benchmarks.py",
     "integration/test_cli.py::test_operator_stops_a_foreground_run",
     "integration/test_cli.py::test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent",
+    "integration/test_cli.py::test_run_without_a_server",
+    "integration/test_cli.py::test_signal_ends_a_run[2]",
     "integration/test_cli.py::test_what_nobody_asked_for_does_not_hinder_training",
     "integration/test_cli.py::test_what_only_some_plans_need_is_not_imported_at_the_start",
     "integration/test_cli_fuzz.py",
@@ -169,23 +198,26 @@ LONG = (
     "integration/test_docker.py",
     "integration/test_doctor.py::test_a_fault_is_found_and_no_other[session",
     "integration/test_doctor.py::test_a_framework_without_its_adapter",
+    "integration/test_doctor.py::test_a_script_that_saves_by_itself",
     "integration/test_doctor.py::test_a_script_without_a_fault",
     "integration/test_doctor.py::test_a_sharded_model_is_called_on_no_rank_alone",
-    "integration/test_doctor.py::test_random_numbers_by_sample_depend_on_no_rank",
-    "integration/test_doctor.py::test_random_numbers_of_a_batch",
-    "integration/test_doctor.py::test_a_script_that_saves_by_itself",
     "integration/test_doctor.py::test_a_stream_is_examined_as_far_as_it_has_no_index",
     "integration/test_doctor.py::test_plain_ddp_is_told_what_to_write",
+    "integration/test_doctor.py::test_random_numbers_by_sample_depend_on_no_rank",
+    "integration/test_doctor.py::test_random_numbers_of_a_batch",
     "integration/test_doctor.py::test_the_examples_are_right",
     "integration/test_doctor.py::test_the_scripts_folder_comes_first_and_not_the_doctors",
     "integration/test_doctor.py::test_what_is_to_be_known_is_no_problem",
     "integration/test_doctor_corpus.py",
+    "integration/test_example_policy.py",
     "integration/test_example_policy.py::test_the_server_offers_it",
     "integration/test_first_token.py::test_mistakes_make_no_token",
+    "integration/test_kernels.py::test_kernels_in_a_folder_that_can_only_be_read",
     "integration/test_release.py",
     "integration/test_setup.py",
     "integration/test_site.py",
     "integration/test_speech_example.py",
+    "integration/test_terminal.py::test_run_without_a_terminal_says_it_in_plain_lines",
     "integration/test_vision_example.py",
     "integration/test_wheel.py",
     "integration/train/test_ddp.py::test_a_compiled_wrapped_model_has_the_gradient",
@@ -194,7 +226,10 @@ LONG = (
     "integration/train/test_fsdp.py::test_accumulated_gradient_is_that_of_one_process",
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_meeting.py::test_nodes_with_the_same_host_name_meet",
+    "integration/train/test_meeting.py::test_ranks_of_one_network_namespace_are_at_the_same_place",
     "integration/train/test_memory.py",
+    "integration/train/test_rounds.py::test_a_rank_that_is_not_drawn_does_not_call",
+    "integration/train/test_seeding.py::test_a_sample_draws_the_same_numbers_wherever_it_is_loaded",
     "integration/train/test_seeding.py::test_workers_that_live_for_several_epochs[spawn]",
     "integration/train/test_stream_sources.py::test_a_shard_that_cannot_be_read_is_named",
     "integration/train/test_stream_sources.py::test_a_shuffle_of_hugging_face_without_a_seed_is_refused",
@@ -222,7 +257,85 @@ LONG = (
     "security/test_poison.py",
     "security/test_thief.py::test_a_flood_is_bounded",
     "security/test_thief.py::test_a_plan_with_the_right_mac_would_be",
+    "unit/insight/test_fitness.py::test_any_preset_under_any_conditions",
+    "unit/insight/test_shapes.py::test_other_models_say_the_same_of_the_measured_steps",
+    "unit/policies/test_token_budget.py::test_every_rank_works_in_long_steps_where",
 )
+
+# Tests with many cases, and how many of them `make test` runs, from the first to the last at equal
+# distances: the others take long and differ in one value.
+SAMPLED = {
+    "integration/frameworks/test_accelerate.py": {
+        "test_training_is_accelerates_own": 2,
+    },
+    "integration/frameworks/test_lightning.py": {
+        "test_training_is_lightnings_own": 2,
+    },
+    "integration/frameworks/test_torchtitan.py": {
+        "test_training_is_that_of_the_plain_loop": 1,
+    },
+    "integration/frameworks/test_transformers.py": {
+        "test_training_is_trainers_own": 2,
+    },
+    "integration/strangers/test_odd_reports.py": {
+        "test_a_wrong_profile": 4,
+    },
+    "integration/strangers/test_odd_scripts.py": {
+        "test_gradients_are_those_of_one_process": 24,
+    },
+    "integration/train/test_fsdp.py": {
+        "test_checkpoints_hold_a_sharded_model_and_its_optimiser": 1,
+        "test_under_a_relaxed_policy_gradients_stay_reduced": 1,
+    },
+    "integration/train/test_lockstep.py": {
+        "test_a_rank_out_of_step_is_named_on_all": 4,
+    },
+    "integration/train/test_peers.py": {
+        "test_a_mean_on_its_way_comes_into_force_some_steps_later": 6,
+        "test_each_step_of_each_rank_counts_once": 7,
+    },
+    "integration/train/test_rounds.py": {
+        "test_a_rank_that_leaves_is_named": 2,
+        "test_every_gradient_counts_once_or_as_dropped": 6,
+        "test_rounds_of_few_take_a_share_of_a_step": 1,
+    },
+    "integration/train/test_session.py": {
+        "test_a_model_that_was_not_wrapped_is_refused_in_the_first_step": 1,
+        "test_accumulation_is_that_of_one_process": 2,
+    },
+    "integration/train/test_synchronisers.py": {
+        "test_a_round_of_all_is_an_all_reduce": 2,
+        "test_each_gradient_is_applied_once": 4,
+        "test_replicas_are_the_same_in_the_end": 8,
+    },
+    "security/test_roles.py": {
+        "test_a_cookie_cannot_be_made": 2,
+    },
+    "unit/insight/test_fitness.py": {
+        "test_no_harm_is_said_of_what_suits": 4,
+    },
+    "unit/insight/test_replay.py": {
+        "test_replay_makes_each_plan_again": 4,
+    },
+    "unit/policies/predict/test_linear.py": {
+        "test_rows_of_another_load_are_not_taken_for_another_speed": 5,
+    },
+    "unit/policies/presets/test_dynamic_batching.py": {
+        "test_converges_within_two_adjustments": 4,
+    },
+    "unit/policies/presets/test_harmless.py": {
+        "test_measured_times_follow_the_data": 1,
+        "test_no_harm_on_equal_ranks": 2,
+        "test_no_harm_whatever_samples_cost": 2,
+        "test_uneven_ranks_gain_as_much_as_by_measured_times": 1,
+    },
+    "unit/simulator/test_pool.py": {
+        "test_a_rank_that_is_slow_for_good_holds_nobody_up": 4,
+    },
+    "unit/train/test_discovery.py": {
+        "test_an_exception_that_ends_a_loop_is_seen": 8,
+    },
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -240,6 +353,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
         if item.nodeid.removeprefix("tests/").startswith(LONG) or _repeats_on_postgres(item):
             item.add_marker(pytest.mark.long)
+    _sample(items)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -259,6 +373,20 @@ def pytest_collection_finish() -> None:
     """Tests and modules stay: no search for garbage needs to look at them again."""
     gc.collect()
     gc.freeze()
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Mark as long the cases that SAMPLED leaves out."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.removeprefix("tests/").partition("[")[0], []).append(item)
+    for file, tests in SAMPLED.items():
+        for test, number in tests.items():
+            of = cases.get(f"{file}::{test}", [])
+            chosen = {len(of) * place // number for place in range(number)}
+            for place, item in enumerate(of):
+                if place not in chosen:
+                    item.add_marker(pytest.mark.long)
 
 
 def _repeats_on_postgres(item: pytest.Item) -> bool:
