@@ -133,7 +133,6 @@ def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
 
 
 class _Body:
-
     rehearsal: Rehearsal
 
     def __init__(self) -> None:
