@@ -109,8 +109,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def session(self) -> Session:
         """Return the session of the training loader.
 
-        Raises:
-            PacelineError: no training loader was prepared yet.
+        Before a training loader is prepared, a PacelineError is raised.
         """
         if self._driven is None:
             raise PacelineError(_NO_LOADER)
@@ -174,10 +173,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(input_data, drop=empty)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Skip batches of another loader as Accelerate does.
+        """Skip batches of another loader; raise a PacelineError for the training loader.
 
-        Raises:
-            PacelineError: it is the training loader, which resumes automatically.
+        The training loader resumes automatically.
         """
         if isinstance(dataloader, DrivenLoader):
             raise PacelineError(
@@ -187,11 +185,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().skip_first_batches(dataloader, num_batches)
 
     def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to join: no rank runs out of batches before the others.
-
-        Raises:
-            PacelineError: always.
-        """
+        """Raise a PacelineError: no rank runs out of batches before the others."""
         raise PacelineError(
             "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
         )
@@ -227,11 +221,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """Make the training loader that replaces the script's.
-
-        Raises:
-            PacelineError: there is one already, of another session.
-        """
+        """Make the only training loader, which replaces the script's."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, and an Accelerator trains on "
@@ -264,9 +254,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
         """Gather tensors whose first dimensions differ between ranks.
 
-        Args:
-            data: tensors, also in lists, tuples and dictionaries.
-            drop: this rank's rows are those of a filler.
+        With `drop`, this rank's rows are those of a filler and are left out.
         """
         gather = super().gather
 
@@ -293,14 +281,7 @@ def wrap_prepared(
 
     Accelerate has already moved the model to its device and put its forward pass under autocast.
 
-    Args:
-        accelerator: its settings of DistributedDataParallel apply.
-        session: the session of the training.
-        model: the model that `prepare_model(…, evaluation_mode=True)` returned.
-        batchnorm: see `Session.wrap`.
-
-    Raises:
-        ValueError: the model or a setting would train wrongly; the message names the fix.
+    Errors are those of `Session.wrap`.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
@@ -313,11 +294,7 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Refuse settings that reduce or shard gradients in another way, or decide over batches.
-
-    Raises:
-        PacelineError: the message names the setting.
-    """
+    """Refuse settings that reduce or shard gradients in another way, or decide over batches."""
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(

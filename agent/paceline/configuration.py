@@ -32,9 +32,6 @@ def defaults(command: object) -> dict[str, Any]:
 
     An option on the command line, or its environment variable, takes precedence.
 
-    Args:
-        command: the whole command line.
-
     Raises:
         InputError: the file cannot be read, others may read it, or it names something unknown.
     """

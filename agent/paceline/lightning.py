@@ -82,11 +82,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """Return the session of the training.
-
-        Raises:
-            PacelineError: no `fit` has begun.
-        """
+        """Return the session of the training; before `fit`, a PacelineError is raised."""
         if self._driven is None:
             raise PacelineError("there is no session yet: call trainer.fit(…)")
         return self._driven.session
@@ -193,11 +189,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return wrapped(self.session, model, self._batchnorm, options)
 
     def _train_on(self, dataloader: object) -> DrivenLoader:
-        """Make the loader of a new session for the DataLoader that Lightning prepared.
-
-        Raises:
-            PacelineError: the DataLoader samples in a way that the plan cannot follow.
-        """
+        """Make the loader of a new session for the DataLoader that Lightning prepared."""
         sampler = getattr(dataloader, "sampler", None)
         if (
             not isinstance(dataloader, DataLoader)
@@ -245,11 +237,6 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _refuse_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuse settings that Paceline cannot follow.
-
-    Raises:
-        PacelineError: the message names the setting.
-    """
     if not module.automatic_optimization:
         refuse(
             f"{type(module).__name__}.automatic_optimization is False: with manual optimisation "

@@ -40,14 +40,8 @@ class PacelineConfig(TorchConfig):  # type: ignore[misc]
     Each start of the workers by Ray is an attempt of the run. Sessions are closed when the training
     loop returns or raises. Without a run, the workers train without a control plane.
 
-    Args:
-        backend: the process group's backend, see `TorchConfig`.
-        init_method: "env" or "tcp", see `TorchConfig`.
-        timeout_s: the process group's timeout, see `TorchConfig`.
-
-    Raises:
-        PacelineError: several ranks of a launcher make a config each, and would each start all
-            workers.
+    The arguments are those of `TorchConfig`. A PacelineError is raised if several ranks of a
+    launcher make a config each, because each rank would start all workers.
     """
 
     variables: dict[str, str] | None = field(

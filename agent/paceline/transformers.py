@@ -47,12 +47,7 @@ STATE = "paceline_session.pt"
 
 
 class _Chunks:
-    """Collation of a rank's local batch into the batches over which Trainer accumulates gradients.
-
-    Args:
-        collate: the script's function.
-        number: number of batches, as Trainer counts them.
-    """
+    """Collation of a rank's local batch as the batches over which Trainer accumulates."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], number: int) -> None:
         self._collate, self._number = collate, number
@@ -78,7 +73,6 @@ class Loader(DrivenLoader):
     accumulates = 1
 
     def __len__(self) -> int:
-        """Return the batches of an epoch as Trainer counts them: several if a step accumulates."""
         return super().__len__() * self.accumulates
 
 
@@ -107,11 +101,9 @@ class _Turn:
 class _Loss:
     """Normalisation of the script's loss, which only the script's code determines.
 
-    Args:
-        by_items: the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise a mean
-            over the batch, whatever that number is.
-        times: the factor by which Trainer multiplies the loss because DistributedDataParallel
-            takes the mean.
+    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise it
+    is a mean over the batch, whatever that number is. Trainer multiplies the loss by `times`
+    because DistributedDataParallel takes the mean.
     """
 
     by_items: bool
@@ -160,8 +152,7 @@ class PacelineMixin:
     def session(self) -> Session:
         """Return the session of the current training, or of the last one.
 
-        Raises:
-            PacelineError: `train` was not called yet.
+        Before the first `train`, a PacelineError is raised.
         """
         return self._loader.session
 
@@ -407,11 +398,6 @@ class _Ends(TrainerCallback):  # type: ignore[misc]
 
 
 def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) -> None:
-    """Refuse arguments of training that Paceline cannot follow.
-
-    Raises:
-        PacelineError: the message names the argument.
-    """
     refuse_settings(accelerator)
     if args.n_gpu > 1:
         refuse(

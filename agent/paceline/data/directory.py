@@ -37,12 +37,7 @@ class Directory:
     written, so a process that is killed leaves a number that is too high, which the next `claim`
     corrects.
 
-    Args:
-        path: a directory for this node alone, and for one training at a time.
-        limit_bytes: limit for all samples together.
-
-    Raises:
-        OSError: the directory cannot be made.
+    `path` is for this node alone, and for one training at a time.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -55,10 +50,7 @@ class Directory:
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
         """Claim the directory for this process; return its samples, ascending.
 
-        Incomplete samples are removed, and files with another size than their sample.
-
-        Args:
-            sizes: bytes of each sample, [N].
+        Incomplete samples are removed, and files whose size is not the sample's in `sizes`, [N].
 
         Raises:
             PacelineError: another training uses the directory, or it has samples of other data.

@@ -63,10 +63,8 @@ class Keeper:
     to train in this epoch, or holds in the next. Steps do not depend on the thread: they read
     missing samples themselves.
 
-    Args:
-        data: the data set, whose directory this process has claimed.
-        held: the samples in the directory.
-        filler: the sample that ranks without samples load.
+    This process must have claimed the data set's directory, which has the samples `held`. `filler`
+    is the sample that ranks without samples load.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -218,7 +216,6 @@ class Keeper:
         return (self._ahead.popleft(), True) if self._ahead else (None, True)
 
     def _again(self, sample: int, ahead: bool) -> None:
-        """Requeue a sample that could not be fetched."""
         with self._changed:
             if ahead:
                 self._ahead.append(sample)

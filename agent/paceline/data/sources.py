@@ -39,11 +39,7 @@ class Source(Protocol):
         ...
 
     def read(self, index: int) -> bytes:
-        """Return a sample's bytes.
-
-        Raises:
-            OSError: the sample cannot be read.
-        """
+        """Return a sample's bytes; raise an OSError if they cannot be read."""
         ...
 
 
@@ -131,9 +127,8 @@ class _Http:
     def read(self, start: int, size: int) -> bytes:
         """Read a range of the file.
 
-        Raises:
-            PacelineError: the server does not support range requests, or refuses this one.
-            OSError: the server cannot be reached.
+        A PacelineError means that the server does not support range requests, or refuses this one.
+        An OSError means that the server cannot be reached.
         """
         import httpx
 
@@ -175,11 +170,7 @@ class _StumbledError(Exception):
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:
-    """Return the bytes of each sample, [N].
-
-    Raises:
-        ValueError: there is no sample, or a sample is too large; the message names it.
-    """
+    """Return the bytes of each sample, [N]; raise a ValueError that names a wrong sample."""
     sizes = np.fromiter((source.size(index) for index in range(len(source))), np.int64, len(source))
     if not len(sizes):
         raise ValueError("source: it has no samples")

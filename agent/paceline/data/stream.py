@@ -43,10 +43,6 @@ class Reading(Protocol):
         """Yield the samples of this rank in an epoch, in order.
 
         After a shard that other ranks read, too, the shard's `ShardOrder` follows.
-
-        Args:
-            epoch: number of the epoch.
-            claim: see `Claiming`.
         """
         ...
 
@@ -119,7 +115,8 @@ class Stream:
         """Make a stream of a source in shards, such as tar files.
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
-        Towards the epoch's end several ranks may read the same shard, each for other samples.
+        Towards the epoch's end several ranks may read the same shard, each for other samples. For
+        `size`, `buffer` and errors see `Stream`.
 
         Args:
             shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
@@ -129,9 +126,6 @@ class Stream:
             size: see `Stream`.
             buffer: see `Stream`.
             shuffle: shards, too, are read in a random order, another one in each epoch.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong; the message names it.
         """
         if not hasattr(shards, "__len__"):
             raise TypeError(f"shards is {type(shards).__name__}: give a list of shards")
@@ -154,19 +148,10 @@ class Stream:
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """Make a stream of ``datasets.load_dataset(…, streaming=True)``.
+        """Make a stream of ``datasets.load_dataset(…, streaming=True)``, not split by rank.
 
-        Ranks share its shards, as in `Stream.shards`. If there is only one shard, each rank reads
-        all samples and keeps its own.
-
-        Args:
-            dataset: ``datasets.IterableDataset``, not split by rank.
-            size: see `Stream`.
-            buffer: see `Stream`.
-            shuffle: see `Stream.shards`.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong; the message names it.
+        Ranks share its shards, as in `Stream.shards`, with the same arguments and errors. If there
+        is only one shard, each rank reads all samples and keeps its own.
         """
         if not (hasattr(dataset, "num_shards") and hasattr(dataset, "shard")):
             raise TypeError(
@@ -269,14 +254,8 @@ class Sharding:
     def _read(self, name: Any, piece: Claim, *, looks: bool) -> Iterator[Any]:
         """Yield a shard's samples that are in a piece.
 
-        Args:
-            name: the shard's name.
-            piece: the claimed piece of the shard.
-            looks: also yield the order of all samples, if other ranks read other pieces. This takes
-                time for each sample, so it is done in one epoch only.
-
-        Raises:
-            PacelineError: the shard cannot be read; the message names it.
+        With `looks`, also yield the order of all samples, if other ranks read other pieces. This
+        takes time for each sample, so it is done in one epoch only.
         """
         number, seen = 0, Seen() if looks and piece.end - piece.first < PARTS else None
         try:
@@ -308,11 +287,7 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """Return a shard's name, from a path or a number, or from several, such as a file per field.
-
-    Raises:
-        TypeError: the shard has no name.
-    """
+    """Return a shard's name, from a path or a number, or from several, such as a file per field."""
     if isinstance(shard, str | int | PurePath):
         return str(shard)
     if isinstance(shard, Mapping):

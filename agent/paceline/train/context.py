@@ -23,17 +23,9 @@ from paceline.train.streams.reader import Reader
 class RunContext:
     """Facts about a run that do not change on a rank while it trains.
 
-    Args:
-        terms: the terms that all ranks agreed on.
-        environment: the launcher's variables for this rank; without a run there is no control
-            plane.
-        device: the device that this rank computes on.
-        limits: the limits of the ranks' memory.
-        epoch_steps: the number of steps of each epoch.
-        uneven_steps: ranks may have different numbers of iterations of the training loop.
-        data: this node's data, if samples are stored on the nodes.
-        reader: this rank's reader, if the data is a stream.
-        prove: check the loss before the first step (`paceline.train.proof`).
+    `data` is set if samples are stored on the nodes, and `reader` if the data is a stream. With
+    `uneven_steps`, ranks may have different numbers of iterations of the training loop. With
+    `prove`, the loss is checked before the first step (`paceline.train.proof`).
     """
 
     terms: Terms

@@ -62,10 +62,8 @@ class Rehearsal(Protocol):
 class CurrentStep:
     """Current step of this rank, and the weight of its gradients.
 
-    Args:
-        world: number of ranks.
-        accumulates: gradients of micro-batches are added up; see `Session`.
-        group: the ranks that have batches of their own; None: the default group.
+    With `accumulates`, gradients of micro-batches are added up; see `Session`. `group` contains the
+    ranks that have batches of their own; None: the default group.
     """
 
     def __init__(
@@ -146,10 +144,6 @@ class CurrentStep:
     def summed(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient to add to ``.grad``; it is zero before a step's last micro-batch.
 
-        Args:
-            parameter: the parameter's id.
-            gradient: the gradient of the current batch.
-
         Raises:
             PacelineError: the parameter's optimiser has already stepped in this iteration of the
                 loop. A later `zero_grad` may or may not drop such a gradient.
@@ -208,12 +202,6 @@ class _Weighing:
     long as a small layer, so parameters get their hooks in the first pass that needs them. If
     parameters have gradients when a forward pass begins, or two forward passes follow each other,
     a hook on the outputs detects the start of the backward pass.
-
-    Args:
-        current: the current step.
-        parameters: the model's trainable parameters.
-        group: all ranks.
-        model: number of the model in its session.
     """
 
     def __init__(
@@ -246,7 +234,6 @@ class _Weighing:
             self._hook()
 
     def begin(self, reduces: bool) -> None:
-        """Begin a forward pass whose backward pass reduces the gradients or keeps them local."""
         self._reduces, self._local, self._by_bucket = reduces, not reduces, None
         if self._hooked:
             return
@@ -274,10 +261,7 @@ class _Weighing:
                 self.current.reducing(running, self._model)
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
-        """Start an all-reduce (sum) of a tensor.
-
-        `torch.distributed.all_reduce` takes 20 to 40 µs longer, for checks of its arguments.
-        """
+        """Start a sum over ranks; `dist.all_reduce` takes 20 to 40 µs longer to check arguments."""
         current = self.current
         # A context manager would take 3 µs.
         before, current.reduces = current.reduces, True
@@ -294,11 +278,7 @@ class _Weighing:
             current.reduces = before
 
     def divided(self, bucket: torch.Tensor) -> torch.Tensor:
-        """Scale a bucket in place to its term in the mean over ranks.
-
-        Raises:
-            PacelineError: there were gradients before, and the pass did not begin at an output.
-        """
+        """Scale a bucket in place to its term in the mean over ranks."""
         if self._by_bucket is None and not self._hooked:
             self._by_bucket = self._reduces and self._fresh
             if not self._by_bucket:
@@ -312,7 +292,6 @@ class _Weighing:
         return bucket.mul_(weight / self.current.world)
 
     def end(self) -> None:
-        """End the pass: its last bucket is scaled."""
         self._reduces, self._by_bucket, self._waits = False, None, False
         self._reducing = False
 
@@ -422,11 +401,9 @@ class WeightedDDP(DistributedDataParallel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Refuse to be wrapped again. DistributedDataParallel reads this attribute of its module.
+        """Refuse DistributedDataParallel, which reads this attribute of the module that it wraps.
 
-        Raises:
-            PacelineError: always. The outer reducer would replace the weighted mean over ranks by
-                the plain mean.
+        The outer reducer would replace the weighted mean over ranks by the plain mean.
         """
         raise PacelineError(
             "session.wrap has wrapped this model, and DistributedDataParallel around it would "
@@ -476,33 +453,21 @@ class WeightedDDP(DistributedDataParallel):
 
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
-        """Keep gradients on this rank.
-
-        Raises:
-            ValueError: with ``static_graph=True``.
-        """
+        """Keep gradients on this rank; raise a ValueError with ``static_graph=True``."""
         if self.static_graph:
             raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
         with super().no_sync():
             yield
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refuse a hook: DDP accepts only one, and Paceline reduces gradients in it.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: DDP accepts only one hook, and Paceline reduces gradients in it."""
         raise ValueError(
             "Paceline reduces weighted gradients in DDP's communication hook, and DDP takes only "
             "one: register none"
         )
 
     def join(self, *_: Any, **__: Any) -> Any:
-        """Refuse to join: no rank runs out of batches before the others.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: no rank runs out of batches before the others."""
         raise ValueError("Paceline's loader ends on all ranks together: leave join() out")
 
 
@@ -548,13 +513,7 @@ class SingleProcess(nn.Module):
 def wrap(
     model: nn.Module, current: CurrentStep, options: dict[str, Any]
 ) -> WeightedDDP | SingleProcess:
-    """Wrap a model for one process or for several.
-
-    Args:
-        model: the script's model.
-        current: the current step of the session.
-        options: keyword arguments of DistributedDataParallel.
-    """
+    """Wrap a model for one process or for several; `options` are DistributedDataParallel's."""
     if current.world == 1 and not dist.is_initialized():
         return SingleProcess(model, current)
     return WeightedDDP(model, current, **options)

@@ -26,13 +26,8 @@ logger = logging.getLogger(__name__)
 class Device:
     """One rank's device: the real one, or a slower one that it emulates. For one thread.
 
-    Args:
-        emulate: the value of PACELINE_EMULATE; None: the real device.
-        rank: this rank.
-        world: number of ranks.
-
-    Raises:
-        ValueError: `emulate` does not fit these ranks.
+    `emulate` is the value of PACELINE_EMULATE, or None for the real device. A ValueError is raised
+    if the value does not fit these ranks.
     """
 
     def __init__(self, emulate: str | None, rank: int, world: int) -> None:
@@ -110,11 +105,9 @@ class Device:
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would be done with a trial batch.
 
-        Args:
-            step: the first timing has this step's slowdowns and noise, each later one those of the
-                next step.
-            moments: the means of λ and of λ² over the data set.
-            overhead: count the time that a step takes besides its samples.
+        The first timing has the slowdowns and noise of `step`, each later one those of the next
+        step. `moments` are the means of λ and of λ² over the data set. Without `overhead`, the time
+        that a step takes besides its samples is left out.
         """
         mean, square = moments
         steps = count(step)

@@ -48,8 +48,7 @@ class Ending:
     def deliver(self, before_end: Callable[[], None]) -> None:
         """Run the script's handlers of the received signals, or the default actions.
 
-        Args:
-            before_end: called before a default action, which ends the process.
+        `before_end` is called before a default action, which ends the process.
         """
         while self._came:
             number = self._came.pop(0)

@@ -37,12 +37,7 @@ class Current(Protocol):
 
 @contextmanager
 def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
-    """Leave a filler out of a model's buffers during a forward pass.
-
-    Args:
-        module: the model.
-        current: the current step of the session.
-    """
+    """Leave a filler out of a model's buffers during a forward pass."""
     # BatchNorm layers that Paceline adapted leave fillers out automatically.
     layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
     restore = kept_tensors([layer._buffers for layer in layers])
@@ -76,11 +71,7 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Save tensors; return a function that restores them and their values.
-
-    Args:
-        places: the dictionaries that contain the tensors, such as the buffers of each layer.
-    """
+    """Save the tensors in dictionaries; return a function that restores them and their values."""
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 

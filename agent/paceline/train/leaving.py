@@ -16,10 +16,8 @@ def end_process(path: Path) -> NoReturn:
     """End this rank's process, so that the launchers restart all ranks on other nodes.
 
     The script could not continue, because its process group and its wrapped models belong to the
-    previous nodes. None of its code runs after this call, as when a launcher kills ranks.
-
-    Args:
-        path: file whose existence shows the launcher that this exit is no failure.
+    previous nodes. None of its code runs after this call, as when a launcher kills ranks. The file
+    `path` shows the launcher that this exit is no failure.
     """
     for last_word in (path.touch, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         # The disk may be full, or the script may have closed the stream.

@@ -36,8 +36,6 @@ class _NoSamplerError(PacelineError, AttributeError):
 
 
 class _Batches(Sampler[list[int]]):
-    """Sample indices of each iteration of the epoch's loop, in the order of loading."""
-
     def __init__(self, loop: Loop, turns: deque[tuple[Step, Step]], *, ahead: bool) -> None:
         self._loop = loop
         self._turns = turns
@@ -116,9 +114,7 @@ class Loader:
         """Return a batch of typical samples for `Session.profile`: quantiles of the sizes.
 
         The batch is read once, so that timing the same batch again does not measure reading.
-
-        Args:
-            samples: number of samples, at least 1; samples repeat if the data set has fewer.
+        Samples repeat if the data set has fewer than `samples`.
 
         Raises:
             ValueError: `samples` is not a whole number ≥ 1.
@@ -141,9 +137,6 @@ class Loader:
         The order of samples is that of ``DistributedSampler(seed=seed)`` after the same call, so a
         script whose epochs begin with 1 trains as before. Without this call epochs begin with 0,
         and each pass is the next epoch.
-
-        Args:
-            epoch: at least the number of the next pass.
 
         Raises:
             TypeError, ValueError: `epoch` is not a whole number ≥ 0.
@@ -190,8 +183,7 @@ class Loader:
     def sampler(self) -> NoReturn:
         """Refuse access: frameworks read a DataLoader's sampler to replace it.
 
-        Raises:
-            PacelineError: always; the error is an AttributeError, too, for `hasattr`.
+        The PacelineError is an AttributeError, too, for `hasattr`.
         """
         raise _NoSamplerError(
             "session.loader has no sampler that a framework could replace: the plan decides "
@@ -200,7 +192,6 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Return the number of steps in a whole epoch."""
         return self._loop.steps_per_epoch
 
     def __iter__(self) -> Generator[Any]:

@@ -70,6 +70,8 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 class Lockstep:
     """Thread that keeps one rank in step with the others. All methods are for the training thread.
 
+    `begin_step`, `reducing`, `end_body` and `leave` raise a PacelineError if ranks are out of step.
+
     Args:
         store: the ranks' store.
         rank: this rank.
@@ -146,13 +148,8 @@ class Lockstep:
     ) -> None:
         """Note that this rank begins a reduction; wait for the others if it is unexpected.
 
-        Args:
-            step: the current step.
-            model: number of the wrapped model.
-            waiting: returns a context for the time of waiting for other ranks.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        `model` is the number of the wrapped model. `waiting` returns a context for the time of
+        waiting for other ranks.
         """
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind
@@ -166,13 +163,7 @@ class Lockstep:
     def end_body(self, step: int, *, passes: bool, relaxed: bool) -> None:
         """Note that the body of a step has ended. Without a backward pass, wait for the others.
 
-        Args:
-            step: the current step.
-            passes: there was a backward pass.
-            relaxed: gradients are not reduced in each step, so there is nothing to wait for.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        With `relaxed`, gradients are not reduced in each step, so there is nothing to wait for.
         """
         if not passes:
             self._progress.skip(step)
@@ -182,14 +173,10 @@ class Lockstep:
         self._refuse()
 
     def leave(self, *, raised: bool, waits: bool = False) -> None:
-        """Note that the script has left its loop.
+        """Note that the script has left its loop; `raised` if an error ended the loop.
 
-        Args:
-            raised: an error ended the loop.
-            waits: wait until all ranks have left after the same step, because a collective follows.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        With `waits`, wait until all ranks have left after the same step, because a collective
+        follows.
         """
         self._progress.leave(raised)
         self._progress.in_loop = False
@@ -204,9 +191,7 @@ class Lockstep:
     def explained(self, error: BaseException, most_s: float = _EXPLAIN_S) -> PacelineError:
         """Return an error that names the rank because of which a collective failed.
 
-        Args:
-            error: the collective's error.
-            most_s: longest search for the failed rank, in s.
+        The search for that rank ends after `most_s` seconds.
         """
         with self._changed:
             self._explaining = True

@@ -74,10 +74,6 @@ class Loop:
     which it reads ahead; for each batch `begin_step`, or `begin_turn` for the further micro-batches
     of a step, and `end_body` once the script's body has run; for each planned step, after its
     batch, `take_over` until that returns None, and `end_step`; `end_epoch`.
-
-    Args:
-        context: the run's context.
-        meeting: the result of the ranks' rendezvous.
     """
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
@@ -191,11 +187,7 @@ class Loop:
 
     @property
     def meeting(self) -> Meeting:
-        """Return the result of the ranks' rendezvous.
-
-        Raises:
-            PacelineError: the session is closed.
-        """
+        """Return the result of the ranks' rendezvous; raise a PacelineError after `close`."""
         self.refuse_closed()
         assert self._meeting is not None
         return self._meeting
@@ -226,11 +218,7 @@ class Loop:
         return self.step, Phase.DATA if self._in_epoch else Phase.SCRIPT
 
     def running(self) -> RunningStep:
-        """Return the current step.
-
-        Raises:
-            PacelineError: the script is outside the loop over the loader.
-        """
+        """Return the current step; raise a PacelineError outside the loop over the loader."""
         if self.current.running is None:
             raise PacelineError(
                 "there is no current step: use this inside the loop over session.loader()"
@@ -266,9 +254,7 @@ class Loop:
     def position(self) -> Position:
         """Return the training position, with the current batch counted as used.
 
-        Raises:
-            PacelineError: further micro-batches of the step follow, so the optimiser has not
-                stepped for it.
+        Before a step's last micro-batch, a PacelineError is raised: the optimiser has not stepped.
         """
         running = self.current.running
         if running is not None and running.step.more:
@@ -287,11 +273,7 @@ class Loop:
         return Position(self.next_epoch, self.step + 1)
 
     def _position_in_stream(self) -> Position:
-        """Return the position after an operator's stop: a stream begins that epoch again.
-
-        Raises:
-            PacelineError: the script is in the loop over the loader.
-        """
+        """Return the position after an operator's stop: a stream begins that epoch again."""
         if self._in_epoch:
             raise PacelineError(
                 "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
@@ -321,11 +303,7 @@ class Loop:
         return not self.begun and self._start.step == 0 and self._start.used is None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass over the loader.
-
-        Raises:
-            PacelineError: the script is in the loop, or has come to a later epoch.
-        """
+        """Set the epoch of the next pass over the loader; see `Loader.set_epoch`."""
         self.refuse_closed()
         if self._in_epoch:
             raise PacelineError("set_epoch: call it before the loop over the loader, not in it")
@@ -382,11 +360,7 @@ class Loop:
     # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps.
-
-        Args:
-            lookahead: steps that the loader fetches before training reaches them.
-        """
+        """Begin the next epoch and return True if it has steps. `lookahead` is in steps."""
         self.refuse_closed()
         self._leave_if_asked()
         if self.stopped:
@@ -454,15 +428,11 @@ class Loop:
             self.saver.restore_random()
 
     def begin_step(self, step: Step, data_s: float) -> bool:
-        """Begin a step whose batch is loaded.
+        """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
-        Args:
-            step: this rank's part of the step: as planned, or as `take_over` returned it.
-            data_s: how long the script waited for the batch.
-
-        Returns:
-            True if the batch goes to the loop's body. If False, the batch is another rank's now, or
-            empty, and the step is over on this rank.
+        Return True if the batch goes to the loop's body. If False, the batch is another rank's now,
+        or empty, and the step is over on this rank. `step` is this rank's shard of the step: as
+        planned, or as `take_over` returned it.
         """
         assert self.wiring is not None
         taken = step is self._taken
@@ -494,7 +464,6 @@ class Loop:
         self._begin_running(micro, data_s)
 
     def _begin_running(self, step: Step, data_s: float) -> RunningStep:
-        """Start an iteration of the script's loop: a step, or one of its micro-batches."""
         if step.more:
             self._schedules.look(None)
         self.gate.begin_turn(step)
@@ -503,7 +472,6 @@ class Loop:
         return self.current.running
 
     def _is_mine(self, step: Step) -> bool:
-        """Return True if this rank trains the batch of a step that has begun."""
         if self.pool is None or not step.pooled:
             return True
         # Without pooling, all ranks make each step together.
@@ -525,11 +493,7 @@ class Loop:
         return self.pool is not None and step.pooled and self.pool.is_lost(step)
 
     def take_over(self, step: Step) -> Step | None:
-        """Return another rank's batch, which this rank trains next; None if there is none.
-
-        Args:
-            step: the planned step whose batch this rank is done with.
-        """
+        """Return another rank's batch, to be trained after this planned step; None: no batch."""
         self._taken = None
         if self.pool is not None and ends_span(step) and self.gate.pools(step):
             running = self.current.running
@@ -554,11 +518,7 @@ class Loop:
             self._save(step)
 
     def end_body(self, closing: bool) -> None:
-        """End the loop's body.
-
-        Args:
-            closing: the script left the loop, by a break, a return or an exception.
-        """
+        """End the loop's body; `closing` if a break, a return or an exception left the loop."""
         running = self.running()
         if not closing and not running.step.more:
             self._keep_in_step(running)
@@ -582,11 +542,7 @@ class Loop:
             self.pool.worked(running.worked_s)
 
     def end_epoch(self, ran_out: bool) -> None:
-        """End the loop over the loader.
-
-        Args:
-            ran_out: the loader ran out of batches; otherwise the script left the loop.
-        """
+        """End the loop over the loader; `ran_out` unless the script left the loop early."""
         # An error of the loader itself, as in reading a sample, is the current exception here.
         own = sys.exception()
         failed = own is not None and not isinstance(own, GeneratorExit)
@@ -671,9 +627,9 @@ class Loop:
             self._saving = False
 
     def _last_position(self) -> Position | None:
-        """Return the position of the optimiser's last step; gradients accumulated since are lost.
+        """Return the position of the optimiser's last step, or None if it is in an earlier epoch.
 
-        None: that step was in an earlier epoch.
+        Gradients accumulated since that step are lost.
         """
         if self.gate.stepped:
             return self.position()
@@ -714,8 +670,7 @@ class Loop:
     def _leave_if_asked(self) -> None:
         """End this rank if nodes join or leave, after all ranks have saved the training position.
 
-        A script that left its loop early is past its step. Then this runs when the next epoch
-        starts.
+        If the script left its loop early, this runs when the next epoch starts.
         """
         if self.wiring is None or not self.wiring.follower.reforms:
             return
@@ -728,7 +683,7 @@ class Loop:
         end_process(self.context.environment.reform)
 
     def _fail_later(self, error: PacelineError) -> None:
-        """Keep an error for the next use of the session while the loader's iterator is closed.
+        """Keep an error for the next use of the session.
 
         Python swallows an error that a generator raises while it is closed.
         """
@@ -784,7 +739,6 @@ class Loop:
         return sum(p.numel() * p.element_size() for p in parameters.values()) or None
 
     def _connect(self, lookahead: int) -> Wiring:
-        """Connect the rank's parts; all facts that the control plane needs are known now."""
         meeting = self.meeting
         agree_on_lookahead(meeting, lookahead)
         self._shapes.begin(on_cuda=self.context.device.on_cuda)

@@ -202,18 +202,11 @@ def _filler(sizes: npt.NDArray[np.float64]) -> int:
 def introduce(
     meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:
-    """Exchange the ranks' devices. Each rank calls it once, when it wraps its first model.
+    """Return the ranks' devices, [W]. Each rank calls it once, when it wraps its first model.
 
-    The ranks make trials only if nothing else shows how the devices' speeds compare.
-
-    Args:
-        meeting: the result of the rendezvous.
-        own: this rank's device.
-        trial: measures this rank's operations per second; None: it cannot.
-        may_try: on rank 0, trials are worth their time because a control plane uses the results.
-
-    Returns:
-        Each rank's device, [W].
+    The ranks make trials only if nothing else shows how the devices' speeds compare. `trial`
+    returns this rank's operations per second, or None. `may_try` is set on rank 0 if a control
+    plane uses the results.
     """
     words = gathered(meeting.world, (own, may_try), meeting.group)
     devices = [device for device, _ in words]
@@ -307,11 +300,7 @@ def kernel() -> str:
 
 
 def reach(rank: int, host: str, port: int) -> TCPStore:
-    """Connect this rank to rank 0's store.
-
-    Raises:
-        PacelineError: nothing answers there.
-    """
+    """Connect this rank to rank 0's store; raise a PacelineError if nothing answers."""
     try:
         store = TCPStore(host, port, None, is_master=False, timeout=REACH)
     except dist.DistError as error:

@@ -101,11 +101,7 @@ class Outlet:
             self._release()
 
     def tend(self, dropped: int) -> None:
-        """Close an old chunk of the spool, and note in the spool how many records were lost.
-
-        Args:
-            dropped: records lost so far, by this sink and by its caller.
-        """
+        """Close an old chunk of the spool, and note that `dropped` records were lost so far."""
         if self._spool is not None:
             self._spool.roll()
             if not self._spool_outage.paused:
@@ -135,11 +131,7 @@ class Outlet:
             )
 
     def close(self, dropped: int) -> None:
-        """Close spool and connection.
-
-        Args:
-            dropped: records lost, by this sink and by its caller.
-        """
+        """Close spool and connection, and note that `dropped` records were lost."""
         if self._spool is not None:
             self._spool.close()
             self._note(self._spool, dropped)
@@ -189,10 +181,7 @@ class Outlet:
     def _to_spool(self, fields: _Fields, records: int, *, now: bool = False) -> bool:
         """Append a message to the spool; return False if the spool does not accept it.
 
-        Args:
-            fields: the message's fields.
-            records: the number of records in it.
-            now: try even during the pause after a failure.
+        With `now`, this is tried even during the pause after a failure.
         """
         if self._spool is None or (self._spool_outage.paused and not now):
             return False

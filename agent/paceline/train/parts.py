@@ -214,8 +214,7 @@ def part_key(segment: int, rank: int) -> str:
 def get_part(store: Store, segment: int, rank: int) -> Part:
     """Read a rank's shard of a segment; wait until the leader has stored it.
 
-    Raises:
-        torch.distributed.DistError: rank 0 has ended, or stored nothing within the timeout.
+    A DistError means that rank 0 has ended, or stored nothing within the store's timeout.
     """
     return decode_part(store.get(part_key(segment, rank)))
 

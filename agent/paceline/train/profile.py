@@ -52,16 +52,9 @@ class Profile(msgspec.Struct, frozen=True):
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
     """Time batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
 
-    Other errors of `run_batch` pass through.
-
-    Args:
-        run_batch: runs forward and backward on a number of samples.
-        most: the largest number of samples.
-        finish: waits for the model's device.
-        hold: waits until the emulated device would be done with a batch.
-
-    Raises:
-        PacelineError: memory runs out at the first batch.
+    `finish` waits for the model's device. `hold` waits until the emulated device would be done.
+    A PacelineError means that memory runs out at the first batch. Other errors of `run_batch` pass
+    through.
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
@@ -144,10 +137,8 @@ class _Outcome(msgspec.Struct, frozen=True):
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
     """Measure on this rank and return every rank's profile. All ranks call it, equally often.
 
-    Errors of `measured` pass through on this rank.
-
-    Raises:
-        PacelineError: another rank failed to measure; the message names that rank.
+    Errors of `measured` pass through on this rank. On the other ranks, a PacelineError names this
+    rank.
     """
 
     # An earlier call may have failed and left entries that must not be read.
@@ -213,10 +204,9 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
 
 
 def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
-    """Share typical samples, whose sizes rank 0 has, with all ranks; each rank calls it.
+    """Return the indices of typical samples, whose sizes only rank 0 has; each rank calls it.
 
-    Returns:
-        The indices of `most` samples in the data set; their sizes are its quantiles, ascending.
+    The sizes of these `most` samples are quantiles of all sizes, ascending.
     """
     if sizes is not None:
         order = np.argsort(sizes, kind="stable")
@@ -235,8 +225,7 @@ def spread(items: list[int], count: int) -> list[int]:
 def listed_limits(limits: Any) -> list[int]:
     """Return the user's limits, a number, a sequence or None, as a list (None: empty).
 
-    Raises:
-        TypeError, ValueError: they are not whole numbers ≥ 0.
+    Limits that are not whole numbers ≥ 0 raise a TypeError or a ValueError.
     """
     if limits is None:
         return []
@@ -291,12 +280,7 @@ def limits_of(
 ) -> Limits:
     """Return the most samples of each rank, from the user's limits and from profiles.
 
-    Args:
-        given: the user's limits: one for each rank, or one number for all; empty: none.
-        profiles: one for each rank; empty: there was no profiling phase.
-        global_batch: samples of a step.
-        world: number of ranks.
-        micro_batches: see `Session`.
+    `given` has one limit for each rank, or one for all, or none.
 
     Raises:
         ValueError: the number of the user's limits is wrong, or nothing fits into a rank's memory.

@@ -153,11 +153,8 @@ class NotProvableError(Exception):
 class Arrangements:
     """Trials of a few samples, with the weights of each rank.
 
-    Args:
-        sizes: λ of the samples of the data set, [N].
-        world: number of ranks.
-        samples: two quarters of a pair's samples.
-        limits: each rank's limit, in samples or in size units, [W].
+    `sizes` are λ of all samples, [N]. `samples` are two quarters of a pair's samples. `limits` are
+    each rank's limits, in samples or in size units, [W].
     """
 
     def __init__(
@@ -210,12 +207,7 @@ def pairs(world: int) -> Iterator[tuple[int, int]]:
 
 
 class Judge:
-    """Sequence of the trials, and the decision after them. Used on rank 0.
-
-    Args:
-        arrangements: the trials' samples.
-        declared: the session's `loss_mean`.
-    """
+    """Sequence of the trials, and the decision after them, for the declared `loss_mean`."""
 
     def __init__(self, arrangements: Arrangements, declared: str) -> None:
         self._arrangements, self._declared = arrangements, declared
@@ -232,12 +224,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | Answer:
-        """Return the next trial, or the answer.
-
-        Args:
-            trial: the trial that has ended.
-            outcomes: its outcomes, of each rank.
-        """
+        """Return the next trial, or the answer, after a trial with these outcomes of all ranks."""
         if stuck := [each.error for each in outcomes if not each.repeatable]:
             return unknown(stuck[0])
         errors = [(rank, each.error) for rank, each in enumerate(outcomes) if each.error]
@@ -357,15 +344,8 @@ def arranged(
     The largest local batch has four quarters. If that is no more than an equal split of a step,
     samples of usual sizes are used, otherwise accordingly smaller ones.
 
-    Args:
-        sizes: λ of the samples of the data set, [N].
-        world: number of ranks.
-        terms: the run's terms.
-        limits: the limits of the ranks' memory.
-        sort: chooses among samples, and sorts them. The two quarters come from different ends.
-
-    Raises:
-        NotProvableError: too few samples fit.
+    `sizes` are λ of all samples, [N]. `sort` chooses among samples, and sorts them: the two
+    quarters come from different ends. A NotProvableError means that too few samples fit.
     """
     grid, fair = terms.shapes.samples, terms.global_batch // world
     most = max(fair, 4 * grid)
@@ -409,11 +389,7 @@ def failed(trial: Trial, rank: int, error: str) -> Answer:
 
 
 def unknown(why: str) -> Answer:
-    """Return the answer for a loss that cannot be checked.
-
-    Args:
-        why: the reason, as words that follow "because ".
-    """
+    """Return the answer for a loss that cannot be checked because of `why`."""
     return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
 
 
@@ -528,11 +504,8 @@ class Rehearsal:
 
     During a trial, wrapped models and the gate find this object in `CurrentStep.rehearsal`.
 
-    Args:
-        loop: the session's loop, in an epoch.
-        loader: the session's loader.
-        on_step: called when an optimiser is about to step in a trial; the step has no effect.
-        on_backward: called after each backward pass of the loop in a trial.
+    `on_step` is called when an optimiser is about to step in a trial; the step has no effect.
+    `on_backward` is called after each backward pass of the loop in a trial.
     """
 
     def __init__(
@@ -603,12 +576,7 @@ class Rehearsal:
                     order = _Order(following)
 
     def failed(self, error: Exception, place: str) -> Answer:
-        """Return the answer for a loop's body that failed in the current trial.
-
-        Args:
-            error: this rank's error.
-            place: the place in the script.
-        """
+        """Return the answer for a loop's body that failed at `place` in the current trial."""
         if why := _unprovable(error):
             return unknown(why)
         said = f"{place}: {type(error).__name__}: {error}"
@@ -627,11 +595,7 @@ class Rehearsal:
         )
 
     def _prepared(self) -> Judge:
-        """Choose samples on rank 0 and return their judge.
-
-        Raises:
-            NotProvableError: nothing can be decided here.
-        """
+        """Choose samples on rank 0; raise a NotProvableError if nothing can be decided here."""
         loop = self._loop
         meeting, terms = loop.meeting, loop.context.terms
         modules = [module for model in self._models for module in model.modules()]
@@ -683,7 +647,6 @@ class Rehearsal:
         return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
-        """Make a trial: yield its batch, and return this rank's observations."""
         rank = self._loop.meeting.rank
         self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
         self._trained.clear()
@@ -867,8 +830,7 @@ class Rehearsal:
     def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
         """Remove gradients before an optimiser's step, so that the step changes nothing.
 
-        Raises:
-            NotProvableError: the step has a closure, which computes gradients within the step.
+        A step with a closure computes gradients itself, and raises a NotProvableError.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -925,12 +887,9 @@ class Rehearsal:
 
 
 def _awaited(store: Store, key: str, ended: str) -> str:
-    """Return another rank's description of its next collective.
+    """Return another rank's description of its next collective, stored under `key`.
 
-    Args:
-        store: the ranks' store.
-        key: the key of the description.
-        ended: a key that exists once the rank has ended its part of the trial.
+    The key `ended` exists once that rank has ended its part of the trial.
     """
     until = time.monotonic() + _WAIT_S
     while not store.check([key]):

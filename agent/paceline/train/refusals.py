@@ -1,4 +1,7 @@
-"""Models and options that `Session.wrap` refuses because they would train wrongly."""
+"""Models and options that `Session.wrap` refuses because they would train wrongly.
+
+The functions raise a ValueError, whose message names the layer or the option, and the fix.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,7 @@ _OPTIONS = {
 def refuse_model(
     model: nn.Module, batchnorm: str | None, options: dict[str, Any], lanes: Lanes | None = None
 ) -> None:
-    """Refuse a model, a layer or an option that would give wrong gradients. All ranks call it.
-
-    Raises:
-        ValueError: the message names the layer or the option, and the fix.
-    """
+    """Refuse a model, a layer or an option that would give wrong gradients. All ranks call it."""
     if batchnorm not in (None, "sync", "local"):
         raise ValueError(f"batchnorm={batchnorm!r}: give 'sync' or 'local', or leave it out")
     sharded = is_unit(model)
@@ -125,11 +124,7 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
 
 
 def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly.
-
-    Raises:
-        ValueError: the message names the fix.
-    """
+    """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly."""
     reasons = {
         "static_graph": "PyTorch's reducer reduces in each backward pass then",
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "

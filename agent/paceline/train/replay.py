@@ -70,15 +70,8 @@ class _UnsafeError(Exception):
 def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
     """Check the loss before the first step; if it is wrong, train with equal local batches.
 
-    If no plan makes local batches uneven, there is nothing to check.
-
-    Args:
-        loop: the session's loop, in its first epoch.
-        loader: the session's loader.
-        frame: the frame that asks the loader for its first batch.
-
-    Raises:
-        PacelineError: the loss is wrong, and limits leave no room for equal local batches.
+    If no plan makes local batches uneven, there is nothing to check. `frame` asks the loader for
+    its first batch. A PacelineError means that limits leave no room for equal local batches.
     """
     assert loop.wiring is not None
     if not loop.may_be_uneven:
@@ -101,10 +94,7 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
 def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
     """Check the loss of the loop that reads a loader; all ranks call it.
 
-    Args:
-        loop: the session's loop, in an epoch.
-        loader: the session's loader.
-        frame: the frame that asks the loader for its first batch.
+    `frame` is the frame that asks the loader for its first batch.
     """
     body = _Body()
     rehearsal = Rehearsal(loop, loader, body.at_step, body.after_backward)
@@ -147,11 +137,7 @@ class _Body:
         self._inside = 0
 
     def find(self, frame: FrameType, loader: Any) -> None:
-        """Find the loop that asks a loader for its first batch.
-
-        Raises:
-            NotProvableError: the loop is not a ``for`` statement of the script.
-        """
+        """Find the script's ``for`` statement that asks a loader for its first batch."""
         if self._loop is not None:
             return
         user: FrameType | None = frame
@@ -175,10 +161,8 @@ class _Body:
     def run(self, batch: Any) -> None:
         """Run the body on a batch until all gradients are computed.
 
-        Errors of the script pass through.
-
-        Raises:
-            NotProvableError: a statement before that would have a lasting effect.
+        Errors of the script pass through. A NotProvableError means that a statement before that
+        would have a lasting effect.
         """
         assert self._loop is not None
         self._passes = 0
@@ -225,10 +209,7 @@ class _Body:
             raise NotProvableError("a turn of the loop computes no gradient of a wrapped model")
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
-        """Return the only name that a call changes; empty for a call that prints.
-
-        None: the call may have other effects, such as training.
-        """
+        """Return the only name that a call changes; empty: it prints; None: it may also train."""
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return None
         call = statement.value
@@ -298,11 +279,6 @@ _trees: dict[str, ast.Module] = {}
 
 
 def _tree(file: str) -> ast.Module:
-    """Parse a file of the script.
-
-    Raises:
-        NotProvableError: the file cannot be read.
-    """
     if file not in _trees:
         try:
             _trees[file] = ast.parse("".join(linecache.getlines(file)))
@@ -387,17 +363,8 @@ def _check(
 ) -> int:
     """Check that statements have no lasting effect except assignments to names.
 
-    Args:
-        statements: in order.
-        names: the names that are visible to them, with their values.
-        local: names that were assigned in the body, or in this function.
-        seen: functions whose check is in progress.
-
-    Returns:
-        The number of backward passes of the script's functions that the statements call.
-
-    Raises:
-        _UnsafeError: they may have a lasting effect.
+    Return the number of backward passes of the script's functions that the statements call.
+    `local` contains the names assigned so far, and `seen` the functions whose check is in progress.
     """
     inside, local = 0, set(local)
     for statement in statements:
@@ -419,7 +386,6 @@ def _check(
 
 
 def _is_safe(expression: ast.expr, names: Mapping[str, Any], local: set[str]) -> bool:
-    """Return True if an expression has no lasting effect and assigns no name."""
     if any(isinstance(node, ast.NamedExpr | ast.Starred) for node in ast.walk(expression)):
         return False
     try:
@@ -443,7 +409,6 @@ def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, 
 
 
 def _read(node: ast.AST, names: Mapping[str, Any]) -> set[str]:
-    """Return the names that a statement reads, also in functions of the script."""
     expressions = [e for e in ast.walk(node) if isinstance(e, ast.Name | ast.Attribute)]
     read = {each.id for each in expressions if isinstance(each, ast.Name)}
     functions = [_users_function(_resolved(each, names)) for each in expressions]

@@ -155,10 +155,7 @@ class Emitter:
         self._outlet.close(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
-        """Return the queued messages, with the records of each kind joined to batches.
-
-        Records of a kind keep their order, and no record overtakes a message.
-        """
+        """Return the queued messages, with the records of each kind joined to batches, in order."""
         messages: list[Message | threading.Event] = []
         # The newest batch of each kind of record.
         steps: list[StepRecord] = []
@@ -195,12 +192,8 @@ class Reporter:
     times in the order of the steps. On a GPU no other thread may query a step's events while a CUDA
     graph is captured.
 
-    Args:
-        emitter: sends the records.
-        attempt: the run's attempt.
-        rank: the rank whose steps they are.
-        by_size: losses are means over sizes, not over samples.
-        times: the times of the ranks that share this rank's batches; None: there is no other rank.
+    Losses are means over sizes with `by_size`, otherwise over samples. `times` are those of the
+    ranks that share this rank's batches; None: there is no other rank.
     """
 
     def __init__(
@@ -284,10 +277,7 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with their groups' times; at most `most` steps wait for other ranks' times.
-
-        The other ranks send their times when they end the step, about when this rank does.
-        """
+        """Report steps with their groups' times; up to `most` steps wait for other ranks' times."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -363,10 +353,7 @@ def joined(
 ) -> StepRecord:
     """Join the records of two batches that a rank trained under the same step's number.
 
-    Args:
-        first, second: the records, one of each batch.
-        ett_s: expected compute time of both, in s; None: unknown.
-        by_size: losses are means over sizes, not over samples.
+    `ett_s` is the expected compute time of both. Losses are means over sizes with `by_size`.
     """
     loss = first.loss if second.loss is None else second.loss
     if first.loss is not None and second.loss is not None:

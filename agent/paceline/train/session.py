@@ -131,7 +131,7 @@ class Session:
             equal local batches, and a warning gives the reason. False: skip this check.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
+        TypeError, ValueError: an argument is wrong, here or in a method; the message names it.
         PacelineError: there are several ranks but no process group.
     """
 
@@ -262,9 +262,6 @@ class Session:
 
         With a token budget this reads each epoch's order, which takes about a second for ten
         million samples in total.
-
-        Raises:
-            TypeError, ValueError: `epochs` is not a whole number ≥ 0.
         """
         return self._loop.context.epoch_steps.total(whole("epochs", epochs, 0))
 
@@ -290,9 +287,6 @@ class Session:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
         Its numbers differ from those that `paceline.generator` gives to the data set; see there.
-
-        Raises:
-            TypeError, ValueError: `index` or `stream` is not a whole number ≥ 0.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
@@ -366,7 +360,6 @@ class Session:
             scaler: the gradient scaler that steps it, if there is one.
 
         Raises:
-            TypeError: an argument is not an optimiser, or not a gradient scaler.
             ValueError: the optimiser has no parameter of a wrapped model.
             PacelineError: the session has an optimiser already, or training has begun.
         """
@@ -392,7 +385,6 @@ class Session:
             most: the most samples; None: the global batch, more than a rank ever gets.
 
         Raises:
-            TypeError, ValueError: `run_batch` is not a function, or `most` not a whole number ≥ 1.
             PacelineError: training has begun; `run_batch` steps an optimiser; nothing fits into
                 memory, or the ranks' memory together does not hold a global batch; or profiling
                 failed on another rank, which the message names.
@@ -423,11 +415,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs: fewer after a checkpoint, none after a stop.
-
-        Raises:
-            ValueError: `total` is not a whole number ≥ 0.
-        """
+        """Yield the numbers of the remaining epochs: fewer after a checkpoint, none after a stop."""
         loop = self._loop
         whole("epochs", total, 0)
         loop.refuse_closed()
@@ -489,8 +477,6 @@ class Session:
 
         Raises:
             PacelineError: the call is outside the loop over the loader.
-            TypeError, ValueError: the loss, or a metric's name or value is wrong; the message names
-                it.
         """
         running = self._loop.running()
         check_loss(loss)
@@ -527,8 +513,6 @@ class Session:
             **metrics: by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
 
         Raises:
-            TypeError, ValueError: `samples`, or a metric's name or value, is wrong; the message
-                names it.
             PacelineError: the session is closed.
         """
         if samples is not None:

@@ -31,13 +31,8 @@ def register(variables: Mapping[str, str]) -> int | None:
     """Make a signal write the stacks of all threads to a file beside the rank's logs.
 
     Only a rank that Paceline has launched does so, once. It uses a real-time signal without a
-    handler. Problems are logged and not raised, because training does not need the stacks.
-
-    Args:
-        variables: the process's environment.
-
-    Returns:
-        The signal's number; None: no signal was registered.
+    handler. Problems are logged and not raised, because training does not need the stacks. Return
+    the signal's number, or None if no signal was registered.
     """
     errors = variables.get("TORCHELASTIC_ERROR_FILE")
     if _registered or not errors or not variables.get("PACELINE_RUN"):
@@ -66,7 +61,6 @@ def register(variables: Mapping[str, str]) -> int | None:
 
 
 def _free() -> int | None:
-    """Return a real-time signal that has its default action, or None."""
     lines = Path("/proc/self/status").read_text().splitlines()
     masks = (line.partition(":\t") for line in lines if line[:6] in ("SigCgt", "SigIgn", "SigBlk"))
     used = 0

@@ -42,9 +42,8 @@ class CpuClock:
 class CudaClock:
     """Clock of a GPU. A stamp is an event in the current stream, which the device passes later.
 
-    Args:
-        device: the model's device. It may differ from the thread's current device: gloo's threads
-            use the first device, and scripts need not set theirs.
+    The model's device may differ from the thread's current device: gloo's threads use the first
+    device, and scripts need not set theirs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,13 +75,8 @@ class RunningStep:
     """Step that this rank is in, with its times, its loss and its metrics.
 
     The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So the
-    times of computing and of reducing stay apart even with several reductions in one step.
-
-    Args:
-        step: this rank's shard of the step.
-        clock: the clock of the model's device.
-        data_s: how long the script waited for the batch.
-        hold_s: compute time on the emulated device; None: the device is not emulated.
+    times of computing and of reducing stay apart even with several reductions in one step. The
+    script waited `data_s` for the batch. `hold_s` is the compute time on the emulated device.
     """
 
     def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
@@ -234,11 +228,9 @@ class RunningStep:
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """Return the step's times in s, and its loss.
+        """Return compute_s (T: forward and backward only), sync_s, and the loss if it was logged.
 
-        Returns:
-            compute_s (T: forward and backward only), sync_s (from there to the end of the
-            reduction), and the loss, if the script logged one.
+        `sync_s` is the time from the last gradient to the end of the reduction.
         """
         self._clock.wait(self._done)
         times = [0.0, 0.0]

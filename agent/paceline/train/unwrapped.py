@@ -92,12 +92,6 @@ class UnwrappedModels:
     Several sessions may train in one loop, each with a model of its own. So a model counts as
     wrapped if any session that is in a step wraps it. The first of these sessions that wraps a
     model compares the parameters that are not wrapped.
-
-    Args:
-        current: the session's current step.
-        models: the models that the session wraps; `Session.wrap` adds to them.
-        store: the ranks' store.
-        rank: this rank.
     """
 
     def __init__(
@@ -126,11 +120,8 @@ class UnwrappedModels:
     def stepping(self, optimiser: torch.optim.Optimizer, *, reduces: bool = True) -> None:
         """Check an optimiser that is about to step in the loop's body.
 
-        Only the parameters at its first step are checked, not those that are added later.
-
-        Args:
-            optimiser: the script's optimiser.
-            reduces: gradients of wrapped models are all-reduced; else each rank has its own.
+        Only the parameters at its first step are checked, not those that are added later. With
+        `reduces`, gradients of wrapped models are all-reduced; otherwise each rank has its own.
 
         Raises:
             PacelineError: the optimiser trains a model, and no session in a step wraps any model.
@@ -151,8 +142,7 @@ class UnwrappedModels:
     def refuse_mixed(self) -> None:
         """Refuse a forward pass while another session without a model has a batch in the loop.
 
-        Raises:
-            PacelineError: this rank's batches of both sessions have different weights.
+        The model would train on both batches. A PacelineError is raised if their weights differ.
         """
         running = self._current.running
         if len(_watches) < 2 or running is None or not self._current.weighs:
@@ -214,7 +204,7 @@ class UnwrappedModels:
         return {id(p) for model in self._models for p in model.parameters()}
 
     def _which(self, parameters: list[nn.Parameter]) -> str:
-        """Return an id of the wrapped models' parameters among these; the same on all ranks.
+        """Return an id of the wrapped models' parameters among these, to compare over ranks.
 
         Ranks may step other parts of a model, as ZeroRedundancyOptimizer does. Then the ids differ,
         and the parts are not compared.
@@ -224,7 +214,6 @@ class UnwrappedModels:
         return hashlib.blake2b(repr(mine).encode(), digest_size=8).hexdigest()
 
     def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
-        """Return the parameters to compare of an optimiser that steps for the first time."""
         unwrapped, wrapped = _parted(optimiser)
         wrapping = [watch for watch in _watches if watch.in_step and watch._models]
         if unwrapped and not wrapping:

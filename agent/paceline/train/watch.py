@@ -15,14 +15,7 @@ Activity: TypeAlias = tuple[int, Phase]
 
 
 class Watch:
-    """Watch of one rank from another thread, which calls `look` a few times a second.
-
-    Args:
-        attempt: the run's attempt.
-        rank: the rank to watch.
-        activity: returns the rank's present step and phase.
-        clock: returns monotonic time in s.
-    """
+    """Watch of one rank from another thread, which calls `look` a few times a second."""
 
     def __init__(
         self,

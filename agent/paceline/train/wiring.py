@@ -55,9 +55,7 @@ class Wiring:
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
 
-        Args:
-            ran_out: the loop over the loader ran to its end.
-            failed: returns True if ranks are out of step.
+        `ran_out` is True if the loop over the loader ran to its end.
         """
         if self.leader is not None:
             self.leader.wait_for_readers(at_the_end=ran_out, failed=failed)
@@ -74,15 +72,9 @@ def connect(
     uneven: Callable[[], bool],
     hello: Hello | None,
 ) -> Wiring:
-    """Make a rank's parts, and announce the attempt.
+    """Make a rank's parts, and announce the attempt to the control plane with `hello`.
 
-    Args:
-        context: the run's context.
-        meeting: the result of the ranks' rendezvous.
-        start: the position at which training begins.
-        activity: returns the rank's present step and phase.
-        uneven: returns True if ranks may have different numbers of iterations of the loop.
-        hello: on rank 0, the run's description for the control plane.
+    `uneven` returns True if ranks may have different numbers of iterations of the script's loop.
     """
     environment, data = context.environment, context.data
     by_size = context.terms.loss_mean == "size"
@@ -127,8 +119,7 @@ def connect(
 def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
     """Check that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
-    Raises:
-        ValueError: the numbers differ; the message names the option.
+    Different numbers raise a ValueError whose message names the option.
     """
     rank = meeting.process
     if meeting.leads:
@@ -146,12 +137,8 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
 class Findings:
     """Facts that a session has collected before its first iteration.
 
-    Args:
-        lookahead: steps that the loader fetches before training reaches them.
-        epochs: number of epochs that the script trains; None: unknown.
-        devices: one for each rank; empty: the script has wrapped no model.
-        profiles: one for each rank; empty: there was no profiling phase.
-        gradient_bytes: size of all gradients of a rank; None: the script has wrapped no model.
+    `lookahead` counts steps. `devices` and `profiles` have one entry for each rank, or none.
+    `epochs` and `gradient_bytes` (of one rank) may be unknown.
     """
 
     lookahead: int
@@ -216,14 +203,8 @@ def warn_of_restarts(
 ) -> None:
     """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    If the script loaded a state itself, there is no warning.
-
-    Args:
-        environment: the launcher's variables for this rank.
-        start: the position at which training begins.
-        rank: this rank.
-        saves: the script declares checkpoints.
-        streams: the data is a stream, for which a script cannot declare checkpoints.
+    There is no warning if the script saves checkpoints (`saves`) or loaded a state itself. The hint
+    is another one if the data is a stream, for which a script cannot declare checkpoints.
     """
     if rank > 0 or saves or start.used is not None:
         return
