@@ -108,7 +108,7 @@ class Directory:
                 # Another process may have added the sample meanwhile.
                 there = file.exists()
                 hidden.replace(file)
-        # For example, the disk is full.
+        # For example, the disk may be full.
         except OSError:
             hidden.unlink(missing_ok=True)
             self._take(-len(data))

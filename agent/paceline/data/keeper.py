@@ -231,7 +231,7 @@ class Keeper:
         data = self._data.fetch(sample)
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
-        # A step has used the room, or the disk is full.
+        # `put` fails if a step has used the room, or if the disk is full.
         if not directory.put(sample, data):
             self._no_room(sample, ahead)
         elif ahead:

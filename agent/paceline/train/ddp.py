@@ -266,7 +266,7 @@ class _Weighing:
         # A context manager would take 3 µs.
         before, current.reduces = current.reduces, True
         try:
-            # Not every process-group backend adds up complex numbers.
+            # `dist.all_reduce` converts complex numbers, which not every backend adds up.
             if share.is_complex():
                 work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
                 assert work is not None
@@ -422,7 +422,7 @@ class WeightedDDP(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._current.forward()
         self._weighing.begin(self.require_backward_grad_sync)
-        # Compiled models count fillers in their buffers: copies of buffers would break the graph.
+        # Compiled models include fillers in their buffers: copies of buffers would break the graph.
         if self._current.filler and not torch.compiler.is_compiling():
             with uncounted(self.module, self._current):
                 outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]

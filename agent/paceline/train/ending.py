@@ -71,7 +71,7 @@ class Ending:
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # This process is a fork, such as a DataLoader's worker.
+        # A fork, such as a DataLoader's worker, only restores the previous handler and runs it.
         if os.getpid() != self._process:
             signal.signal(number, self._previous[number])
             signal.raise_signal(number)

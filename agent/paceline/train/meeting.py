@@ -294,7 +294,7 @@ def kernel() -> str:
     """Return an id of the kernel that this process runs on."""
     try:
         return _BOOT_ID.read_text().strip()
-    # Not Linux, or a container that hides the boot id.
+    # The file is missing outside of Linux, and in containers that hide it.
     except OSError:
         return socket.gethostname()
 

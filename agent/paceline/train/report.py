@@ -233,7 +233,7 @@ class Reporter:
             with self._reading:
                 while len(self._over) > 1 or (self._over and self._over[0].readable):
                     self._read(self._over.popleft())
-        # A dead connection blocks the emitter's thread.
+        # A dead connection may block the emitter's thread. Then this thread reads the steps.
         elif len(self._over) > _BEHIND:
             with self._reading:
                 self._read_all()

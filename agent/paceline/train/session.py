@@ -415,7 +415,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs: fewer after a checkpoint, none after a stop."""
+        """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
         loop = self._loop
         whole("epochs", total, 0)
         loop.refuse_closed()
@@ -505,7 +505,7 @@ class Session:
 
         Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
         evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
-        weighted by their samples. The call waits for the device if a metric is a tensor there.
+        weighted by their samples. The call waits for the device if a metric is a tensor on it.
         Further calls after the same step add their metrics; the last value of a metric counts.
 
         Args:

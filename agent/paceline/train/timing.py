@@ -198,7 +198,7 @@ class RunningStep:
 
     def body_done(self) -> None:
         """Stamp the end of the loop's body."""
-        # Nothing was reduced, so the wait for the emulated device is still due.
+        # If nothing was reduced, the wait for the emulated device is still due.
         if not self._held and self._hold_s is not None:
             self._hold()
             self._kept = None
