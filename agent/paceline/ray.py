@@ -86,7 +86,6 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         self.starts = 0
 
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:
-        """Set the workers' variables, and start as Ray Train does."""
         given = backend_config.variables
         if given is not None:
             ranks = worker_group.execute(driving.whereabouts, backend_config.machine)

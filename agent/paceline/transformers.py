@@ -313,7 +313,7 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Set whether Trainer compensates for DistributedDataParallel's mean over ranks."""
+        """Enable or disable Trainer's compensation for DistributedDataParallel's mean over ranks."""
         args = self._trainer.args
         before = args.average_tokens_across_devices
         args.average_tokens_across_devices = averages and before
@@ -392,7 +392,6 @@ class _Ends(TrainerCallback):  # type: ignore[misc]
         self._mixin._loader.finish()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Close the session, which delivers its pending messages."""
         self._mixin._turn = None
         self._mixin._loader.session.close()
 

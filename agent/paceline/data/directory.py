@@ -141,7 +141,6 @@ class Directory:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock on the file of the bytes in use; yield its descriptor."""
         descriptor = os.open(self.path / "used", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

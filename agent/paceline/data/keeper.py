@@ -151,7 +151,6 @@ class Keeper:
         self._data.directory.release()
 
     def _enter(self, epoch: int) -> None:
-        """Begin an epoch with the samples that were decided for it."""
         if self._next is not None:
             self._now = self._next
         self._epoch, self._next = epoch, None

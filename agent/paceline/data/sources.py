@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
 
-# Imported where a client is made, because few scripts read over HTTP.
+# `_Http` imports httpx when it makes a client, because few scripts read over HTTP.
 if TYPE_CHECKING:
     import httpx
 

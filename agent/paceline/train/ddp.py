@@ -176,7 +176,6 @@ class CurrentStep:
 
 
 def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    """Register a hook for the gradients of a frozen parameter that may be trained later."""
     # Parameters of other types have no gradients.
     if parameter.is_floating_point() or parameter.is_complex():
         parameter.requires_grad_(True)

@@ -342,7 +342,6 @@ class Lockstep:
             self._changed.notify_all()
 
     def _compare(self, store: Store) -> None:
-        """Compare the entries of all ranks, and store a failure or notes."""
         keys = [_key(f"rank/{rank}") for rank in range(self._world)]
         here = list(range(self._world))
         # Some ranks may not have begun yet.
@@ -394,7 +393,6 @@ class Lockstep:
         return None
 
     def _note(self, store: Store, of: dict[int, Progress]) -> None:
-        """On rank 0, store notes for the logs of all ranks."""
         for rank, step in lockstep.skips(of):
             seen = sum(isinstance(noted, tuple) for noted in self._noted)
             if (rank, step) not in self._noted and seen < _MOST_SKIPS:

@@ -658,7 +658,6 @@ class Loop:
             self.lockstep.end_body(step, passes=False, relaxed=relaxed)
 
     def _end_in_step(self, lockstep: Lockstep, ran_out: bool) -> None:
-        """End the loop over the loader, after the same step on all ranks."""
         if ran_out:
             lockstep.end_epoch()
         elif self._failure is None:
@@ -734,7 +733,6 @@ class Loop:
             )
 
     def _gradient_bytes(self) -> int | None:
-        """Return the size of all gradients of the models wrapped so far; None if there are none."""
         parameters = {id(p): p for p in trained(self.gate.models)}
         return sum(p.numel() * p.element_size() for p in parameters.values()) or None
 

@@ -140,8 +140,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """Next action of all ranks: a trial, or the end with an answer."""
-
     trial: Trial | None = None
     answer: Answer | None = None
 
@@ -687,7 +685,6 @@ class Rehearsal:
         return Outcome(sketches, error, random=drew or self._drew, tolerance=tolerance)
 
     def _batch(self, indices: list[int]) -> Any:
-        """Return a batch of samples, the same on each rank and in each trial."""
         self._read([*indices, *self._loop.fillers])
         with self._random():
             before = _random_state()
@@ -946,7 +943,6 @@ def _eager() -> Iterator[None]:
 
 
 def _random_state() -> tuple[object, ...]:
-    """Return the states of all random generators, which change with each draw."""
     kind, key, *rest = np.random.get_state()
     state = (
         torch.get_rng_state().numpy().tobytes(),

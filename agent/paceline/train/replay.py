@@ -124,10 +124,10 @@ def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
 
 
 def _release_memory() -> None:
-    """Return the memory of the trials to the system: it must not add to training's peak."""
+    """Return the trials' memory to the system, so that it does not add to training's peak."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    # Where the C library is glibc: its heap keeps what was freed, in pieces that steps do not fit.
+    # glibc's heap keeps freed memory, in pieces that are too small for a step's tensors.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -437,7 +437,6 @@ def _read(node: ast.AST, names: Mapping[str, Any]) -> set[str]:
 
 
 def _users_function(value: Any) -> FunctionType | None:
-    """Return the script's function that runs when a value is called."""
     if isinstance(value, MethodType):
         value = value.__func__
     if not isinstance(value, FunctionType | nn.Module | type):

@@ -93,7 +93,7 @@ class RunningStep:
         self.recompiles = 0
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
-        # Computing has been going on since the newest stamp, whether or not gradients follow.
+        # The rank has computed since the newest stamp, even if no gradients follow.
         self._computes = True
         # There was a backward pass.
         self.passes = False

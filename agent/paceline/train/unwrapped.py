@@ -271,7 +271,6 @@ def _norm(gradient: torch.Tensor, order: int) -> float:
 
 
 def _described(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> str:
-    """Describe an optimiser in words that are the same on all ranks."""
     shape = list(parameters[0].shape)
     count = f"{len(parameters)} parameter{'s' if len(parameters) > 1 else ''}"
     return f"{type(optimiser).__name__} with {count}, the first of shape {shape},"

@@ -44,10 +44,10 @@ class Wiring:
     follower: Follower
     # Set on rank 0.
     leader: Leader | None
-    # Set if a control plane knows the run.
+    # Set if the run has a control plane.
     reporter: Reporter | SilentReporter | None
     rounds: RoundReporter | None
-    # Set on rank 0, if a control plane knows the run.
+    # Set on rank 0, if the run has a control plane.
     on_fallback: OnFallback | None
     # Ends the background threads.
     exit_stack: ExitStack
