@@ -313,7 +313,7 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Enable or disable Trainer's compensation for DistributedDataParallel's mean over ranks."""
+        """Set if Trainer compensates for DistributedDataParallel's mean over ranks."""
         args = self._trainer.args
         before = args.average_tokens_across_devices
         args.average_tokens_across_devices = averages and before
