@@ -1,4 +1,8 @@
-"""Removes stragglers from data-parallel PyTorch training: the library and the node agent."""
+"""Paceline removes stragglers from data-parallel PyTorch training: the library and the node agent.
+
+Training scripts import `Session` and the other names of `__all__` from here. These names load on
+first use, so that agents and servers can import the package without torch.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -32,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # What needs torch loads when first used: agents and servers import paceline without it.
+    # Names that need torch are imported on first use: agents and servers run without torch.
     if name == "Batch":
         from paceline.train.parts import Batch
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: an `Accelerator` whose training loader follows Paceline's plan.
+"""Hugging Face Accelerate with Paceline: an `Accelerator` whose training loader follows the plan.
 
 A script changes one import::
 
@@ -7,7 +7,7 @@ A script changes one import::
     accelerator = Accelerator(paceline={"sizes": lengths})
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
 
-`prepare` takes the DataLoader with ``shuffle=True`` as the training's. Any other one is prepared as
+`prepare` uses the DataLoader with ``shuffle=True`` for training. It prepares other DataLoaders as
 Accelerate does. Needs ``paceline[accelerate]``.
 """
 
@@ -47,7 +47,7 @@ _NO_LOADER = (
 
 
 class Loader(DrivenLoader):
-    """The training loader that `Accelerator.prepare` returns; its session is `session`."""
+    """Training loader that `Accelerator.prepare` returns; its session is `session`."""
 
     def __init__(
         self, session: Session, device: torch.device | None, options: Mapping[str, Any]
@@ -58,7 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        self.remainder = 0  # no sample is used twice to fill the last batch up
+        # No sample is used twice to fill the last batch.
+        self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.end_of_dataloader = False
@@ -71,7 +72,7 @@ class Loader(DrivenLoader):
             self.gradient_state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the first epoch; afterwards, and after a checkpoint, the session counts."""
+        """Set the first epoch; afterwards, and after a checkpoint, the session counts epochs."""
         if self.session._loop.is_fresh:
             self.session._loop.set_epoch(epoch)
 
@@ -80,16 +81,16 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     """`accelerate.Accelerator` that trains with Paceline.
 
     The training stays that of Accelerate's own DistributedDataParallel: `backward`, `accumulate`,
-    `clip_grad_norm_`, mixed precision, `save_state` and `load_state` work as there. The global
+    `clip_grad_norm_`, mixed precision, `save_state` and `load_state` work as usual. The global
     batch is the DataLoader's batch size times the number of processes, or the batch size with
     ``split_batches=True``. In the training loop ranks have batches of different sizes: `gather`
-    and `gather_for_metrics` take them as they are.
+    and `gather_for_metrics` accept them.
 
     Args:
-        *args: of `accelerate.Accelerator`.
-        paceline: of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
-            (default: as Accelerate's seedable sampler has it); of `Session.wrap`: batchnorm.
-        **kwargs: of `accelerate.Accelerator`.
+        *args: positional arguments of `accelerate.Accelerator`.
+        paceline: options of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
+            (default: that of Accelerate's seedable sampler); of `Session.wrap`: batchnorm.
+        **kwargs: keyword arguments of `accelerate.Accelerator`.
 
     Raises:
         PacelineError: a plugin shards the model or reduces its gradients in another way.
@@ -106,20 +107,19 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """The session of the training loader.
+        """Return the session of the training loader.
 
-        Raises:
-            PacelineError: no training loader was prepared yet.
+        Before a training loader is prepared, a PacelineError is raised.
         """
         if self._driven is None:
             raise PacelineError(_NO_LOADER)
         return self._driven.session
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
-        """As Accelerate's; the DataLoader with ``shuffle=True`` becomes the training loader.
+        """Prepare objects as Accelerate does, with the shuffled DataLoader as training loader.
 
         Raises:
-            PacelineError: there are two of those, or a model is to be trained without one.
+            PacelineError: there are two shuffled DataLoaders, or a trained model without one.
             ValueError: the model, or how the loader samples, would train wrongly.
         """
         placed = device_placement or [None] * len(args)
@@ -130,7 +130,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().prepare(*objects, device_placement=device_placement)
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Accelerate's; a DataLoader with ``shuffle=True`` becomes the training loader."""
+        """Prepare a DataLoader as Accelerate does; a shuffled one becomes the training loader."""
         if is_shuffled(data_loader):
             return self._train_on(data_loader, kwargs.get("device_placement"))
         return super().prepare_data_loader(data_loader, *args, **kwargs)
@@ -138,7 +138,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """As Accelerate's, with `Session.wrap` in place of DistributedDataParallel."""
+        """Prepare a model as Accelerate does, with `Session.wrap` for DistributedDataParallel."""
         trained = any(parameter.requires_grad for parameter in model.parameters())
         if evaluation_mode or not trained or getattr(model, "_is_accelerate_prepared", False):
             return self._plain_model(model, device_placement, evaluation_mode)
@@ -147,22 +147,23 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return wrap_prepared(self, session, plain, self._batchnorm)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """As Accelerate's; the loss is reported, too."""
+        """Report the loss, and run the backward pass as Accelerate does."""
         if self._driven is not None and self._driven.running and loss.ndim == 0:
             self._driven.session.log(loss=loss)
         super().backward(loss, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """As Accelerate's; in the training loop each rank's first dimension may be of its own size.
+        """Gather as Accelerate does; in the training loop, first dimensions may differ over ranks.
 
-        A rank without samples has a filler, which counts here: `gather_for_metrics` leaves it out.
+        A rank without samples has a filler, which is included here; `gather_for_metrics` leaves
+        fillers out.
         """
         if not self._in_training:
             return super().gather(tensor)
         return self._gather_ragged(tensor, drop=False)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As Accelerate's; in the training loop it gives each sample of the global batch once."""
+        """Gather as Accelerate does; in the training loop, each sample of the global batch once."""
         if not self._in_training or self._driven is None:
             return super().gather_for_metrics(input_data, use_gather_object)
         empty = self._driven.session.batch.empty
@@ -172,10 +173,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(input_data, drop=empty)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """As Accelerate's for other loaders.
+        """Skip batches of another loader; raise a PacelineError for the training loader.
 
-        Raises:
-            PacelineError: it is the training loader, which goes on by itself.
+        The training loader resumes automatically.
         """
         if isinstance(dataloader, DrivenLoader):
             raise PacelineError(
@@ -185,17 +185,13 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().skip_first_batches(dataloader, num_batches)
 
     def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: no rank runs out of batches before the others.
-
-        Raises:
-            PacelineError: always.
-        """
+        """Raise a PacelineError: no rank runs out of batches before the others."""
         raise PacelineError(
             "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
         )
 
     def free_memory(self, *objects: Any) -> Any:
-        """As Accelerate's; afterwards another training loader may be prepared, too."""
+        """Free memory as Accelerate does; afterwards another training loader may be prepared."""
         if self._driven is not None:
             self._driven.session.close()
             self._custom_objects.remove(self._driven)
@@ -203,14 +199,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().free_memory(*objects)
 
     def end_training(self) -> None:
-        """As Accelerate's; delivers what the session holds, too."""
+        """Close the session, which delivers its pending messages, and end as Accelerate does."""
         if self._driven is not None:
             self._driven.session.close()
         super().end_training()
 
     @property
     def _in_training(self) -> bool:
-        """Whether the newest loop that the script is in is over the training loader."""
+        """Return True if the script's innermost active loop is over the training loader."""
         return (
             self._driven is not None
             and self.num_processes > 1
@@ -225,11 +221,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """The training loader in place of the script's.
-
-        Raises:
-            PacelineError: there is one already, of another session.
-        """
+        """Make the only training loader, which replaces the script's."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, and an Accelerator trains on "
@@ -255,16 +247,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Says which optimiser trains; where there are several, relaxed policies take none."""
+        """Declare the only optimiser; with several optimisers, relaxed policies act on none."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
     def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
-        """Gathers tensors whose first dimensions differ between ranks.
+        """Gather tensors whose first dimensions differ between ranks.
 
-        Args:
-            data: tensors, also in lists, tuples and dictionaries.
-            drop: this rank's rows are a filler's.
+        With `drop`, this rank's rows are those of a filler and are left out.
         """
         gather = super().gather
 
@@ -287,16 +277,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 def wrap_prepared(
     accelerator: accelerate.Accelerator, session: Session, model: nn.Module, batchnorm: str | None
 ) -> nn.Module:
-    """`Session.wrap` of a model that Accelerate prepared for evaluation: placed, under autocast.
+    """Call `Session.wrap` for a model that Accelerate prepared for evaluation.
 
-    Args:
-        accelerator: its settings of DistributedDataParallel hold.
-        session: of the training.
-        model: as `prepare_model(…, evaluation_mode=True)` gives it.
-        batchnorm: of `Session.wrap`.
+    Accelerate has already moved the model to its device and put its forward pass under autocast.
 
-    Raises:
-        ValueError: the model or a setting would train wrongly; the message says what to do.
+    Errors are those of `Session.wrap`.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
@@ -309,11 +294,7 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Refuses what reduces or shards gradients in another way, or decides over batches.
-
-    Raises:
-        PacelineError: the message names the setting.
-    """
+    """Refuse settings that reduce or shard gradients in another way, or decide over batches."""
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(

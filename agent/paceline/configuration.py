@@ -1,6 +1,7 @@
-"""The configuration file: options of commands, so that secrets need not be arguments.
+"""Configuration file with options of commands, so that secrets need not be arguments.
 
-A table for each command, a key for each of its options: ``[server]`` with ``database = "…"``.
+The file has a table for each command, with a key for each of the command's options: ``[server]``
+with ``database = "…"``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.node import private
 
 
 def path() -> Path | None:
-    """``PACELINE_CONFIG``, else ``~/.config/paceline/config.toml`` where there is one."""
+    """Return ``PACELINE_CONFIG``, else ``~/.config/paceline/config.toml`` if the file exists."""
     if named := os.environ.get("PACELINE_CONFIG"):
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -27,12 +28,9 @@ def path() -> Path | None:
 
 
 def defaults(command: object) -> dict[str, Any]:
-    """What the configuration file says, as the command line's ``default_map``.
+    """Return the configuration file's values as the command line's ``default_map``.
 
-    An option on the command line, or its environment variable, comes first.
-
-    Args:
-        command: the whole command line.
+    An option on the command line, or its environment variable, takes precedence.
 
     Raises:
         InputError: the file cannot be read, others may read it, or it names something unknown.
@@ -49,7 +47,7 @@ def defaults(command: object) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str, Any]:
-    """Refuses what is no command's table, nor an option of a command."""
+    """Refuse keys that are neither a command's table nor an option of a command."""
     checked: dict[str, Any] = {}
     commands = command.commands if isinstance(command, TyperGroup) else {}
     options = {

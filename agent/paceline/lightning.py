@@ -1,4 +1,4 @@
-"""Lightning: a strategy that trains with Paceline.
+"""Lightning with Paceline: a strategy for its Trainer.
 
 A script changes one argument::
 
@@ -7,8 +7,8 @@ A script changes one argument::
     trainer = lightning.Trainer(strategy=PacelineStrategy(paceline={"sizes": lengths}))
     trainer.fit(module, loader)
 
-It is for ``import lightning``; the separate package ``pytorch_lightning`` has classes of its own.
-Needs ``paceline[lightning]``.
+The strategy is for ``import lightning``; the separate package ``pytorch_lightning`` has classes of
+its own. Needs ``paceline[lightning]``.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.lightning", "lightning", error) from error
 
-STATE = "paceline"  # the session's state in a checkpoint of Lightning's
+# The key of the session's state in a checkpoint of Lightning.
+STATE = "paceline"
 
 
 class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
     """`DDPStrategy` that trains with Paceline.
 
     The training stays that of `DDPStrategy`: ``accumulate_grad_batches``, gradient clipping, mixed
-    precision, ``sync_batchnorm`` and limits of batches work as there. The global batch is the
-    training DataLoader's batch size times the number of ranks. Checkpoints have where the session
-    is, and ``fit(ckpt_path=…)`` goes on there.
+    precision, ``sync_batchnorm`` and limits of batches work as usual. The global batch is the
+    training DataLoader's batch size times the number of ranks. Checkpoints contain the session's
+    position, and ``fit(ckpt_path=…)`` resumes there.
 
     Args:
-        paceline: of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
+        paceline: options of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
             (default: that of Lightning's DistributedSampler); of `Session.wrap`: batchnorm.
-        **options: of `DDPStrategy`.
+        **options: options of `DDPStrategy`.
 
     Raises:
         PacelineError: an option reduces gradients in another way.
@@ -73,34 +74,33 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         super().__init__(**options)
         name = "PacelineStrategy(paceline=…)"
         self._session_options, self._batchnorm = checked(paceline or {}, name)
-        self._trainer: pl.Trainer | None = None  # while it fits
+        # Set while the trainer fits.
+        self._trainer: pl.Trainer | None = None
         self._driven: DrivenLoader | None = None
-        self._loaded: dict[str, Any] | None = None  # the state of a checkpoint
+        # The session's state of a checkpoint.
+        self._loaded: dict[str, Any] | None = None
 
     @property
     def session(self) -> Session:
-        """The session of the training.
-
-        Raises:
-            PacelineError: no `fit` has begun.
-        """
+        """Return the session of the training; before `fit`, a PacelineError is raised."""
         if self._driven is None:
             raise PacelineError("there is no session yet: call trainer.fit(…)")
         return self._driven.session
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """As `DDPStrategy`; before the model is wrapped, Lightning is asked for the data."""
+        """Set up as `DDPStrategy` does, but request the data before the model is wrapped."""
         if trainer.state.fn == TrainerFn.FITTING:
             assert self.lightning_module is not None
             _refuse_settings(trainer, self.lightning_module)
             self._trainer, self._driven = trainer, None
             trainer.fit_loop.setup_data()
-            self.session  # noqa: B018 - it says if there is none
+            # The property raises if there is no session.
+            self.session  # noqa: B018
             trainer.callbacks.insert(0, _Ends(self))
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Puts the training loader in place of the script's."""
+        """Return the training loader for the script's."""
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.state.fn != TrainerFn.FITTING:
             return dataloader
@@ -113,7 +113,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return driven
 
     def on_train_start(self) -> None:
-        """Says which optimiser trains."""
+        """Declare the only optimiser; with several optimisers, relaxed policies act on none."""
         if len(self.optimizers) == 1:
             scaler = getattr(self.precision_plugin, "scaler", None)
             self.session.optimizer(self.optimizers[0], scaler)
@@ -125,9 +125,10 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As `DDPStrategy`; the loss is reported, too."""
+        """Report the loss, and run the backward pass as `DDPStrategy` does."""
         if self._driven is not None and self._driven.running and self._trainer is not None:
-            batches = self._trainer.accumulate_grad_batches  # the loss is divided by it
+            # Lightning has divided the loss by this number.
+            batches = self._trainer.accumulate_grad_batches
             self._driven.session.log(loss=closure_loss.detach() * batches)
         loss: torch.Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)
         return loss
@@ -139,9 +140,9 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """As `DDPStrategy`, but the gradients are computed first, and not by the optimiser's step.
+        """Compute the gradients first, then step the optimiser, instead of in one closure.
 
-        Policies that relax synchronisation act where the optimiser steps, on its gradients.
+        Policies that relax synchronisation act on the gradients when the optimiser steps.
         """
         plugin = self.precision_plugin
         alone = type(plugin).optimizer_step is Precision.optimizer_step
@@ -154,13 +155,13 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """As `DDPStrategy`, with the session's state."""
+        """Save a checkpoint as `DDPStrategy` does, with the session's state."""
         if self._driven is not None and self._trainer is not None:
             checkpoint[STATE] = self._driven.state_dict()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As `DDPStrategy`, with the session's state."""
+        """Load a checkpoint as `DDPStrategy` does, with the session's state."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         module = self.lightning_module
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
@@ -173,7 +174,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return checkpoint
 
     def teardown(self) -> None:
-        """As `DDPStrategy`; delivers what the session holds, too."""
+        """Close the session, which delivers its pending messages, and end as `DDPStrategy` does."""
         if self._driven is not None and self._trainer is not None:
             self._driven.session.close()
             self._trainer.callbacks[:] = [
@@ -188,11 +189,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return wrapped(self.session, model, self._batchnorm, options)
 
     def _train_on(self, dataloader: object) -> DrivenLoader:
-        """The loader of a new session, for the DataLoader that Lightning has made of the script's.
-
-        Raises:
-            PacelineError: it samples in a way that the plan cannot follow.
-        """
+        """Make the loader of a new session for the DataLoader that Lightning prepared."""
         sampler = getattr(dataloader, "sampler", None)
         if (
             not isinstance(dataloader, DataLoader)
@@ -223,13 +220,13 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class _Ends(pl.Callback):  # type: ignore[misc]
-    """Tells the session that an epoch's last body has ended: Lightning counts steps itself."""
+    """Callback that ends the session's epoch after the last body, since Lightning counts steps."""
 
     def __init__(self, strategy: PacelineStrategy) -> None:
         self._strategy = strategy
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Before Lightning validates and saves."""
+        """End the loader's epoch before Lightning validates and saves."""
         if self._strategy._driven is not None:
             self._strategy._driven.finish()
 
@@ -240,11 +237,6 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _refuse_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuses settings that Paceline cannot follow.
-
-    Raises:
-        PacelineError: the message names the setting.
-    """
     if not module.automatic_optimization:
         refuse(
             f"{type(module).__name__}.automatic_optimization is False: with manual optimisation "

@@ -1,6 +1,6 @@
-"""Ray Train: a `torch_config` with which the workers of a TorchTrainer are the ranks of a run.
+"""Ray Train with Paceline: a `torch_config` that makes a TorchTrainer's workers ranks of a run.
 
-A script changes one argument, and its training loop makes a `paceline.Session`, as any other loop::
+A script changes one argument, and its training loop makes a `paceline.Session` as usual::
 
     from paceline.ray import PacelineConfig
 
@@ -35,41 +35,37 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
-    """`TorchConfig` of Ray Train, whose workers take part in the driver's run. One for a trainer.
+    """`TorchConfig` of Ray Train whose workers take part in the driver's run. One for each trainer.
 
-    Each time that Ray starts the workers is an attempt of the run. Sessions are closed when the
-    training loop returns or raises. Without a run, the workers train without a control plane.
+    Each start of the workers by Ray is an attempt of the run. Sessions are closed when the training
+    loop returns or raises. Without a run, the workers train without a control plane.
 
-    Args:
-        backend: of `TorchConfig`, as all that follow.
-        init_method: "env" or "tcp".
-        timeout_s: of the process group.
-
-    Raises:
-        PacelineError: several ranks of a launcher make one each, and would start all workers each.
+    The arguments are those of `TorchConfig`. A PacelineError is raised if several ranks of a
+    launcher make a config each, because each rank would start all workers.
     """
 
     variables: dict[str, str] | None = field(
         default_factory=lambda: driving.of_driver(os.environ, "PacelineConfig"),
         init=False,
-        repr=False,  # they hold the run's key
+        # The variables include the run's key.
+        repr=False,
         compare=False,
     )
     machine: str = field(default_factory=place, init=False, repr=False, compare=False)
 
     @property
     def backend_cls(self) -> type[_Backend]:
-        """What prepares the workers."""
+        """Return the class that prepares the workers."""
         return _Backend
 
     @property
     def train_func_context(self) -> type[_Closing]:
-        """What surrounds the training loop on each worker."""
+        """Return the context in which the training loop runs on each worker."""
         return _Closing
 
 
 class _Closing(TorchConfigContextManager):  # type: ignore[misc]
-    """Closes sessions at the loop's end: Ray kills workers, so Python does not call `atexit`."""
+    """Context that closes sessions: Ray kills workers, so Python does not call `atexit`."""
 
     def __exit__(
         self,
@@ -82,14 +78,14 @@ class _Closing(TorchConfigContextManager):  # type: ignore[misc]
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Tells the workers of their run before they make their process group."""
+    """Backend that sends the run's variables to the workers before their process group exists."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.starts = 0  # of the workers, in the process of Ray Train's controller
+        # Starts of the workers, counted in the process of Ray Train's controller.
+        self.starts = 0
 
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:
-        """As Ray Train's."""
         given = backend_config.variables
         if given is not None:
             ranks = worker_group.execute(driving.whereabouts, backend_config.machine)

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a `Trainer`, and a mixin for its subclasses, that train with Paceline.
+"""Hugging Face Trainer with Paceline: a `Trainer`, and a mixin for its subclasses.
 
 A script changes one import::
 
@@ -42,16 +42,12 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.transformers", "transformers", error) from error
 
-STATE = "paceline_session.pt"  # the session's state in a checkpoint of Trainer's
+# The file with the session's state in a checkpoint of Trainer.
+STATE = "paceline_session.pt"
 
 
 class _Chunks:
-    """Collates a rank's part of a step as the batches over which Trainer accumulates gradients.
-
-    Args:
-        collate: the script's.
-        number: of batches, as Trainer counts them.
-    """
+    """Collation of a rank's local batch as the batches over which Trainer accumulates."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], number: int) -> None:
         self._collate, self._number = collate, number
@@ -59,55 +55,55 @@ class _Chunks:
     def __call__(self, items: list[Any]) -> list[Any]:
         chunks, start = [], 0
         for count in counts_of(len(items), self._number):
-            # Where a rank has fewer samples than batches, a sample stands in, and counts nothing.
+            # If a rank has fewer samples than batches, a sample is repeated, and counts nothing.
             chunks.append(self._collate(items[start : start + count] or items[:1]))
             start += count
         return chunks
 
 
 def counts_of(samples: int, chunks: int) -> list[int]:
-    """How many samples each of a step's batches has; they differ by one at most."""
+    """Return the number of samples of each of a step's batches; they differ by at most one."""
     each, rest = divmod(samples, chunks)
     return [each + (place < rest) for place in range(chunks)]
 
 
 class Loader(DrivenLoader):
-    """The loader of Trainer's loop: an item is a step, as the list of its batches."""
+    """Loader of Trainer's loop: an item is a step, as the list of its batches."""
 
     accumulates = 1
 
     def __len__(self) -> int:
-        """Batches of an epoch, as Trainer counts them: several for a step that accumulates."""
         return super().__len__() * self.accumulates
 
 
 @dataclass
 class _Turn:
-    """The step that Trainer's loop is in.
+    """Step that Trainer's loop is in.
 
     Args:
-        counts: samples of each of its batches on this rank; all 0 where the rank has a filler.
-        items: labels of each of its batches that count in the loss; None: nobody counts them.
-        all_items: those of all ranks, or of this one where Trainer does not average over ranks.
-        weight: this rank's, in the update.
+        counts: samples of each of its batches on this rank; all 0 if the rank has a filler.
+        items: labels of each of its batches that count in the loss; None: they are not counted.
+        all_items: the same on all ranks, or on this rank if Trainer does not average over ranks.
+        weight: this rank's weight in the update.
     """
 
     counts: list[int]
     items: list[torch.Tensor] | None
     all_items: torch.Tensor | None
     weight: float
-    place: int = 0  # of the current batch
-    loss: torch.Tensor | float = 0.0  # of the batches so far
+    # Index of the current batch.
+    place: int = 0
+    # Loss of the batches so far.
+    loss: torch.Tensor | float = 0.0
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """How the script's loss is normalised, which its code alone knows.
+    """Normalisation of the script's loss, which only the script's code determines.
 
-    Args:
-        by_items: a sum over labels, divided by ``num_items_in_batch``; otherwise a mean over the
-            batch, whatever that number is.
-        times: by what Trainer multiplies it because DistributedDataParallel takes the mean.
+    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise it
+    is a mean over the batch, whatever that number is. Trainer multiplies the loss by `times`
+    because DistributedDataParallel takes the mean.
     """
 
     by_items: bool
@@ -115,21 +111,21 @@ class _Loss:
 
 
 class PacelineMixin:
-    """Put it before `transformers.Trainer`, or a subclass of it: that trains with Paceline.
+    """Mixin for `transformers.Trainer`, or a subclass of it, that trains with Paceline.
 
-    The training stays that of Trainer under DistributedDataParallel. The global batch is
-    ``per_device_train_batch_size`` times the number of processes, times
-    ``gradient_accumulation_steps``. A rank that accumulates divides its own part into as many
-    batches. ``num_items_in_batch`` counts the labels of all ranks' parts. Checkpoints have where
-    the session is, and training goes on there.
+    Put it before the trainer in the list of base classes. The training stays that of Trainer under
+    DistributedDataParallel. The global batch is ``per_device_train_batch_size`` times the number of
+    processes, times ``gradient_accumulation_steps``. A rank that accumulates divides its local
+    batch into that many batches. ``num_items_in_batch`` counts the labels of all local batches.
+    Checkpoints contain the session's position, and training resumes there.
 
     Args:
-        *args: of the trainer.
-        paceline: of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the column
-            `length_column_name`), limits, shapes, coast_steps, loss_mean, seed (default: as Trainer
-            has it); of `Session.wrap`: batchnorm. Where gradients are accumulated, limits and
-            shapes are of a rank's whole part of the step.
-        **kwargs: of the trainer.
+        *args: positional arguments of the trainer.
+        paceline: options of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the
+            column `length_column_name`), limits, shapes, coast_steps, loss_mean, seed (default:
+            Trainer's seed); of `Session.wrap`: batchnorm. If gradients are accumulated, limits and
+            shapes apply to a rank's whole local batch of the step.
+        **kwargs: keyword arguments of the trainer.
 
     Raises:
         PacelineError: an argument of training would decide over batches, or shards the model.
@@ -149,20 +145,19 @@ class PacelineMixin:
 
     @property
     def _trainer(self) -> Any:
-        """This object as the class that the mixin is put before: its attributes are not ours."""
+        """Return this object, typed as the trainer that the mixin extends."""
         return self
 
     @property
     def session(self) -> Session:
-        """The session of the training that goes on, or went on last.
+        """Return the session of the current training, or of the last one.
 
-        Raises:
-            PacelineError: `train` was not called yet.
+        Before the first `train`, a PacelineError is raised.
         """
         return self._loader.session
 
     def get_train_dataloader(self) -> Loader:
-        """The loader of the training: of a new session."""
+        """Return the training loader of a new session."""
         trainer = self._trainer
         given = super().get_train_dataloader()  # type: ignore[misc]
         if trainer.accelerator._dataloaders and trainer.accelerator._dataloaders[-1] is given:
@@ -212,7 +207,7 @@ class PacelineMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """The batches of a step on this rank, and how many labels the step has on all ranks."""
+        """Return a step's batches on this rank, and its number of labels on all ranks."""
         trainer, loader = self._trainer, self._loader
         chunks = next(epoch_iterator, None)
         if chunks is None:
@@ -235,11 +230,7 @@ class PacelineMixin:
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """A batch's forward and backward pass.
-
-        Returns:
-            Its loss, whose mean over ranks is the global batch's.
-        """
+        """Run a batch's forward and backward pass; return the loss to be averaged over ranks."""
         turn = self._turn
         if turn is None:
             raise PacelineError("training_step: call trainer.train(), whose loop gives the batches")
@@ -261,7 +252,7 @@ class PacelineMixin:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Trainer's loss; in training, weighed as `Session.wrap` expects it."""
+        """Return Trainer's loss; in training, weighted as `Session.wrap` expects it."""
         compute = super().compute_loss  # type: ignore[misc]
         if self._turn is None or not model.training:
             return compute(model, inputs, return_outputs, num_items_in_batch)
@@ -271,15 +262,16 @@ class PacelineMixin:
         return (made[0] * factor, made[1]) if return_outputs else made * factor
 
     def _factor(self, turn: _Turn) -> torch.Tensor | float:
-        """What the mean loss of a batch is multiplied by.
+        """Return the factor for the mean loss of a batch.
 
-        The update is Σ_j w_j Σ_c ∇X_jc over ranks j and their batches c, with X the mean loss times
-        this factor. For even ranks it is Trainer's, which is the mean over ranks.
+        The update is Σ_j w_j Σ_c ∇X_jc over ranks j and their batches c, where X is the mean loss
+        times this factor. For even ranks it is Trainer's update, which is the mean over ranks.
         """
         trainer, accumulates = self._trainer, self._loader.accumulates
         samples, place = sum(turn.counts), turn.place
         if not samples:
-            return 1.0  # a filler's gradient is discarded
+            # A filler's gradient is discarded.
+            return 1.0
         if turn.items is None or turn.all_items is None or self._loss is None:
             return accumulates * turn.counts[place] / samples
         share = turn.items[place] / turn.all_items.clamp(min=1)
@@ -289,11 +281,11 @@ class PacelineMixin:
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
-        """Asks the script's loss: three evaluations, before the first step.
+        """Find out the loss's normalisation by three evaluations before the first step.
 
-        Many models take ``num_items_in_batch`` and do not use it, and a script may compute a loss
-        of its own. None: this batch does not tell, as its loss is 0 or not finite, which it is if
-        none of its labels count.
+        Many models accept ``num_items_in_batch`` and do not use it, and a script may compute a loss
+        of its own. None: this batch proves nothing, because its loss is 0 or not finite. Its loss
+        is 0 or not finite if none of its labels count.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -321,7 +313,7 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Whether Trainer makes up for the mean over ranks that DistributedDataParallel takes."""
+        """Set if Trainer compensates for DistributedDataParallel's mean over ranks."""
         args = self._trainer.args
         before = args.average_tokens_across_devices
         args.average_tokens_across_devices = averages and before
@@ -333,7 +325,7 @@ class PacelineMixin:
     def _items(
         self, chunks: list[Any], counts: list[int], device: torch.device
     ) -> list[torch.Tensor] | None:
-        """How many labels of each batch count in the loss; None: Trainer does not count them."""
+        """Return each batch's number of labels that count in the loss; None: not counted."""
         with self._averaging(False):
             items = [self._trainer._get_num_items_in_batch([chunk], device) for chunk in chunks]
         if any(item is None for item in items):
@@ -390,27 +382,21 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Tells the session of ends that Trainer's loop knows."""
+    """Callback that ends the loader's epoch, and the session, when Trainer's loop ends them."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Ends the loader's epoch before Trainer evaluates and saves."""
+        """End the loader's epoch before Trainer evaluates and saves."""
         self._mixin._loader.finish()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Delivers what the session holds."""
         self._mixin._turn = None
         self._mixin._loader.session.close()
 
 
 def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) -> None:
-    """Refuses arguments of training that Paceline cannot follow.
-
-    Raises:
-        PacelineError: the message names the argument.
-    """
     refuse_settings(accelerator)
     if args.n_gpu > 1:
         refuse(
@@ -436,9 +422,9 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 
 
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
-    """Accelerate's `skip_first_batches`, but for a loader that goes on by itself.
+    """Skip nothing for Paceline's loader, which resumes automatically; else call Accelerate's.
 
-    Trainer calls the function by its name in the middle of its loop.
+    Trainer calls `skip_first_batches` by its name in the middle of its loop.
     """
     if isinstance(loader, Loader):
         return loader

@@ -1,11 +1,11 @@
-"""Data that lives on nodes, and streams.
+"""Data sets other than plain map-style ones: data that is stored on nodes, and streams.
 
-Data on nodes: each node keeps its shard of the samples in a directory.
+With data on nodes, each node keeps its shard of the samples in a directory.
 
-- `sources`: where samples come from: files, ranges of large files, HTTP;
-- `directory`: the samples that a node keeps, within a bound, shared by its ranks;
+- `sources`: sources of samples: files, ranges of large files, HTTP;
+- `directory`: the samples on a node, within a limit, shared by its ranks;
 - `sharded`: the data set that a script gives to `Session`;
-- `keeper`: the thread that fetches ahead what a node will need, one on each node;
+- `keeper`: the prefetching thread, one on each node;
 - `stream`: data without a length and an index, and how ranks share its source.
 
     data = paceline.data.Sharded(
@@ -17,7 +17,7 @@ Data on nodes: each node keeps its shard of the samples in a directory.
     )
     session = paceline.Session(data, sizes=frames, global_batch=64)
 
-docs/data-on-nodes.md says what moves when, docs/streams.md what streams do.
+docs/data-on-nodes.md explains when data moves, docs/streams.md explains streams.
 """
 
 from paceline.data.sharded import Sharded

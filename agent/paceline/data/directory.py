@@ -1,4 +1,8 @@
-"""The samples that a node keeps: files in one directory, within a bound, shared by processes."""
+"""Directory of a node's samples: files within a limit, shared by the node's processes.
+
+`Sharded` reads and adds samples in all processes. `keeper.Keeper`, in one process of the node,
+claims the directory and removes samples.
+"""
 
 from __future__ import annotations
 
@@ -16,48 +20,46 @@ import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
 
-_FOLDER = 1000  # samples of a folder
-_HIDDEN = "."  # begins the name of what is being written
-_WIDTH = 20  # characters of the bytes in use
+# Samples per folder.
+_FOLDER = 1000
+# The first character of the name of a file that is being written.
+_HIDDEN = "."
+# Width of the number of bytes in use, in characters.
+_WIDTH = 20
 
 
 class Directory:
-    """A node's samples on its disk: never more than `limit_bytes` of them.
+    """Samples of a node on its disk: never more than `limit_bytes` of them.
 
-    Every process of the node reads and adds. One of them, which has called `claim`, removes. A
-    sample is written under a hidden name and renamed, so whoever sees it sees all of it. The file
-    ``used`` has the bytes in use. It is raised before a sample is written, so that a process that
-    is killed leaves too high a number, which the next `claim` corrects.
+    Every process of the node reads and adds. Only the process that has called `claim` removes. A
+    sample is written under a hidden name and renamed, so other processes see either no file or a
+    complete one. The file ``used`` contains the bytes in use. It is raised before a sample is
+    written, so a process that is killed leaves a number that is too high, which the next `claim`
+    corrects.
 
-    Args:
-        path: of the node's own, for one training at a time.
-        limit_bytes: of all samples together.
-
-    Raises:
-        OSError: it cannot be made.
+    `path` is for this node alone, and for one training at a time.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.limit_bytes = limit_bytes
-        self._claimed: int | None = None  # descriptor of the file that says so
+        # Descriptor of the claim's file.
+        self._claimed: int | None = None
 
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Takes the directory for this process; the samples that it has, ascending.
+        """Claim the directory for this process; return its samples, ascending.
 
-        What was half written is removed, as is what has another size than its sample.
-
-        Args:
-            sizes: bytes of each sample, [N].
+        Incomplete samples are removed, and files whose size is not the sample's in `sizes`, [N].
 
         Raises:
-            PacelineError: another training uses it, or it has samples of other data.
-            OSError: it cannot be written.
+            PacelineError: another training uses the directory, or it has samples of other data.
+            OSError: the directory cannot be written.
         """
         descriptor = os.open(self.path / "claimed", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # Of this process alone: a data loading process that outlives it holds up nobody.
+            # The lock belongs to this process, so a data loading process that outlives it blocks no
+            # claim.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -70,23 +72,23 @@ class Directory:
         return self._count(sizes)
 
     def release(self) -> None:
-        """Gives the directory back."""
+        """Release the claim."""
         if self._claimed is not None:
             os.close(self._claimed)
             self._claimed = None
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use."""
+        """Return the bytes in use."""
         with self._locked() as descriptor:
             return _read(descriptor)
 
     def has(self, index: int) -> bool:
-        """Whether a sample is there."""
+        """Return True if the directory has a sample."""
         return self._file(index).exists()
 
     def read(self, index: int, size: int) -> bytes | None:
-        """A sample's bytes; None: it is not there, or not as long as it must be."""
+        """Return a sample's bytes; None if the sample is missing or has the wrong length."""
         try:
             data = self._file(index).read_bytes()
         except FileNotFoundError:
@@ -94,7 +96,7 @@ class Directory:
         return data if len(data) == size else None
 
     def put(self, index: int, data: bytes) -> bool:
-        """Adds a sample; False: there is no room, or no disk space."""
+        """Add a sample; return False if the limit or the disk has no room for it."""
         file = self._file(index)
         if file.exists() or not self._take(len(data)):
             return file.exists()
@@ -103,9 +105,11 @@ class Directory:
             file.parent.mkdir(parents=True, exist_ok=True)
             hidden.write_bytes(data)
             with self._locked():
-                there = file.exists()  # another process was sooner
+                # Another process may have added the sample meanwhile.
+                there = file.exists()
                 hidden.replace(file)
-        except OSError:  # the disk is full, for one
+        # For example, the disk may be full.
+        except OSError:
             hidden.unlink(missing_ok=True)
             self._take(-len(data))
             return False
@@ -114,7 +118,7 @@ class Directory:
         return True
 
     def remove(self, index: int) -> None:
-        """Removes a sample, if it is there. Whoever is reading it reads on."""
+        """Remove a sample if it exists; processes that are reading it are not disturbed."""
         file = self._file(index)
         try:
             size = file.stat().st_size
@@ -124,7 +128,7 @@ class Directory:
         self._take(-size)
 
     def samples(self) -> list[int]:
-        """The samples that are there, ascending."""
+        """Return the samples in the directory, ascending."""
         return sorted(int(file.name) for file in self._files() if file.name.isdecimal())
 
     def _file(self, index: int) -> Path:
@@ -137,18 +141,17 @@ class Directory:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Holds the lock on the bytes in use, whose file it gives."""
         descriptor = os.open(self.path / "used", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
-            # Closing is not enough: a process forked meanwhile has the descriptor, too.
+            # Closing is not enough: a process that was forked meanwhile has the descriptor, too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Counts bytes as in use, or as free again; False: there is no room for them."""
+        """Add to the bytes in use, or subtract; return False if the limit has no room."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:
@@ -168,7 +171,7 @@ class Directory:
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Removes what is broken, and what is beyond the limit; the samples that stay."""
+        """Remove broken samples and those beyond the limit; return the rest."""
         used, kept = 0, []
         for file in sorted(self._files()):
             size = file.stat().st_size
@@ -189,5 +192,6 @@ def _read(descriptor: int) -> int:
 
 
 def _write(descriptor: int, used: int) -> None:
-    # Always as wide, in one piece: whoever is killed or finds no disk space leaves a number.
+    # The number always has the same width and is written at once, so a process that is killed, or
+    # that finds no disk space, leaves a valid number.
     os.pwrite(descriptor, str(used).rjust(_WIDTH).encode(), 0)

@@ -1,4 +1,8 @@
-"""The thread that fetches ahead what a node will need: one on each node, in its first rank."""
+"""Prefetcher of the samples that a node will need: one on each node, in its first rank.
+
+The node's first rank makes a `Keeper` and passes it the plan of each segment as a `NodePart`.
+Training never waits for the keeper: a step reads missing samples itself.
+"""
 
 from __future__ import annotations
 
@@ -20,43 +24,47 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
-_FIRST = -1  # the epoch before any plan has come
-_READ = 2  # segments later a segment's samples have been read, whichever rank reads ahead
+# The epoch before the first plan.
+_FIRST = -1
+# After this number of further segments, all ranks have read a segment's samples.
+_READ = 2
 
 Bools = npt.NDArray[np.bool_]
 
 
 class NodePart(msgspec.Struct, frozen=True, array_like=True):
-    """What a segment says about one node."""
+    """Plan of a segment for one node."""
 
     epoch: int
-    trained: bytes  # little-endian uint32: samples that its ranks train, step by step
-    holds: bytes | None = None  # the same of those it holds in the next epoch, once that is decided
+    # Little-endian uint32: samples that the node's ranks train, step by step.
+    trained: bytes
+    # Little-endian uint32: samples that the node holds in the next epoch, once that is decided.
+    holds: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What came to a node for an epoch."""
+    """Samples that were moved to a node for an epoch."""
 
-    planned_bytes: int = 0  # that the plan moves to the node and that it did not have
+    # Bytes that the plan moves to the node and that the node did not have.
+    planned_bytes: int = 0
     bytes: int = 0
     samples: int = 0
-    seconds: float = 0.0  # from the plan until the last of them was there
+    # Time from the plan until the last sample was stored.
+    seconds: float = 0.0
 
 
 class Keeper:
-    """Keeps a node's directory as the plan wants it, in the background; call `close` in the end.
+    """Thread that keeps a node's directory up to date with the plan. Call `close` at the end.
 
-    It fetches what the steps of a planned segment need, as soon as the segment is known, and then
-    what the node holds in the next epoch, within the data's bandwidth. Where there is no room it
-    removes what the node will not need any more: never a sample that the node is still to train in
-    this epoch, or holds in the next. Steps do not depend on it: what is not there they read
-    themselves.
+    The thread first fetches the samples of a planned segment, as soon as the segment is known. Then
+    it fetches the samples that the node holds in the next epoch, within the data's bandwidth. To
+    make room it removes samples that the node does not need: never a sample that the node has yet
+    to train in this epoch, or holds in the next. Steps do not depend on the thread: they read
+    missing samples themselves.
 
-    Args:
-        data: the data set, whose directory this process has claimed.
-        held: the samples that are there.
-        filler: the sample that ranks without samples load.
+    This process must have claimed the data set's directory, which has the samples `held`. `filler`
+    is the sample that ranks without samples load.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -64,24 +72,37 @@ class Keeper:
         self._filler = filler
         samples = len(data)
         self._epoch = _FIRST
-        self._now: Bools = np.zeros(samples, bool)  # held in this epoch
+        # Samples that the node holds in this epoch.
+        self._now: Bools = np.zeros(samples, bool)
         self._now[held] = True
-        self._trained: Bools = np.zeros(samples, bool)  # by this node in this epoch
-        self._planned: deque[npt.NDArray[np.uint32]] = deque()  # segments that may still be read
-        self._next: Bools | None = None  # held in the next epoch; None: not decided yet
-        self._steps: deque[list[int]] = deque([[filler]])  # what segments need
-        self._ahead: deque[int] = deque()  # what the next epoch needs
-        self._ahead_for = _FIRST  # that epoch
-        self._comes: set[int] = set()  # what the plan moves to the node for it
+        # Samples that this node has trained in this epoch.
+        self._trained: Bools = np.zeros(samples, bool)
+        # Samples of the segments that ranks may still read.
+        self._planned: deque[npt.NDArray[np.uint32]] = deque()
+        # Samples that the node holds in the next epoch; None: not decided yet.
+        self._next: Bools | None = None
+        # Samples to fetch for segments.
+        self._steps: deque[list[int]] = deque([[filler]])
+        # Samples to fetch for the next epoch, that epoch's number, and the samples that the plan
+        # moves to the node for it.
+        self._ahead: deque[int] = deque()
+        self._ahead_for = _FIRST
+        self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
-        self._free_at = 0.0  # when the bandwidth allows the next sample
-        self._busy = False  # a sample is being fetched
-        self._full = False  # no room until the plan says more
-        self._plans = 0  # that have come
-        self._seen = 0  # of them, when the sample that is being fetched was chosen
-        self._listed = -1  # of them, when `_removable` was listed
-        self._removable: deque[int] = deque()  # samples that the plan needs no more
+        # The time at which the bandwidth allows the next sample.
+        self._free_at = 0.0
+        # A sample is being fetched.
+        self._busy = False
+        # There is no room until the next plan.
+        self._full = False
+        # The number of plans: so far, when the sample that is being fetched was chosen, and when
+        # `_removable` was listed.
+        self._plans = 0
+        self._seen = 0
+        self._listed = -1
+        # Samples that the plan does not need.
+        self._removable: deque[int] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._outage = Outage(
@@ -95,7 +116,7 @@ class Keeper:
         self._thread.start()
 
     def take(self, part: NodePart) -> None:
-        """Takes in a segment's plan. For any thread; segments come in their order."""
+        """Process a segment's plan. Any thread may call this, in the order of the segments."""
         trained = np.frombuffer(part.trained, "<u4")
         with self._changed:
             if part.epoch != self._epoch:
@@ -112,17 +133,17 @@ class Keeper:
             self._changed.notify_all()
 
     def moved(self, epoch: int) -> Moved:
-        """What has come to the node for an epoch so far. For any thread."""
+        """Return the samples moved to the node for an epoch so far. Any thread may call this."""
         with self._changed:
             return self._moved.get(epoch, Moved())
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until there is nothing to fetch that there is room for; False: it took longer."""
+        """Wait until nothing is left to fetch that there is room for; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
     def close(self) -> None:
-        """Ends the thread; waits for it unless a read does not end."""
+        """End the thread, and wait for it unless a read takes too long."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -130,7 +151,6 @@ class Keeper:
         self._data.directory.release()
 
     def _enter(self, epoch: int) -> None:
-        """Begins an epoch: the node holds what was decided for it."""
         if self._next is not None:
             self._now = self._next
         self._epoch, self._next = epoch, None
@@ -144,7 +164,8 @@ class Keeper:
         holds: Bools = np.zeros(len(self._data), bool)
         assert part.holds is not None
         holds[np.frombuffer(part.holds, "<u4")] = True
-        again = self._next is not None  # at the epoch's end, as training has gone on since
+        # At the epoch's end the plan comes again, as training has continued since.
+        again = self._next is not None
         there = self._data.directory.has
         news = np.flatnonzero(holds & ~self._now).tolist()
         self._next = holds
@@ -178,10 +199,10 @@ class Keeper:
                 self._closing.wait(self._outage.failed(error))
 
     def _chosen(self) -> tuple[int | None, bool]:
-        """The next sample, and whether it is for the next epoch. Holds the lock.
+        """Return the next sample, and if it is for the next epoch. The caller holds the lock.
 
-        A segment's samples are taken from its end: ranks that have begun with it read the first
-        ones themselves.
+        A segment's samples are taken from its end, because ranks that have begun the segment read
+        its first samples themselves.
         """
         while self._steps:
             if self._steps[0]:
@@ -194,11 +215,10 @@ class Keeper:
         return (self._ahead.popleft(), True) if self._ahead else (None, True)
 
     def _again(self, sample: int, ahead: bool) -> None:
-        """Puts a sample back that could not be fetched."""
         with self._changed:
             if ahead:
                 self._ahead.append(sample)
-            # What a step needs is read by the step itself, sooner than here.
+            # A step reads its samples itself, sooner than this thread would.
 
     def _get(self, sample: int, ahead: bool) -> None:
         directory, size = self._data.directory, int(self._data.lengths[sample])
@@ -210,24 +230,27 @@ class Keeper:
         data = self._data.fetch(sample)
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
-        if not directory.put(sample, data):  # a step has taken the room, or the disk is full
+        # `put` fails if a step has used the room, or if the disk is full.
+        if not directory.put(sample, data):
             self._no_room(sample, ahead)
         elif ahead:
             self._count(sample, size)
 
     def _no_room(self, sample: int, ahead: bool) -> None:
-        """Puts a sample back that does not fit, and rests until the plan says more."""
+        """Requeue a sample that does not fit, and pause until the next plan."""
         with self._changed:
             if ahead:
                 self._ahead.appendleft(sample)
             if self._plans == self._seen:
-                self._steps.clear()  # steps read themselves what they need
+                # Steps read their samples themselves.
+                self._steps.clear()
                 self._full = True
 
     def _count(self, sample: int, size: int) -> None:
         with self._changed:
             if sample not in self._comes:
-                return  # it was trained here, where there was no room for it
+                # The sample was trained on this node, which had no room for it then.
+                return
             before = self._moved.get(self._ahead_for, Moved())
             self._moved[self._ahead_for] = Moved(
                 before.planned_bytes,
@@ -237,7 +260,7 @@ class Keeper:
             )
 
     def _make_room(self, size: int) -> bool:
-        """Removes what is not needed until so many bytes fit; False: they do not."""
+        """Remove unneeded samples until `size` bytes fit; return False if they do not fit."""
         if self._fits(size):
             return True
         if self._listed != self._seen:
@@ -249,7 +272,7 @@ class Keeper:
         return False
 
     def _list_removable(self) -> None:
-        """Lists the directory: once for each plan, as it may have millions of samples."""
+        """List the unneeded samples once for each plan, as there may be millions of samples."""
         with self._changed:
             needed = self._now if self._next is None else self._next | (self._now & ~self._trained)
             needed = needed.copy()

@@ -1,4 +1,7 @@
-"""The data set whose samples live on nodes."""
+"""`Sharded`, the data set whose samples are stored on nodes.
+
+Data loading processes read samples through it, and `keeper.Keeper` fetches samples through it.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from paceline.data.sources import Source, sizes_of
 
 @dataclass
 class Misses:
-    """Samples that were not on the node when they were asked for."""
+    """Samples that were not on the node when a rank read them."""
 
     samples: int = 0
     bytes: int = 0
-    waited_s: float = 0.0  # reading them from the source
+    # Time of reading them from the source.
+    waited_s: float = 0.0
 
     def __iadd__(self, other: Misses) -> Misses:
         self.samples += other.samples
@@ -33,10 +37,11 @@ class Misses:
 
 
 class Sharded:
-    """A map-style data set of which each node keeps a part in a directory of its own.
+    """Map-style data set of which each node keeps a shard in a directory of its own.
 
-    Give it to `paceline.Session`, on all ranks alike. A sample that the node has is read from its
-    directory. Any other is read from the source, and kept there if there is room::
+    Give it to `paceline.Session` with the same arguments on all ranks. A sample that the node has
+    is read from its directory. Other samples are read from the source, and stored if there is
+    room::
 
         data = paceline.data.Sharded(
             paceline.data.Files(paths), directory="/scratch/shard", limit_bytes=200 << 30
@@ -44,14 +49,14 @@ class Sharded:
         session = paceline.Session(data, sizes=frames, global_batch=64)
 
     Args:
-        source: of all samples; each node reaches it.
-        directory: on the node's own disk; the ranks of a node share it. It stays after the
-            training, so that the next one on the same data begins with what is there.
-        limit_bytes: bytes of samples in the directory at most.
-        bandwidth: bytes in a second at which a node fetches ahead what moves to it; None: as fast
-            as it goes. What a step needs now is not held back.
-        decode: makes a sample of its bytes and its index; None: samples are bytes. With
-            ``num_workers`` and processes that are spawned, it must be picklable.
+        source: source of all samples, reachable from each node.
+        directory: a directory on the node's own disk; the ranks of a node share it. It remains
+            after the training, so that the next training on the same data can use its samples.
+        limit_bytes: the most bytes of samples in the directory.
+        bandwidth: limit for prefetching on each node, in bytes per second; None: no limit. Samples
+            that a step needs now are not limited.
+        decode: converts a sample's bytes and its index to a sample; None: samples are bytes. With
+            ``num_workers`` and spawned processes, it must be picklable.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -79,13 +84,15 @@ class Sharded:
         self.directory = Directory(Path(directory).absolute(), limit_bytes)
         self.bandwidth = bandwidth
         self._decode = decode
-        self.keeps = False  # what it reads: from when a session has settled who keeps what
+        # Store samples that are read. Set once a session has settled which nodes keep which
+        # samples.
+        self.keeps = False
         self._lengths: npt.NDArray[np.int64] | None = None
         self._misses = Misses()
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each sample, [N]; read from the source once."""
+        """Return the bytes of each sample, [N]; read from the source once."""
         if self._lengths is None:
             self._lengths = sizes_of(self.source)
         return self._lengths
@@ -98,10 +105,10 @@ class Sharded:
         return data if self._decode is None else self._decode(data, index)
 
     def read(self, index: int) -> bytes:
-        """A sample's bytes, from the node's directory or else from the source.
+        """Return a sample's bytes, from the node's directory or else from the source.
 
         Raises:
-            OSError, PacelineError: the source cannot be read, or has other bytes than it said.
+            OSError, PacelineError: the source cannot be read, or a sample's size is wrong.
         """
         size = int(self.lengths[index])
         data = self.directory.read(index, size)
@@ -115,11 +122,7 @@ class Sharded:
         return data
 
     def fetch(self, index: int) -> bytes:
-        """A sample's bytes from the source.
-
-        Raises:
-            OSError, PacelineError: see `read`.
-        """
+        """Return a sample's bytes from the source; errors are those of `read`."""
         data, size = self.source.read(index), int(self.lengths[index])
         if len(data) != size:
             raise PacelineError(
@@ -128,6 +131,6 @@ class Sharded:
         return data
 
     def take_misses(self) -> Misses:
-        """What this process did not find on the node since the last call."""
+        """Return the samples that this process did not find on the node since the last call."""
         taken, self._misses = self._misses, Misses()
         return taken

@@ -1,4 +1,4 @@
-"""Where samples come from: files, or ranges of large files, on a file system or over HTTP."""
+"""Sources of samples: files, or ranges of large files, on a file system or over HTTP."""
 
 from __future__ import annotations
 
@@ -14,42 +14,37 @@ import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
 
-if TYPE_CHECKING:  # imported where a client is made: few scripts read over HTTP
+# `_Http` imports httpx when it makes a client, because few scripts read over HTTP.
+if TYPE_CHECKING:
     import httpx
 
-_TRIES = 4  # of a read over HTTP
-_AGAIN_S = 0.25  # before the second; each further one waits twice as long
+# Tries of a read over HTTP, and the wait before the second try; each further wait is twice as long.
+_TRIES = 4
+_AGAIN_S = 0.25
 _TIMEOUT_S = 30.0
-_STUMBLES = (429, 500, 502, 503, 504)  # statuses that may pass
+# Status codes of temporary errors.
+_STUMBLES = (429, 500, 502, 503, 504)
 
 
 @runtime_checkable
 class Source(Protocol):
-    """All samples, as bytes. Any rank may read any of them, from any thread and any process."""
+    """All samples, as bytes. Any rank may read any sample, from any thread and any process."""
 
     def __len__(self) -> int:
-        """N."""
+        """Return N."""
         ...
 
     def size(self, index: int) -> int:
-        """Bytes of a sample, at most 2³² − 1. Called once for each sample when a session begins."""
+        """Return a sample's bytes, ≤ 2³² − 1. Called once per sample when a session begins."""
         ...
 
     def read(self, index: int) -> bytes:
-        """A sample's bytes.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return a sample's bytes; raise an OSError if they cannot be read."""
         ...
 
 
 class Files:
-    """Each sample is a file, on a local or a shared file system.
-
-    Args:
-        paths: of the samples, [N].
-    """
+    """Source whose samples are files on a local or a shared file system; `paths` is [N]."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self._paths = [os.fspath(path) for path in paths]
@@ -67,12 +62,12 @@ class Files:
 
 
 class Ranges:
-    """Sample i is bytes offsets[i] … offsets[i + 1] of one large file.
+    """Source in one large file: sample i is its bytes offsets[i] … offsets[i + 1].
 
     Args:
-        place: a path, or a URL (http or https) whose server answers range requests.
-        offsets: where samples begin, ascending, and where the last one ends, [N + 1].
-        headers: of HTTP requests, such as ``Authorization``.
+        place: a path, or a URL (http or https) whose server supports range requests.
+        offsets: the start of each sample, ascending, and the end of the last one, [N + 1].
+        headers: headers of HTTP requests, such as ``Authorization``.
 
     Raises:
         ValueError: the offsets do not ascend from 0 or more, or there is no sample.
@@ -112,14 +107,15 @@ class Ranges:
 
 
 class _Http:
-    """Range reads of one URL; the threads of a process share its connections."""
+    """Reader of ranges of one URL; the threads of a process share its connections."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = url
-        # Compressed, a range would be of the compressed file.
+        # With compression, a range would be a range of the compressed file.
         self._headers = {"Accept-Encoding": "identity", **headers}
         self._client: httpx.Client | None = None
-        self._process = 0  # whose client it is: a forked process makes its own
+        # The process that made the client; a forked process makes its own.
+        self._process = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_client": None}
@@ -129,11 +125,10 @@ class _Http:
             self._client.close()
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes of the file.
+        """Read a range of the file.
 
-        Raises:
-            PacelineError: the server does not answer range requests, or refuses this one.
-            OSError: the server cannot be reached.
+        A PacelineError means that the server does not support range requests, or refuses this one.
+        An OSError means that the server cannot be reached.
         """
         import httpx
 
@@ -171,15 +166,11 @@ class _Http:
 
 
 class _StumbledError(Exception):
-    """A server's answer that another try may mend."""
+    """Temporary error of a server: another try may succeed."""
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:
-    """The bytes of each sample, [N].
-
-    Raises:
-        ValueError: there is no sample, or one has too many bytes; the message names it.
-    """
+    """Return the bytes of each sample, [N]; raise a ValueError that names a wrong sample."""
     sizes = np.fromiter((source.size(index) for index in range(len(source))), np.int64, len(source))
     if not len(sizes):
         raise ValueError("source: it has no samples")

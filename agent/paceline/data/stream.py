@@ -1,4 +1,9 @@
-"""A data set without a length and without an index: its samples come one after the other."""
+"""`Stream`, a data set without a length and without an index: samples come one after the other.
+
+A script makes a `Stream` and gives it to `Session`. On each rank `train.streams.reader.Reader`
+reads the rank's samples through a `Reading`, which claims shards, so that no two ranks read the
+same sample.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +21,45 @@ from paceline.core.streaming.order import Seen
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 64  # consecutive samples of a source that cannot be split, which a rank claims at once
+# Consecutive samples that a rank claims at once, in a source that cannot be split.
+BLOCK = 64
 
-Claiming = Callable[[int], "Claim | None"]  # how many shards there are → what this rank reads next
+# Called with the number of shards; returns the claim that this rank reads next.
+Claiming = Callable[[int], "Claim | None"]
 
 
 class Reading(Protocol):
-    """How a rank reads its samples of a source."""
+    """Reader of a rank's samples of a source."""
 
-    seed: int | None  # of the order of shards; None: as they are listed
+    # Seed of the order of shards; None: the order in which they are listed.
+    seed: int | None
 
     @property
     def pieces(self) -> int | None:
-        """Shards that there are to claim; None: nothing is claimed."""
+        """Return the number of shards to claim; None: nothing is claimed."""
         ...
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
-        """The samples of this rank in an epoch, in order.
+        """Yield the samples of this rank in an epoch, in order.
 
-        After a shard of which other readings keep the rest comes its `ShardOrder`.
-
-        Args:
-            epoch: its number.
-            claim: see `Claiming`.
+        After a shard that other ranks read, too, the shard's `ShardOrder` follows.
         """
         ...
 
 
 class Stream:
-    """What `Session` trains on where a data set has no length and no index.
+    """Data set of `Session` that has no length and no index.
 
-    Give each rank the same arguments. ``Stream(dataset, size=…, split=…)`` takes anything that
-    yields samples, such as a ``torch.utils.data.IterableDataset``. If the source is in shards, use
-    `Stream.shards`: ranks read as many of them as they train, so that all end together.
+    Give each rank the same arguments. ``Stream(dataset, size=…, split=…)`` accepts every object
+    that yields samples, such as a ``torch.utils.data.IterableDataset``. If the source is in shards,
+    use `Stream.shards`: each rank reads as many shards as it trains, so that all ranks end
+    together.
 
     Args:
-        source: yields samples, and can be begun again in each epoch. Its ``set_epoch(epoch)`` is
-            called before, if there is one.
-        size: λ of a sample, > 0: what it costs relative to others.
-        split: "ranks": on each rank the source yields that rank's own part, as after
+        source: yields samples, and can be iterated over again in each epoch. Its
+            ``set_epoch(epoch)``, if it has one, is called before each epoch.
+        size: returns λ of a sample, > 0: its cost relative to others.
+        split: "ranks": on each rank the source yields that rank's own samples, as after
             ``split_by_node``. "none": it yields all samples on each rank, in the same order; each
             rank reads all of them and keeps its own.
         buffer: samples that all ranks together hold ready, from which steps are made.
@@ -100,28 +105,27 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        open: Callable[[Any], Iterable[Any]],  # noqa: A002 - what it does
+        # The name `open` is that of the documented argument.
+        open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """A stream of a source in shards, such as tar files.
+        """Make a stream of a source in shards, such as tar files.
 
-        A rank reads the next shard that no rank has claimed when its buffer has room. Towards the
-        epoch's end several ranks may read the same shard, each for other samples of it.
+        When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
+        Towards the epoch's end several ranks may read the same shard, each for other samples. For
+        `size`, `buffer` and errors see `Stream`.
 
         Args:
-            shards: what `open` takes: paths, URLs, numbers. The same on all ranks.
-            open: begins to read a shard; returns its samples, in the same order each time (a
-                warning says if not). Its ``set_epoch(epoch)`` is called before an epoch, if there
-                is one.
+            shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
+            open: opens a shard; returns its samples, in the same order each time (otherwise a
+                warning is logged). Its ``set_epoch(epoch)``, if it has one, is called before each
+                epoch.
             size: see `Stream`.
             buffer: see `Stream`.
-            shuffle: the shards, too, come in a random order, another one in each epoch.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong; the message names it.
+            shuffle: shards, too, are read in a random order, another one in each epoch.
         """
         if not hasattr(shards, "__len__"):
             raise TypeError(f"shards is {type(shards).__name__}: give a list of shards")
@@ -144,26 +148,18 @@ class Stream:
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """A stream of ``datasets.load_dataset(…, streaming=True)``.
+        """Make a stream of ``datasets.load_dataset(…, streaming=True)``, not split by rank.
 
-        Ranks share its shards, as in `Stream.shards`. If there is only one, each rank reads
-        everything and keeps its own samples.
-
-        Args:
-            dataset: ``datasets.IterableDataset``, not split by rank.
-            size: see `Stream`.
-            buffer: see `Stream`.
-            shuffle: see `Stream.shards`.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong; the message names it.
+        Ranks share its shards, as in `Stream.shards`, with the same arguments and errors. If there
+        is only one shard, each rank reads all samples and keeps its own.
         """
         if not (hasattr(dataset, "num_shards") and hasattr(dataset, "shard")):
             raise TypeError(
                 f"dataset is {type(dataset).__name__}: give a datasets.IterableDataset, as "
                 "load_dataset(…, streaming=True) returns it"
             )
-        split = getattr(dataset, "_distributed", None)  # private; a test has it by its function
+        # The attribute is private; a test compares it with the public function that sets it.
+        split = getattr(dataset, "_distributed", None)
         if getattr(split, "world_size", 1) > 1:
             raise ValueError(
                 "dataset is split by rank: give it as it was before split_dataset_by_node, since "
@@ -184,7 +180,7 @@ class Stream:
 
 
 class _HuggingFace:
-    """Opens shards of a ``datasets.IterableDataset``; a process that reads gets it as a pickle."""
+    """Opener of the shards of a ``datasets.IterableDataset``; reading processes unpickle it."""
 
     def __init__(self, dataset: Any, count: int) -> None:
         self._dataset, self._count, self._epoch = dataset, count, 0
@@ -194,12 +190,13 @@ class _HuggingFace:
 
     def __call__(self, index: int) -> Iterable[Any]:
         shard: Iterable[Any] = self._dataset.shard(num_shards=self._count, index=index)
-        _set_epoch(shard, self._epoch)  # a shard does not have its data set's
+        # A shard does not inherit the epoch of its data set.
+        _set_epoch(shard, self._epoch)
         return shard
 
 
 class Own:
-    """A source that yields each rank's own part."""
+    """Reader of a source that yields each rank's own samples."""
 
     seed: int | None = None
     pieces: int | None = None
@@ -208,22 +205,23 @@ class Own:
         self._source = source
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
-        """See `Reading.samples`."""
+        """Yield this rank's samples; see `Reading.samples`."""
         _set_epoch(self._source, epoch)
         return iter(self._source)
 
 
 class Whole:
-    """A source that yields everything on each rank. Ranks claim blocks of consecutive samples."""
+    """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    pieces: int = 2**40  # blocks: how many there are is not known
+    # The number of blocks is not known.
+    pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
-        """See `Reading.samples`."""
+        """Yield this rank's samples; see `Reading.samples`."""
         _set_epoch(self._source, epoch)
         ahead = enumerate(self._source)
         held = next(ahead, None)
@@ -236,7 +234,7 @@ class Whole:
 
 
 class Sharding:
-    """A source in shards."""
+    """Reader of a source in shards."""
 
     def __init__(self, shards: list[Any], open_shard: Callable[[Any], Iterable[Any]]) -> None:
         self._shards, self.open_shard = shards, open_shard
@@ -244,7 +242,7 @@ class Sharding:
         self.pieces = len(shards)
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
-        """See `Reading.samples`."""
+        """Yield this rank's samples; see `Reading.samples`."""
         _set_epoch(self.open_shard, epoch)
         order = np.arange(len(self._shards))
         if self.seed is not None:
@@ -254,16 +252,10 @@ class Sharding:
             yield from self._read(name, piece, looks=epoch == 0)
 
     def _read(self, name: Any, piece: Claim, *, looks: bool) -> Iterator[Any]:
-        """A shard's samples that are in a piece.
+        """Yield a shard's samples that are in a piece.
 
-        Args:
-            name: of the shard.
-            piece: of it.
-            looks: also yields the order of all samples, if others read other parts. It takes
-                time for each sample, so one epoch suffices.
-
-        Raises:
-            PacelineError: it cannot be read; the message names the shard.
+        With `looks`, also yield the order of all samples, if other ranks read other pieces. This
+        takes time for each sample, so it is done in one epoch only.
         """
         number, seen = 0, Seen() if looks and piece.end - piece.first < PARTS else None
         try:
@@ -276,7 +268,8 @@ class Sharding:
                 if piece.has(number):
                     yield sample
                 number += 1
-        except Exception as error:  # of the script's own code
+        # The script's own code may raise any error.
+        except Exception as error:
             raise PacelineError(
                 f"shard {name!r}, after {number} samples: {type(error).__name__}: {error}"
             ) from error
@@ -285,7 +278,7 @@ class Sharding:
 
 
 def _names(shards: Sequence[Any]) -> str:
-    """Tells lists of shards apart where ranks compare them; empty: they have no names."""
+    """Return a text that differs between lists of shards with other names; empty without names."""
     try:
         names = "\0".join(map(_name, shards))
     except TypeError:
@@ -294,11 +287,7 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """What a shard is called: a path or a number, or several, as where each field has a file.
-
-    Raises:
-        TypeError: it has no name.
-    """
+    """Return a shard's name, from a path or a number, or from several, such as a file per field."""
     if isinstance(shard, str | int | PurePath):
         return str(shard)
     if isinstance(shard, Mapping):
@@ -309,10 +298,10 @@ def _name(shard: Any) -> str:
 
 
 def _shuffled(dataset: Any) -> str:
-    """Tells shuffled data sets of Hugging Face apart by their random numbers; empty: none shuffles.
+    """Return a text that differs between shuffled data sets of Hugging Face; empty: no shuffling.
 
-    ``dataset.shuffle()`` without a seed draws another order on each rank. Where a data set keeps
-    its generators is private; if none is seen, ranks do not compare them.
+    ``dataset.shuffle()`` without a seed draws another order on each rank. The generators of a data
+    set are in private attributes; if none is found, ranks do not compare them.
     """
     states, look, looked = [], [dataset], set()
     while look:

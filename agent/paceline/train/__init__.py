@@ -1,10 +1,11 @@
-"""What runs in a rank. The only room of the agent, besides `node.elastic`, that imports torch.
+"""Training in a rank. Only this package and `node.elastic` of the agent import torch.
 
 A training script makes a `session.Session`, the user's API (`paceline.Session`). The session makes
-a `loop.Loop`, which knows where training is, and a `loader.Loader`, which drives the loop. On each
-rank a `plan.follower.Follower` reads the plan; on rank 0 a `plan.leader.Leader` makes it, from the
-controller's `plan.proposals.Proposals` where they come in time. `ddp.WeightedDDP` weighs gradients,
-`sync.gate.SyncGate` puts relaxed synchronisers into force, and `report.Emitter` sends telemetry::
+a `loop.Loop`, which tracks the training position, and a `loader.Loader`, which drives the loop. On
+each rank a `plan.follower.Follower` reads the plan. On rank 0 a `plan.leader.Leader` makes the
+plan, from the controller's `plan.proposals.Proposals` if they arrive in time. `ddp.WeightedDDP`
+weights gradients, `sync.gate.SyncGate` applies relaxed synchronisers, and `report.Emitter` sends
+telemetry::
 
     session = paceline.Session(train, global_batch=64)
     loader = session.loader()

@@ -1,7 +1,7 @@
-"""Who is told of each collective that this process calls.
+"""Notifications of the collectives that this process calls.
 
-PyTorch has no hook for collectives, so methods of its process groups are wrapped while somebody
-listens to them. Reductions in DDP's C++ code are not seen, nor are functional collectives.
+PyTorch has no hook for collectives, so this module wraps methods of `dist.ProcessGroup` while a
+listener is registered. Reductions in DDP's C++ code and functional collectives are not reported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-# Called with the method's name, its group and its arguments, in the thread that calls it.
+# Called with the method's name, its group and its arguments, in the thread that calls the method.
 Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 
-_METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
+# The methods of torch 2.8 to 2.13. Each release lacks some of them.
+_METHODS = (
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",
@@ -42,15 +43,18 @@ _METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
     "_allgather_base",
     "_reduce_scatter_base",
 )
-_listeners: dict[str, list[Listener]] = {}  # of each method that is wrapped
-_originals: dict[str, Any] = {}  # of the same methods
-_lock = threading.Lock()  # of the above
-_mine = threading.local()  # `depth` above 0: this thread's collectives are Paceline's own
+# The listeners and the original of each wrapped method, by the method's name.
+_listeners: dict[str, list[Listener]] = {}
+_originals: dict[str, Any] = {}
+# Protects the two dictionaries above.
+_lock = threading.Lock()
+# With `depth` above 0, this thread's collectives are Paceline's own.
+_mine = threading.local()
 
 
 @contextmanager
 def own() -> Iterator[None]:
-    """Around Paceline's own collectives: no listener is told of them."""
+    """Hide the collectives in this context from all listeners, because they are Paceline's own."""
     _mine.depth = getattr(_mine, "depth", 0) + 1
     try:
         yield
@@ -61,13 +65,8 @@ def own() -> Iterator[None]:
 def listen(listener: Listener, methods: Collection[str] = _METHODS) -> Callable[[], None]:
     """Call a listener before each collective of this process.
 
-    Args:
-        listener: the function to call.
-        methods: names of the methods of process groups to wrap. Each call of a wrapped method
-            takes a few µs longer.
-
-    Returns:
-        a function that ends this; calling it again does nothing.
+    Each call of a wrapped method takes a few µs longer. Return a function that unregisters the
+    listener; further calls of that function do nothing.
     """
     present = [name for name in methods if name in vars(dist.ProcessGroup)]
     with _lock:

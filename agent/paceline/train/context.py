@@ -1,9 +1,9 @@
-"""Facts about a run that a rank knows before the first step, passed as one argument.
+"""Facts about a run that a rank has before the first step, passed as one argument.
 
-`Session` makes a `RunContext` once the ranks have met. `session.profile`, and memory that ran out
-in an earlier attempt, replace its limits; both are before the first step, and nothing changes it
-afterwards. What the ranks share while they train, such as their store, is in `Meeting` instead,
-because it must be released when the session is closed.
+`Session` makes a `RunContext` after the ranks' rendezvous. Before the first step, two callers may
+replace its limits: `session.profile`, and the loop if memory ran out in an earlier attempt. After
+that the context does not change. Objects that the ranks share while they train, such as their
+store, are in `Meeting` instead, because they must be released when the session is closed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,11 @@ from paceline.train.streams.reader import Reader
 
 @dataclass(frozen=True)
 class RunContext:
-    """Everything about a run that does not change on a rank while it trains.
+    """Facts about a run that do not change on a rank while it trains.
 
-    Args:
-        terms: that all ranks agreed on.
-        environment: what the launcher told this rank; without a run there is no control plane.
-        device: what this rank computes on.
-        limits: of the ranks' memory.
-        epoch_steps: the number of steps of each epoch.
-        uneven_steps: whether ranks may have different numbers of turns of the script's loop.
-        data: of this node, where samples are on the nodes that have them.
-        reader: of this rank, if the data is a stream.
-        prove: whether the loss is proven before the first step.
+    `data` is set if samples are stored on the nodes, and `reader` if the data is a stream. With
+    `uneven_steps`, ranks may have different numbers of iterations of the training loop. With
+    `prove`, the loss is checked before the first step (`paceline.train.proof`).
     """
 
     terms: Terms

@@ -1,12 +1,14 @@
-"""DistributedDataParallel with weighted gradients, right for uneven and for empty local batches.
+"""DistributedDataParallel with weighted gradients, correct for uneven and for empty local batches.
 
 The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient
-over the global batch, as one process would compute it. It is computed as the mean over ranks of
-M w_j g_j. A gradient that was reduced before is equal on all ranks, and the mean leaves it as it is
-when more is added to it and reduced.
+over the global batch, as a single process would compute it. It is computed as the mean over ranks
+of M w_j g_j. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it
+again, the mean over ranks leaves the reduced part unchanged.
+
+`Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
 """
 
-# No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
+# No `from __future__ import annotations`: DDP checks the hook's annotations, but rejects strings.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,26 +45,25 @@ _FROZEN = (
     "session.wrap(model, find_unused_parameters=True), and freeze it afterwards as you like"
 )
 
-_SMALL_BYTES = 25 << 20  # up to here one bucket: three took 13.9 ms where one took 7.7
+# Models up to this size get one bucket: three buckets took 13.9 ms where one took 7.7 ms.
+_SMALL_BYTES = 25 << 20
 
 
 class Rehearsal(Protocol):
-    """A trial of `paceline.train.proof`, as wrapped models and the gate know it."""
+    """Trial of `paceline.train.proof`, as wrapped models and the gate use it."""
 
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Around a forward pass of a wrapped model."""
+        """Return a context for a forward pass of a wrapped model."""
 
     def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
-        """An optimiser is about to step, perhaps with a closure."""
+        """Note that an optimiser is about to step, perhaps with a closure."""
 
 
 class CurrentStep:
-    """The step that this rank is in, and how its gradients are weighed.
+    """Current step of this rank, and the weight of its gradients.
 
-    Args:
-        world: W.
-        accumulates: gradients of micro-batches are added up; see `Session`.
-        group: of the ranks that have batches of their own; None: the default one.
+    With `accumulates`, gradients of micro-batches are added up; see `Session`. `group` contains the
+    ranks that have batches of their own; None: the default group.
     """
 
     def __init__(
@@ -75,27 +76,35 @@ class CurrentStep:
         self.world, self.group = world, group
         self.accumulates = accumulates
         self._running: RunningStep | None = None
-        self.filler = False  # this rank's batch is one; compiled models read it
-        self.weighs = True  # False: gradients stay the means of each rank's own batch
-        self.reduces = False  # in the call of a collective that is not the script's
-        self.reduced = set[int]()  # `id`s of parameters that a wrapped model reduces
-        # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
+        # This rank's batch is a filler. Compiled models read this attribute.
+        self.filler = False
+        # If False, gradients stay the means of each rank's own batch.
+        self.weighs = True
+        # True during a collective that Paceline calls, and not the script.
+        self.reduces = False
+        # The `id`s of parameters that a wrapped model reduces.
+        self.reduced = set[int]()
+        # Weighted gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
-        # Called with the step and the number of a wrapped model before its reduction begins in a
-        # backward pass, and with the error of one that failed.
+        # `reducing` is called with the step and the number of a wrapped model, before the first
+        # reduction of a backward pass. `explained` is called with the error of a failed reduction.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
         self.explained: Callable[[Exception], Exception] = lambda error: error
         # Called before a forward pass in a step that will have a backward pass.
         self.forward: Callable[[], None] = lambda: None
-        self.models = 0  # that were wrapped
-        self.rehearsal: Rehearsal | None = None  # a trial of `paceline.train.proof` is made
-        self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
-        self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
+        # The number of wrapped models.
+        self.models = 0
+        # Set while `paceline.train.proof` makes a trial.
+        self.rehearsal: Rehearsal | None = None
+        # The `id`s of parameters whose optimiser has stepped in this iteration of the loop.
+        self.through: set[int] = set()
+        # Returns the parameters of the wrapped models.
+        self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
     @property
     def running(self) -> RunningStep | None:
-        """The step that this rank is in; None outside the loop over the loader."""
+        """Return the step that this rank is in; None outside the loop over the loader."""
         return self._running
 
     @running.setter
@@ -105,7 +114,7 @@ class CurrentStep:
 
     @contextlib.contextmanager
     def own_collective(self) -> Iterator[None]:
-        """Around a collective of Paceline's own in the loop's body."""
+        """Mark the collectives in this context, in the loop's body, as Paceline's own."""
         before, self.reduces = self.reduces, True
         try:
             yield
@@ -114,7 +123,7 @@ class CurrentStep:
 
     @property
     def weight(self) -> float:
-        """This rank's weight in the current step, relative to the weight of an equal part."""
+        """Return this rank's weight in the step, relative to the weight of an equal local batch."""
         if self._running is None:
             return 1.0
         step = self._running.step
@@ -123,24 +132,21 @@ class CurrentStep:
         return step.weight * self.world if self.weighs else step.share
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A local gradient times this rank's weight."""
+        """Return a local gradient times this rank's weight."""
         if self.rehearsal is not None:
             return gradient
         weight = self.weight
-        if weight == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
+        # Multiplying would not do: 0 · NaN is NaN, and a filler's gradient may be anything.
+        if weight == 0:
             return torch.zeros_like(gradient)
         return gradient if weight == 1 else gradient * weight
 
     def summed(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
-        """What is added to a parameter's ``.grad``: only at a step's last micro-batch more than 0.
-
-        Args:
-            parameter: its id.
-            gradient: of the current batch.
+        """Return the gradient to add to ``.grad``; it is zero before a step's last micro-batch.
 
         Raises:
-            PacelineError: the parameter's optimiser has stepped in this turn. Whether a later
-                `zero_grad` drops such a gradient cannot be known.
+            PacelineError: the parameter's optimiser has already stepped in this iteration of the
+                loop. A later `zero_grad` may or may not drop such a gradient.
         """
         weighed = self.weighed(gradient)
         if self.running is None or self.rehearsal is not None:
@@ -154,12 +160,13 @@ class CurrentStep:
         if step.more:
             self.kept[parameter] = weighed
             return torch.zeros_like(weighed)
-        if self.kept:  # perhaps of parameters that this micro-batch does not use
+        # Parameters that this micro-batch does not use may have kept gradients, too.
+        if self.kept:
             torch.autograd.Variable._execution_engine.queue_callback(self.add_kept)
         return weighed
 
     def add_kept(self) -> None:
-        """Adds gradients of parameters that the step's last micro-batch did not use."""
+        """Add gradients of parameters that the step's last micro-batch did not use."""
         if not self.kept:
             return
         for parameter in self.parameters():
@@ -169,35 +176,31 @@ class CurrentStep:
 
 
 def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    """Has a hook called with the gradients of a parameter that may be trained later."""
-    if parameter.is_floating_point() or parameter.is_complex():  # others have no gradients
+    # Parameters of other types have no gradients.
+    if parameter.is_floating_point() or parameter.is_complex():
         parameter.requires_grad_(True)
         parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         parameter.requires_grad_(False)
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """A parameter that was frozen has a gradient. Outside the loop it is the script's own."""
+    """Refuse a frozen parameter's gradient; outside the loop the script may compute one."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 
 
 class _Weighing:
-    """Where one model's gradients are weighed in a backward pass.
+    """Weighting of one model's gradients in a backward pass.
 
-    A gradient that is added to one from an earlier pass is weighed before, in a hook of its
-    parameter. Otherwise a bucket is weighed as a whole, by one operation and not by one for each
-    parameter. Which of the two it is can be told only when a backward pass begins, as scripts set
-    gradients to None before or after the forward pass. A hook of each parameter takes 2 to 4 µs of
-    the script's thread, as long as a small layer. Therefore parameters get theirs in the first pass
-    that needs them. If parameters have gradients when a forward pass begins, or two forward passes
-    follow each other, a hook of the outputs tells when the backward pass begins.
+    Gradients are weighted in one of two places. If a parameter has a gradient from an earlier
+    pass, a hook of the parameter weights the new gradient before autograd adds it. Otherwise the
+    communication hook weights a whole bucket, with one operation instead of one per parameter.
 
-    Args:
-        current: the current step.
-        parameters: of the model, those that are trained.
-        group: all ranks.
-        model: number of the model in its session.
+    The choice can be made only when a backward pass begins, because scripts set gradients to None
+    before or after the forward pass. A parameter's hook takes 2 to 4 µs of the script's thread, as
+    long as a small layer, so parameters get their hooks in the first pass that needs them. If
+    parameters have gradients when a forward pass begins, or two forward passes follow each other,
+    a hook on the outputs detects the start of the backward pass.
     """
 
     def __init__(
@@ -208,21 +211,28 @@ class _Weighing:
         model: int,
     ) -> None:
         self.current, self._model = current, model
-        self._reducing = False  # some buckets of the pass are reduced already
+        # The pass has reduced some of its buckets.
+        self._reducing = False
         self._group = group
         self._parameters = parameters
-        self._reduces = False  # the next backward pass
-        self._local = False  # gradients of the newest forward pass stay on this rank
-        self._fresh = True  # no parameter had a gradient when the newest forward pass began
-        self._waits = False  # a backward pass that reduces has yet to follow a forward pass
-        self._open = False  # how the next backward pass weighs is known only when it begins
-        self._by_bucket: bool | None = None  # None: it is not known that the pass has begun
-        self._hooked = False  # parameters have hooks
+        # The next backward pass reduces gradients.
+        self._reduces = False
+        # Gradients of the newest forward pass stay on this rank.
+        self._local = False
+        # No parameter had a gradient when the newest forward pass began.
+        self._fresh = True
+        # A forward pass is over, and its backward pass, which reduces, has not come yet.
+        self._waits = False
+        # The place of weighting is decided only when the next backward pass begins.
+        self._open = False
+        # The pass's gradients are weighted by bucket. None: the start of the pass was not seen.
+        self._by_bucket: bool | None = None
+        # The parameters have hooks.
+        self._hooked = False
         if current.accumulates:
             self._hook()
 
     def begin(self, reduces: bool) -> None:
-        """A forward pass begins, whose backward pass reduces the gradients or keeps them here."""
         self._reduces, self._local, self._by_bucket = reduces, not reduces, None
         if self._hooked:
             return
@@ -233,7 +243,7 @@ class _Weighing:
         self._open, self._waits = self._waits or not self._fresh, True
 
     def watch(self, outputs: Any) -> None:
-        """Takes what the forward pass gave: the backward pass begins there."""
+        """Hook the outputs of the forward pass, at which the backward pass begins."""
         if self._hooked or not self._open:
             return
         nodes = [output.grad_fn for output in _tensors(outputs) if output.grad_fn is not None]
@@ -243,21 +253,20 @@ class _Weighing:
             self._hook()
 
     def begin_reduction(self) -> None:
-        """A bucket is complete; before the pass's first one, the ranks must be in step."""
+        """Note a complete bucket; before a pass's first one, check that the ranks are in step."""
         if not self._reducing:
             self._reducing = True
             if (running := self.current.running) is not None:
                 self.current.reducing(running, self._model)
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
-        """Begins to add up a tensor over all ranks.
-
-        `torch.distributed.all_reduce` takes 20 to 40 µs longer, for checks of its arguments.
-        """
+        """Start a sum over ranks; `dist.all_reduce` takes 20 to 40 µs longer to check arguments."""
         current = self.current
-        before, current.reduces = current.reduces, True  # a context would take 3 µs
+        # A context manager would take 3 µs.
+        before, current.reduces = current.reduces, True
         try:
-            if share.is_complex():  # not every backend adds up complex numbers
+            # `dist.all_reduce` converts complex numbers, which not every backend adds up.
+            if share.is_complex():
                 work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
                 assert work is not None
                 return work
@@ -268,11 +277,7 @@ class _Weighing:
             current.reduces = before
 
     def divided(self, bucket: torch.Tensor) -> torch.Tensor:
-        """A bucket's share in the mean over ranks, in its own memory.
-
-        Raises:
-            PacelineError: there were gradients before, and the pass did not begin at an output.
-        """
+        """Scale a bucket in place to its term in the mean over ranks."""
         if self._by_bucket is None and not self._hooked:
             self._by_bucket = self._reduces and self._fresh
             if not self._by_bucket:
@@ -280,17 +285,16 @@ class _Weighing:
         weight = self.current.weight if self._by_bucket else 1.0
         if weight == 0:
             return bucket.zero_()
-        if weight == 1:  # bit by bit as DDP divides
+        # Divide exactly as DDP does, so that results are bitwise equal.
+        if weight == 1:
             return bucket.div_(self.current.world)
         return bucket.mul_(weight / self.current.world)
 
     def end(self) -> None:
-        """The pass's last bucket was divided."""
         self._reduces, self._by_bucket, self._waits = False, None, False
         self._reducing = False
 
     def _begins(self, _: Any) -> None:
-        """A backward pass has come to an output."""
         if not self._in_buckets():
             self._hook()
 
@@ -301,13 +305,14 @@ class _Weighing:
         for parameter in self._parameters:
             # Not the parameter itself: a cycle would stay.
             hook = partial(self._arrives, id(parameter))
-            trains = parameter.requires_grad  # a frozen one takes no hook, and may be trained again
+            # A frozen parameter takes no hook, and the script may train it again later.
+            trains = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(trains)
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Called with a parameter's new gradient; returns what is added to ``.grad``."""
+        """Return the tensor to add to ``.grad`` for a parameter's new gradient."""
         if self.current.rehearsal is not None or self._in_buckets():
             return gradient
         running = self.current.running
@@ -316,7 +321,7 @@ class _Weighing:
         return self.current.summed(parameter, gradient)
 
     def _in_buckets(self) -> bool:
-        """Whether this pass's gradients are weighed in their buckets; asked before any of them."""
+        """Decide before the pass's first gradient if gradients are weighted in their buckets."""
         if self._by_bucket is None:
             self._by_bucket = (
                 self._reduces and not self.current.accumulates and self._without_gradients()
@@ -328,7 +333,7 @@ class _Weighing:
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """The tensors among what a model gives, as DistributedDataParallel finds them."""
+    """Yield the tensors in a model's output, as DistributedDataParallel finds them."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, (list, tuple)):
@@ -344,7 +349,7 @@ def _mean(
     weighing: _Weighing,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
-    """The communication hook: the mean over ranks of the weighed gradients, as DDP's own hook."""
+    """Communication hook: mean over ranks of the weighted gradients, like DDP's own hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
     weighing.begin_reduction()
@@ -368,10 +373,10 @@ def _mean(
 
 
 class WeightedDDP(DistributedDataParallel):
-    """DistributedDataParallel that weighs each rank's gradient. `Session.wrap` makes it.
+    """DistributedDataParallel that weights each rank's gradient. `Session.wrap` makes it.
 
-    Where gradients accumulate in ``.grad``, in `no_sync` or over several steps, each is weighed
-    before it is added there. Otherwise they are weighed with their bucket.
+    Where gradients accumulate in ``.grad``, in `no_sync` or over several steps, each gradient is
+    weighted before it is added. Otherwise gradients are weighted with their bucket.
     """
 
     def __init__(self, module: nn.Module, current: CurrentStep, **options: Any) -> None:
@@ -380,7 +385,7 @@ class WeightedDDP(DistributedDataParallel):
             options.setdefault("bucket_cap_mb", _SMALL_BYTES >> 20)
         super().__init__(module, **options)
         if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
-            # Buffers are equal at the start. Sending them in every step would blur compute times.
+            # Buffers are equal at the start. Sending them in each step would distort compute times.
             self.broadcast_buffers = False
         self._current = current
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -395,11 +400,9 @@ class WeightedDDP(DistributedDataParallel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Refused: DistributedDataParallel asks its module for it when it is made.
+        """Refuse DistributedDataParallel, which reads this attribute of the module that it wraps.
 
-        Raises:
-            PacelineError: always. The outer reducer would put the plain mean over ranks in place of
-                the weighted one.
+        The outer reducer would replace the weighted mean over ranks by the plain mean.
         """
         raise PacelineError(
             "session.wrap has wrapped this model, and DistributedDataParallel around it would "
@@ -408,7 +411,7 @@ class WeightedDDP(DistributedDataParallel):
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward pass."""
+        """Run the module's forward pass."""
         if (rehearsal := self._current.rehearsal) is not None:
             filler = self._current.filler
             uncount = uncounted(self.module, self._current) if filler else contextlib.nullcontext()
@@ -418,7 +421,7 @@ class WeightedDDP(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._current.forward()
         self._weighing.begin(self.require_backward_grad_sync)
-        # A compiled model takes fillers in: the buffers' copies would break its graph.
+        # Compiled models include fillers in their buffers: copies of buffers would break the graph.
         if self._current.filler and not torch.compiler.is_compiling():
             with uncounted(self.module, self._current):
                 outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -428,16 +431,16 @@ class WeightedDDP(DistributedDataParallel):
         return outputs
 
     def reduce(self, reduces: bool) -> None:
-        """Sets whether backward passes reduce gradients or keep them here. Between steps."""
+        """Set if backward passes reduce gradients or keep them local. Call it between steps."""
         self.require_backward_grad_sync = reduces
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients on this rank; the next backward pass outside reduces all of them.
+        """Accumulate gradients on this rank; the next backward pass outside reduces all of them.
 
         Raises:
             ValueError: with ``static_graph=True``, where PyTorch's reducer fails, or with
-                ``Session(micro_batches=True)``, which accumulates by itself.
+                ``Session(micro_batches=True)``, which accumulates automatically.
         """
         if self._current.accumulates:
             raise ValueError(
@@ -449,38 +452,26 @@ class WeightedDDP(DistributedDataParallel):
 
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
-        """Keeps gradients on this rank.
-
-        Raises:
-            ValueError: with ``static_graph=True``.
-        """
+        """Keep gradients on this rank; raise a ValueError with ``static_graph=True``."""
         if self.static_graph:
             raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
         with super().no_sync():
             yield
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refused: DDP takes one hook, and Paceline reduces gradients in it.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: DDP accepts only one hook, and Paceline reduces gradients in it."""
         raise ValueError(
             "Paceline reduces weighted gradients in DDP's communication hook, and DDP takes only "
             "one: register none"
         )
 
     def join(self, *_: Any, **__: Any) -> Any:
-        """Refused: no rank runs out of batches before the others.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: no rank runs out of batches before the others."""
         raise ValueError("Paceline's loader ends on all ranks together: leave join() out")
 
 
 class SingleProcess(nn.Module):
-    """What `Session.wrap` returns in a single process: `WeightedDDP` without its work."""
+    """Wrapper that `Session.wrap` returns in a single process, where there is nothing to reduce."""
 
     static_graph = False
 
@@ -489,7 +480,7 @@ class SingleProcess(nn.Module):
         self.module = module
 
         def computed(_: torch.Tensor) -> None:
-            """Marks the end of computing: the last gradient of the step overwrites the mark."""
+            """Mark the end of computing; the last gradient of the step overwrites the mark."""
             if current.running is not None:
                 current.running.gradients_kept()
 
@@ -505,14 +496,14 @@ class SingleProcess(nn.Module):
                 parameter.register_post_accumulate_grad_hook(computed)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward pass."""
+        """Run the module's forward pass."""
         return self.module(*inputs, **kwargs)
 
     def reduce(self, reduces: bool) -> None:
-        """Does nothing: there is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: there is no other rank."""
+        """Do nothing: there is no other rank."""
         return contextlib.nullcontext()
 
     unreduced = no_sync
@@ -521,18 +512,12 @@ class SingleProcess(nn.Module):
 def wrap(
     model: nn.Module, current: CurrentStep, options: dict[str, Any]
 ) -> WeightedDDP | SingleProcess:
-    """The wrapper that a model needs here.
-
-    Args:
-        model: the script's.
-        current: the current step of the session.
-        options: of DistributedDataParallel.
-    """
+    """Wrap a model for one process or for several; `options` are DistributedDataParallel's."""
     if current.world == 1 and not dist.is_initialized():
         return SingleProcess(model, current)
     return WeightedDDP(model, current, **options)
 
 
 def trained(models: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of wrapped models that are trained, in the same order on all ranks."""
+    """Return the trainable parameters of wrapped models, in the same order on all ranks."""
     return [p for model in models for p in model.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""What this rank computes on: its CPU threads, its model's device, and one that it emulates."""
+"""Device that a rank computes on: its CPU threads, its model's device, and an emulated device."""
 
 from __future__ import annotations
 
@@ -26,46 +26,43 @@ logger = logging.getLogger(__name__)
 class Device:
     """One rank's device: the real one, or a slower one that it emulates. For one thread.
 
-    Args:
-        emulate: the value of PACELINE_EMULATE; None: the real device.
-        rank: this rank.
-        world: number of ranks.
-
-    Raises:
-        ValueError: `emulate` is not right for these ranks.
+    `emulate` is the value of PACELINE_EMULATE, or None for the real device. A ValueError is raised
+    if the value does not fit these ranks.
     """
 
     def __init__(self, emulate: str | None, rank: int, world: int) -> None:
         self._rank = rank
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
-        self._own_threads: int | None = None  # the script's, while a plan's are in force
-        self.clock: Clock = CpuClock()  # of the model's device
-        # The device that the model is on. What is no GPU counts as CPU in `_model`.
+        # The script's number of threads, while a plan's number is in force.
+        self._own_threads: int | None = None
+        # The clock of the model's device.
+        self.clock: Clock = CpuClock()
+        # The model's device. In `_model` every device other than a GPU counts as CPU.
         self.place = self._model = torch.device("cpu")
         self._process = psutil.Process()
         if emulate is not None and rank == 0:
             logger.warning("device speeds are emulated: %s", emulate)
 
     def use(self, device: torch.device) -> None:
-        """The model is on this device: steps are timed there."""
+        """Time steps on this device, which the model is on."""
         self.place = device
         if device.type == "cuda":
             self._model, self.clock = device, CudaClock(device)
 
     def finish(self) -> None:
-        """Waits until the model's device has done all that it was given."""
+        """Wait until the model's device has completed the work that it was given."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # Of a model that is not wrapped yet, the device is taken to be the current one.
+            # A model that is not wrapped yet is assumed to be on the current device.
             torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
 
     def memory(self) -> int:
-        """The memory in use, in bytes: the accelerator's peak, or this process's. In any thread."""
+        """Return the memory in use, in bytes: the GPU's peak, or this process's. Any thread."""
         if self._model.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)
 
     def described(self) -> RankDevice:
-        """For `wire.Hello.devices`: what the rank has, or what it emulates."""
+        """Return the rank's device, real or emulated, for `wire.Hello.devices`."""
         kind, memory = self.place.type, psutil.virtual_memory().total
         name = machine.processor() if kind == "cpu" else kind
         if kind == "cuda":
@@ -78,22 +75,22 @@ class Device:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the model is on a CUDA device."""
+        """Return True if the model is on a CUDA device."""
         return self._model.type == "cuda"
 
     @property
     def emulated(self) -> dict[str, Any] | None:
-        """For `wire.Hello.emulated`."""
+        """Return the emulation for `wire.Hello.emulated`."""
         return self._emulation.as_dict() if self._emulation is not None else None
 
     @property
     def loading_s(self) -> float:
-        """How much longer loading a batch takes, in s."""
+        """Return how much longer the emulation makes loading a batch, in s."""
         emulation = self._emulation
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
     def begin(self, step: Step) -> float | None:
-        """Takes the step's number of CPU threads; its emulated compute time in s, or None."""
+        """Set the step's number of CPU threads; return its emulated compute time in s, or None."""
         emulation = self._emulation
         # With a parallel part in the emulation, threads shorten the emulated time instead.
         if emulation is None or emulation.serial == 1:
@@ -101,18 +98,16 @@ class Device:
         if emulation is None or not step.samples:
             return None
         moments = step.samples, step.load, step.squares, step.longest
-        # Batches that are taken over have one step's number, and not all the same delay.
+        # Batches that are taken over share one step number, but may have different delays.
         at = step.step if step.planned is None else step.planned
         return self._seconds(at, *moments, step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
-        """A function that waits until the emulated device is done with a trial batch.
+        """Return a function that waits until the emulated device would be done with a trial batch.
 
-        Args:
-            step: the first timing has this step's slowdowns and noise, each later one the next
-                step's.
-            moments: the means of λ and of λ² over the data set.
-            overhead: whether a batch takes what each step takes besides its samples.
+        The first timing has the slowdowns and noise of `step`, each later one those of the next
+        step. `moments` are the means of λ and of λ² over the data set. Without `overhead`, the time
+        that a step takes besides its samples is left out.
         """
         mean, square = moments
         steps = count(step)
@@ -142,13 +137,14 @@ class Device:
         assert emulation is not None
         if not overhead:
             emulation = replace(emulation, b_s=[0.0] * len(emulation.b_s))
-        if not delayed:  # a step is delayed once, however many micro-batches it has
+        # A step is delayed once, whatever its number of micro-batches.
+        if not delayed:
             emulation = replace(emulation, delay_s=(0.0, 0.0))
         batch: Any = (samples, load, squares, longest)
         return emulation.rank_s(self._rank, step, Features(*batch), threads)
 
     def _take_threads(self, wanted: int) -> None:
-        """Sets the number of CPU threads; 0: as many as the script had before a plan set them."""
+        """Set the number of CPU threads; 0 restores the script's own number."""
         if wanted == 0:
             if self._own_threads is None:
                 return

@@ -1,11 +1,11 @@
 """Signals that end a rank of a run with a declared checkpoint: the checkpoint is saved first.
 
-Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds before they kill;
-Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step. So the
-handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their loop
-after the same step and save, and then the handler that the script had set runs, or the signal's
+Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds before they kill a
+process; Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step.
+So the handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their
+loop after the same step and save. Then the handler that the script had set runs, or the signal's
 default action. A signal that the script ignores, or whose handler is not Python's (faulthandler),
-stays as it is. Without a declared checkpoint nothing changes.
+keeps its handler. Without a declared checkpoint nothing changes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Ending:
-    """The signals that have come. For the main thread; in another one it does nothing.
+    """Handler of the signals that end a process. It does nothing outside of the main thread.
 
     Args:
-        ask: asks the leader to end the plan; called in the handler, so it must not wait. It
+        ask: asks the leader to end the plan. The handler calls it, so it must not block. It
             returns False outside of the loop: there the signal acts at once, as nothing is saved.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         self._ask, self._process = ask, os.getpid()
-        self._previous: dict[int, Any] = {}  # handlers of the script, or default actions
-        self._came: list[int] = []  # that are yet to be handed on
+        # Handlers of the script, or default actions.
+        self._previous: dict[int, Any] = {}
+        # Received signals that are not yet delivered to the script.
+        self._came: list[int] = []
 
     def install(self) -> None:
-        """Take the signals over, also from handlers that the script has set since the last call."""
+        """Install the handlers, also over handlers that the script has set since the last call."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -44,10 +46,9 @@ class Ending:
                 signal.signal(number, self._on_signal)
 
     def deliver(self, before_end: Callable[[], None]) -> None:
-        """Run the script's handlers of the signals that have come, or the default actions.
+        """Run the script's handlers of the received signals, or the default actions.
 
-        Args:
-            before_end: called before a default action, which ends the process.
+        `before_end` is called before a default action, which ends the process.
         """
         while self._came:
             number = self._came.pop(0)
@@ -60,7 +61,7 @@ class Ending:
             signal.raise_signal(number)
 
     def close(self) -> None:
-        """Give the signals back; those that have come are handed on."""
+        """Restore the script's handlers and deliver the received signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._previous.items():
@@ -70,7 +71,8 @@ class Ending:
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork, such as a DataLoader's worker
+        # A fork, such as a DataLoader's worker, only restores the previous handler and runs it.
+        if os.getpid() != self._process:
             signal.signal(number, self._previous[number])
             signal.raise_signal(number)
             return

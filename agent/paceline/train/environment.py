@@ -1,4 +1,4 @@
-"""What the launcher tells a rank through environment variables."""
+"""Environment variables that the launcher sets for a rank."""
 
 from __future__ import annotations
 
@@ -16,43 +16,52 @@ logger = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 << 20
 
-# (run, attempt) that a session of this process reports → whether a later session was warned
+# The pairs (run, attempt) that a session of this process reports. The value becomes True once a
+# later session was warned.
 _taken: dict[tuple[str, int], bool] = {}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The variables of docs/internals.md. Without `run` there is no control plane."""
+    """Values of the variables in docs/internals.md. Without `run` there is no control plane."""
 
     run: str | None = None
     bus: str | None = None
-    key: bytes | None = None  # for the MACs of what the leader is told; None: there is no session
+    # Signs (MACs) messages to the leader; None: there is no session on the bus.
+    key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES
     emulate: str | None = None
-    attempt: int = 0  # how often all ranks were started before
-    first_attempt: int = 0  # of the run's last launch
-    max_restarts: int = 0  # of all ranks, after one failed
-    placement: tuple[str, ...] = ()  # each rank's node; empty: unknown
-    reform: Path | None = None  # file that says that nodes join or leave, see `core.reform`
-    memory: Path | None = None  # file of what is known of this rank's memory
-    server: bool = False  # somebody has set a server's address, which no launcher of ours hands on
+    # How often all ranks were started before.
+    attempt: int = 0
+    # First attempt of the run's last launch.
+    first_attempt: int = 0
+    # The most restarts of all ranks after failures.
+    max_restarts: int = 0
+    # Each rank's node; empty: unknown.
+    placement: tuple[str, ...] = ()
+    # File that announces that nodes join or leave, see `core.reform`.
+    reform: Path | None = None
+    # File of what earlier attempts learned of this rank's memory.
+    memory: Path | None = None
+    # The user has set a server's address; our launchers do not pass it to ranks.
+    server: bool = False
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
-        """Reads a process's environment; an empty value counts as absent.
+        """Read a process's environment; an empty value counts as absent.
 
         In an observed run, a session has no control plane: the run's observer reports its steps.
 
         Raises:
-            ValueError: a variable must be a number and is none; the message names the variable.
+            ValueError: a variable is malformed; the message names the variable.
         """
         environment = Environment.of_observed(variables)
         return environment.apart() if observation.observed(variables) else environment
 
     @staticmethod
     def of_observed(variables: Mapping[str, str]) -> Environment:
-        """As `read`, for the observer of an observed run."""
+        """Read the environment for the observer of an observed run; see `read`."""
         spool, reforms = variables.get("PACELINE_SPOOL"), variables.get(reform.VARIABLE)
         first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
         restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
@@ -74,7 +83,7 @@ class Environment:
         )
 
     def warn_unknown(self) -> None:
-        """Says that a server does not know of a training of which its owner thinks that it does."""
+        """Warn the user who set PACELINE_SERVER if this training has no run on a server."""
         if self.run is None and self.server:
             logger.warning(
                 "PACELINE_SERVER is set, but the server does not know of this training, whose "
@@ -83,11 +92,11 @@ class Environment:
             )
 
     def placed(self, world: int) -> list[str]:
-        """Each rank's node; empty where the launcher does not tell, or tells of other ranks."""
+        """Return each rank's node; empty if the launcher gave none or those of other ranks."""
         return list(self.placement) if len(self.placement) == world else []
 
     def claim(self) -> Environment:
-        """The environment of a session that begins to train.
+        """Return the environment of a session that begins to train.
 
         The first session of a process gets this environment. Two sessions would report the same
         steps of the same run, so each later session gets an environment without a control plane.
@@ -108,7 +117,7 @@ class Environment:
         return self.apart()
 
     def apart(self) -> Environment:
-        """The environment without a control plane."""
+        """Return the environment without a control plane."""
         return replace(self, run=None, bus=None, key=None, spool=None, reform=None, memory=None)
 
 

@@ -1,10 +1,10 @@
-"""Keeps a filler out of what a model counts by itself, such as running means or a codebook's usage.
+"""Fillers that do not change a model's own statistics, such as running means or codebook usage.
 
-A rank without samples computes a filler, whose gradient does not count. The model's buffers must
-not take it in either. Where the model adds its counts up over the ranks in its forward pass, the
-filler adds zero to the sum. Other collectives of the forward pass, such as a gather or a mean, take
-the filler in, with a warning. After any of them this rank's buffers change as those of the other
-ranks do; otherwise they are as before the forward pass.
+A rank without samples computes a filler, whose gradient does not count. The filler must not change
+the model's buffers either. If the model sums its counts over the ranks in its forward pass, the
+filler adds zero to the sum. Other collectives of the forward pass, such as a gather or a mean,
+include the filler, with a warning. After a forward pass with a collective, this rank's buffers
+change as those of the other ranks do; otherwise they are restored.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ from paceline.train.collectives import listen
 
 logger = logging.getLogger(__name__)
 
-_warned = set[str]()  # names of collectives
+# Names of the collectives that a warning was logged for.
+_warned = set[str]()
 
 
 class Current(Protocol):
-    """What is asked of the current step of a session."""
+    """The part of a session's current step that this module uses."""
 
     world: int
-    reduces: bool  # in the call of a collective that is not the script's
+    # True during a collective that Paceline calls, and not the script.
+    reduces: bool
 
 
 @contextmanager
 def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
-    """Around a forward pass of a model with a filler.
-
-    Args:
-        module: the model.
-        current: the current step of the session.
-    """
-    # BatchNorm layers that Paceline adapted leave fillers out by themselves.
+    """Leave a filler out of a model's buffers during a forward pass."""
+    # BatchNorm layers that Paceline adapted leave fillers out automatically.
     layers = (m for m in module.modules() if not getattr(m, "leaves_fillers_out", False))
     restore = kept_tensors([layer._buffers for layer in layers])
     thread = threading.get_ident()
@@ -74,11 +71,7 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Return what puts tensors back, and their values.
-
-    Args:
-        places: the dictionaries that have them, such as the buffers of each layer.
-    """
+    """Save the tensors in dictionaries; return a function that restores them and their values."""
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 
@@ -86,7 +79,7 @@ def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
         for of, before in kept:
             of.update(before)
         for tensor, value in values:
-            # A backward pass through a buffer that was changed is a filler's, and counts not.
+            # Only a filler's backward pass can use a changed buffer; its gradient does not count.
             tensor.data.copy_(value)
 
     return restore
@@ -97,6 +90,6 @@ def _is_state(value: Any) -> bool:
 
 
 def _is_sum(options: tuple[Any, ...]) -> bool:
-    """Whether an all-reduce adds up, which it does by default."""
+    """Return True if an all-reduce sums, which is its default."""
     op = getattr(options[0], "reduceOp", options[0]) if options else None
     return op is None or op == dist.ReduceOp.SUM

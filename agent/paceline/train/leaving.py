@@ -1,4 +1,4 @@
-"""The end of a rank's process where nodes join or leave the run (`paceline.core.reform`)."""
+"""End of a rank's process when nodes join or leave the run (`paceline.core.reform`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from paceline.core import reform
 
 
 def end_process(path: Path) -> NoReturn:
-    """Ends this rank's process: the launchers start all ranks anew, on other nodes.
+    """End this rank's process, so that the launchers restart all ranks on other nodes.
 
-    The script could not go on, because its process group and its wrapped models are those of the
-    nodes before. Nothing of it runs any more, as where a launcher ends ranks by a signal.
-
-    Args:
-        path: the file that tells the launcher that this exit is no failure.
+    The script could not continue, because its process group and its wrapped models belong to the
+    previous nodes. None of its code runs after this call, as when a launcher kills ranks. The file
+    `path` shows the launcher that this exit is no failure.
     """
     for last_word in (path.touch, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
-        with suppress(OSError, ValueError):  # the disk may be full, or the script has closed it
+        # The disk may be full, or the script may have closed the stream.
+        with suppress(OSError, ValueError):
             last_word()
     os._exit(reform.EXIT_CODE)

@@ -1,4 +1,9 @@
-"""The loader: a DataLoader whose batches follow the plan."""
+"""Loader of `Session.loader`: a DataLoader whose batches follow the plan.
+
+The script iterates over the `Loader`, once per epoch. The loader calls `loop.Loop` around each
+iteration of the script's loop, in the order that `Loop` documents. It does not decide which samples
+a batch has; the plan does.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +32,15 @@ _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 class _NoSamplerError(PacelineError, AttributeError):
-    """There is no sampler; for `hasattr`, which asks before `sampler.set_epoch`, too."""
+    """Missing sampler; also an AttributeError, so that `hasattr(loader, "sampler")` is False."""
 
 
 class _Batches(Sampler[list[int]]):
-    """The sample indices of each turn of the epoch, in the order in which they are loaded."""
-
     def __init__(self, loop: Loop, turns: deque[tuple[Step, Step]], *, ahead: bool) -> None:
         self._loop = loop
         self._turns = turns
-        self._ahead = ahead  # batches are loaded before the script reaches them
+        # Batches are loaded before the script reaches them.
+        self._ahead = ahead
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self._loop.steps():
@@ -47,7 +51,7 @@ class _Batches(Sampler[list[int]]):
 
 
 class _Seeded(Dataset[Any]):
-    """A data set whose samples draw from random numbers of their own, whatever they draw from."""
+    """Data set whose samples draw their random numbers from generators seeded by sample."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -60,22 +64,23 @@ class _Seeded(Dataset[Any]):
 
 
 class Loader:
-    """A DataLoader whose batches follow the plan; each iteration over it is an epoch.
+    """DataLoader whose batches follow the plan; each iteration over it is an epoch.
 
     `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
-    leave it at the same step. A rank that has no samples in a step gets the smallest sample of the
-    data set as a filler, whose gradient does not count; then `Session.batch` is `empty`. With
-    ``Session(shapes=…)`` the filler has as many samples as the least batch, or as fit in the rank's
-    memory if these are fewer, all of them this one.
+    leave it at the same step. A rank that has no samples in a step gets a filler, the smallest
+    sample of the data set, whose gradient does not count; then `Session.batch` is `empty`. With
+    ``Session(shapes=…)`` the filler repeats this sample: as often as the smallest batch has
+    samples, or less often if the rank's memory holds fewer.
 
     Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
-    turns than a slow one's, and no fillers. `Session.batch` has the step that a batch counts to.
+    iterations than a slow one's, and there are no fillers. `Session.batch` has the step that a
+    batch belongs to.
 
-    With ``Session(micro_batches=True)`` a step may have several turns of the loop on this rank. The
-    optimiser steps in the last of them, where `Session.batch` is `last`.
+    With ``Session(micro_batches=True)`` a step may take several iterations of the loop on this
+    rank. The optimiser steps in the last of them, where `Session.batch` is `last`.
 
     ``len(loader)`` is the number of steps in a whole epoch on every rank, whatever the policy, so a
-    schedule of the learning rate can count with it; see `Session.steps_per_epoch`.
+    schedule of the learning rate can use it; see `Session.steps_per_epoch`.
     """
 
     def __init__(self, loop: Loop, dataset: Any, options: dict[str, Any]) -> None:
@@ -87,10 +92,12 @@ class Loader:
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
-        # Steps and their turns, given to the DataLoader, not yet to the script.
+        # Steps and their iterations that the DataLoader has taken, and the script has not reached.
         self._turns: deque[tuple[Step, Step]] = deque()
-        self.answer: Answer | None = None  # of the proof of the loss, once it is made
-        self._typical: tuple[int, Any] | None = None  # samples, and their batch
+        # The result of checking the loss (`paceline.train.proof`), once that is done.
+        self.answer: Answer | None = None
+        # The newest number of typical samples, and their batch.
+        self._typical: tuple[int, Any] | None = None
         if loop.context.reader is not None:
             dataset, options = buffered(loop.context.reader, options)
         ahead = options.get("num_workers", 0) > 0
@@ -104,48 +111,44 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:
-        """A batch of typical samples, for `Session.profile`: their sizes are quantiles of all.
+        """Return a batch of typical samples for `Session.profile`: quantiles of the sizes.
 
-        It is read once, so that reading does not count where the same batch is timed again.
-
-        Args:
-            samples: how many, at least 1; samples come again where the data set has fewer.
+        The batch is read once, so that timing the same batch again does not measure reading.
+        Samples repeat if the data set has fewer than `samples`.
 
         Raises:
             ValueError: `samples` is not a whole number ≥ 1.
-            PacelineError: it is not called within `Session.profile`.
+            PacelineError: the call is not within `Session.profile`.
         """
         whole("typical", samples, 1)
         if not self._loop.typical or self._loop.begun:
             raise PacelineError("typical: call it in what session.profile runs")
         if self._typical is None or self._typical[0] != samples:
-            self._typical = None  # two batches need not fit into memory
+            # Release the old batch first: two batches may not fit into memory.
+            self._typical = None
             batch = self._load(spread(self._loop.typical, samples))
             data = self._loop.context.data
             self._typical = samples, batch if data is None else data.unpacked(batch, 0.0)
         return self._typical[1]
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Let the next pass be this epoch, as DistributedSampler's. Call it on every rank.
+        """Set the epoch of the next pass, like DistributedSampler's method. Call it on every rank.
 
         The order of samples is that of ``DistributedSampler(seed=seed)`` after the same call, so a
-        script whose epochs begin with 1 trains as before. Without it epochs begin with 0, and each
-        pass is the next one.
-
-        Args:
-            epoch: at least that of the next pass.
+        script whose epochs begin with 1 trains as before. Without this call epochs begin with 0,
+        and each pass is the next epoch.
 
         Raises:
-            TypeError, ValueError: `epoch` is no whole number ≥ 0.
+            TypeError, ValueError: `epoch` is not a whole number ≥ 0.
             PacelineError: the script is in the loop, or has come to a later epoch.
         """
         self._loop.set_epoch(whole("set_epoch", epoch, 0))
 
     def samples(self, indices: list[int]) -> list[Any]:
-        """Samples as the loader reads them, with random numbers that are the same on each rank.
+        """Return samples, read with random numbers that are the same on each rank.
 
-        Where the loader has processes, such a process reads them: what a data set opens when it is
-        first read must not be open in the process that forks the others.
+        If the loader has worker processes, such a process reads them: a file that a data set opens
+        at its first read must not be open in the process that forks the workers.
         """
         loader, seeded = self._loader, _Seeded(self._loader.dataset)
         if not loader.num_workers:
@@ -165,7 +168,7 @@ class Loader:
         return read
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch of samples, as the loader makes it."""
+        """Return a batch of samples, as the loader would make it."""
         batch = self._loader.collate_fn(samples)
         if self._loader.pin_memory and torch.cuda.is_available():
             return pin_memory(batch)  # type: ignore[no-untyped-call]
@@ -173,15 +176,14 @@ class Loader:
 
     @property
     def lookahead(self) -> int:
-        """Steps that the DataLoader fetches before training reaches them."""
+        """Return the number of steps that the DataLoader fetches before training reaches them."""
         return self._loader.num_workers * (self._loader.prefetch_factor or 0)
 
     @property
     def sampler(self) -> NoReturn:
-        """Refused: frameworks ask a DataLoader for it to replace it.
+        """Refuse access: frameworks read a DataLoader's sampler to replace it.
 
-        Raises:
-            PacelineError: always; it is an AttributeError, too, for who asks whether there is one.
+        The PacelineError is an AttributeError, too, for `hasattr`.
         """
         raise _NoSamplerError(
             "session.loader has no sampler that a framework could replace: the plan decides "
@@ -190,7 +192,6 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Steps in a whole epoch."""
         return self._loop.steps_per_epoch
 
     def __iter__(self) -> Generator[Any]:
@@ -208,11 +209,13 @@ class Loader:
         try:
             if loop.context.data is not None:
                 loop.context.data.loading()
-            batches = iter(self._loader)  # draws a random number
+            # Making the iterator draws a random number, so random numbers are restored after it.
+            batches = iter(self._loader)
             loop.restore_random()
             while True:
                 if loop.context.data is not None:
-                    loop.context.data.loading()  # the script's body may have read, too
+                    # The script's body may have read from the data set, too.
+                    loop.context.data.loading()
                 asked = time.perf_counter()
                 try:
                     with self._epoch:
@@ -241,13 +244,14 @@ class Loader:
             loop.end_epoch(ran_out)
 
     def _body(self, step: Step, turn: Step, batch: Any, data_s: float) -> Iterator[Any]:
-        """One turn of the script's loop, if the batch is this rank's."""
+        """Run one iteration of the script's loop, if the batch is this rank's."""
         loop = self._loop
         if turn.place:
             loop.begin_turn(turn, data_s)
         elif not loop.begin_step(step, data_s):
             return
-        closing = True  # unless the body runs to its end: a break, a return or an exception
+        # Stays True unless the body runs to its end: after a break, a return or an exception.
+        closing = True
         try:
             yield batch
             closing = False
@@ -255,7 +259,7 @@ class Loader:
             loop.end_body(closing)
 
     def _load(self, indices: list[int]) -> Any:
-        """A batch that the DataLoader's own processes do not load: it was another rank's."""
+        """Load another rank's batch, which the DataLoader's worker processes did not fetch."""
         dataset = self._loader.dataset
         if self._loop.context.data is not None:
             self._loop.context.data.loading()

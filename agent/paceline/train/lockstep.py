@@ -1,20 +1,21 @@
-"""Ranks in step: no reduction pairs two steps, and a rank that is out of step is named everywhere.
+"""Detection of ranks that are out of step: no reduction pairs gradients of two different steps.
 
-The loop reports each step, each reduction that begins, and each loop that the script leaves. A
-thread of each rank publishes that once a second in the ranks' store. Rank 0's thread compares what
-all ranks have published (`paceline.core.lockstep`); if some rank can never match the others again,
-it stores the reason, and every rank's thread logs it. None of this needs a control plane.
+The loop calls this module for each step, for each reduction that begins, and when the script leaves
+a loop. On each rank a thread publishes these events once a second in the ranks' store. Rank 0's
+thread compares the entries of all ranks (`paceline.core.lockstep`). If some rank can never match
+the others again, rank 0 stores the reason, and every rank's thread logs it. No control plane is
+needed.
 
-Reductions cost nothing as long as they come in a regular rhythm, such as one in each step. The
+The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
-reduction that comes as expected therefore pairs with the right ones. Before any other reduction,
-after a step without a backward pass, and before a collective that follows a loop which the script
-left early, a rank waits until all ranks have come to the same point. If one of them cannot come,
-the comparison finds that, and the wait ends with an error.
+reduction that comes as expected therefore pairs with the right ones. In three other cases a rank
+waits until all ranks have come to the same point: before an unexpected reduction, after a step
+without a backward pass, and before a collective that follows a loop which the script left early. If
+a rank cannot come to the point, the comparison finds that, and the wait ends with an error.
 
-A rank that is blocked in a collective, in C++, cannot raise. Where the failed rank's process ends,
-the collective fails, and `Lockstep.explained` says which rank it was. Otherwise the thread ends the
-process after `GRACE_S`.
+A rank that is blocked in a collective, in C++, cannot raise. If the failed rank's process ends, the
+collective fails, and `Lockstep.explained` names the failed rank. Otherwise the thread ends the
+blocked process after `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 1.0  # between two publications
-LONG_S = 30.0  # ranks that are waited for so long are named
-GRACE_S = 10.0  # for a rank that has to raise; then its process ends
-_LOOK_S = 0.002  # between two looks while the rank waits for the others
-_SEARCH_S = 0.05  # between two comparisons after a collective failed
-_EXPLAIN_S = 8.0  # after a collective failed
-_SILENT_S = 4.0  # without a publication: the process or its node is gone
-_MOST_SKIPS = 5  # that are logged
+# The interval of publications.
+TICK_S = 1.0
+# A rank is named in the log after the others have waited this long for it.
+LONG_S = 30.0
+# A blocked rank has this long to raise; then its process ends.
+GRACE_S = 10.0
+# The interval of checks while this rank waits for the others.
+_LOOK_S = 0.002
+# The interval of comparisons after a collective failed.
+_SEARCH_S = 0.05
+# The longest search for the failed rank after a collective failed.
+_EXPLAIN_S = 8.0
+# A process that has not published for this long is gone, or its node is.
+_SILENT_S = 4.0
+# At most this many skipped steps are logged.
+_MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Progress)
@@ -59,13 +68,16 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class Lockstep:
-    """Keeps one rank in step with the others. One thread trains; another one is made here.
+    """Thread that keeps one rank in step with the others. All methods are for the training thread.
+
+    `begin_step`, `reducing`, `end_body` and `leave` raise a PacelineError if ranks are out of step.
 
     Args:
-        store: the ranks'.
+        store: the ranks' store.
         rank: this rank.
-        world: W.
-        place: where this process runs; processes in the same place see each other's numbers.
+        world: number of ranks.
+        place: machine and network of this process. Processes with the same place, in the same PID
+            namespace, can look up each other's PIDs.
         activity: returns the step and the phase of this rank; the thread calls it.
         fail: called in the thread with the reason when ranks are out of step.
         end: called in rank 0's thread when some rank has asked for the end of the plan.
@@ -83,27 +95,38 @@ class Lockstep:
     ) -> None:
         self._rank, self._world = rank, world
         self._activity, self._fail, self._end = activity, fail, end
-        self._asked = False  # this rank asks for the end of the plan
+        # This rank asks for the end of the plan.
+        self._asked = False
         self._progress = Progress(place=f"{place} {_namespace()}", process=os.getpid())
-        self._since: tuple[object, float] = (None, 0.0)  # an activity, and when it began
+        # The newest activity, and when it began.
+        self._since: tuple[object, float] = (None, 0.0)
         # The descriptor of a reduction: steps since the previous one, and the model.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
-        self._reduced_in = -1  # step of the newest reduction
+        # The step of the newest reduction.
+        self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        self._point: str | None = None  # that this rank has come to, and waits at
+        # The point that this rank has come to and waits at.
+        self._point: str | None = None
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
-        self._lost = False  # the store has ended
-        # Of the thread.
-        self._counted: str | None = None  # the point at which this rank is counted
-        self._passed: str | None = None  # the newest point that all ranks have passed
-        self._heard: dict[int, tuple[int, float]] = {}  # newest beat of each rank, and when it came
-        self._notes = 0  # that were logged
-        self._noted: set[object] = set()  # on rank 0: what there is a note of
-        self._stored = 0  # on rank 0: notes that were stored
+        # The store has ended.
+        self._lost = False
+        # The attributes below belong to the thread.
+        # The point at which this rank is counted.
+        self._counted: str | None = None
+        # The newest point that all ranks have passed.
+        self._passed: str | None = None
+        # The newest beat of each rank, and when it came.
+        self._heard: dict[int, tuple[int, float]] = {}
+        # The number of notes that this rank has logged.
+        self._notes = 0
+        # On rank 0, the conditions that a note was stored for.
+        self._noted: set[object] = set()
+        # On rank 0, the number of stored notes.
+        self._stored = 0
         self._failed_at = 0.0
         self._thread = threading.Thread(
             target=self._run, args=(store,), name="paceline-lockstep", daemon=True
@@ -115,11 +138,7 @@ class Lockstep:
         self._progress.epoch, self._progress.in_loop = epoch, True
 
     def begin_step(self, step: int, *, relaxed: bool) -> None:
-        """Note that this rank begins a step.
-
-        Raises:
-            PacelineError: ranks are out of step.
-        """
+        """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
         self._refuse()
         self._progress.relaxed = relaxed
         self._progress.step = step
@@ -127,15 +146,10 @@ class Lockstep:
     def reducing(
         self, step: int, model: int, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Note that this rank begins a reduction; wait for the others if it comes unexpectedly.
+        """Note that this rank begins a reduction; wait for the others if it is unexpected.
 
-        Args:
-            step: the current step.
-            model: number of the wrapped model.
-            waiting: returns a context around waiting for other ranks.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        `model` is the number of the wrapped model. `waiting` returns a context for the time of
+        waiting for other ranks.
         """
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind
@@ -149,13 +163,7 @@ class Lockstep:
     def end_body(self, step: int, *, passes: bool, relaxed: bool) -> None:
         """Note that the body of a step has ended. Without a backward pass, wait for the others.
 
-        Args:
-            step: the current step.
-            passes: there was a backward pass.
-            relaxed: gradients are not reduced in each step, so there is nothing to wait for.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        With `relaxed`, gradients are not reduced in each step, so there is nothing to wait for.
         """
         if not passes:
             self._progress.skip(step)
@@ -165,14 +173,10 @@ class Lockstep:
         self._refuse()
 
     def leave(self, *, raised: bool, waits: bool = False) -> None:
-        """Note that the script has left its loop.
+        """Note that the script has left its loop; `raised` if an error ended the loop.
 
-        Args:
-            raised: an error ended the loop.
-            waits: wait until all ranks have left after the same step, as a collective follows.
-
-        Raises:
-            PacelineError: ranks are out of step.
+        With `waits`, wait until all ranks have left after the same step, because a collective
+        follows.
         """
         self._progress.leave(raised)
         self._progress.in_loop = False
@@ -181,15 +185,13 @@ class Lockstep:
             self._meet(f"left/{self._progress.epoch}/{self._progress.step}")
 
     def end_epoch(self) -> None:
-        """Note that the loop over the loader has come to its end."""
+        """Note that the loop over the loader has reached its end."""
         self._progress.in_loop = False
 
     def explained(self, error: BaseException, most_s: float = _EXPLAIN_S) -> PacelineError:
         """Return an error that names the rank because of which a collective failed.
 
-        Args:
-            error: of the collective.
-            most_s: how long to look for the signs.
+        The search for that rank ends after `most_s` seconds.
         """
         with self._changed:
             self._explaining = True
@@ -203,12 +205,12 @@ class Lockstep:
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
     def ask_to_end(self) -> None:
-        """Ask rank 0 to end the plan. A signal's handler may call it."""
+        """Ask rank 0 to end the plan. A signal's handler may call this."""
         self._asked = True
 
     @property
     def failed(self) -> bool:
-        """Whether ranks are out of step, or a rank has failed."""
+        """Return True if ranks are out of step, or a rank has failed."""
         return self._failure is not None
 
     def end(self) -> None:
@@ -219,7 +221,7 @@ class Lockstep:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread. Rank 0, whose store it is, leaves the others time to read the reason."""
+        """End the thread. Rank 0, the store's host, gives the others time to read the reason."""
         if self._rank == 0 and self._failure is not None:
             time.sleep(max(0.0, self._failed_at + 2 * TICK_S - time.monotonic()))
         self._closing = True
@@ -241,11 +243,7 @@ class Lockstep:
             raise PacelineError(self._failure)
 
     def _meet(self, point: str) -> None:
-        """Wait until all ranks have come to a point.
-
-        Raises:
-            PacelineError: a rank cannot come to it.
-        """
+        """Wait until all ranks have come to a point; raise a PacelineError if a rank cannot."""
         with self._changed:
             self._point = point
             self._wake.set()
@@ -282,7 +280,7 @@ class Lockstep:
             self._lost = True
             with self._changed:
                 self._changed.notify_all()
-            # Rank 0 may just have been quicker at the end of the last epoch.
+            # At the end of the last epoch, rank 0 may just have been quicker than this rank.
             while self._progress.in_loop and not self._closing:
                 self._observe()
                 waits = self._progress.phase in _WAITS and self._progress.since_s >= GRACE_S
@@ -310,7 +308,7 @@ class Lockstep:
         self._end_process_if_stuck()
 
     def _fell_out(self, failure: str) -> None:
-        """Ranks are out of step: names the rank in the log, and ends what waits."""
+        """Log that ranks are out of step, and end all waits on this rank."""
         self._failure, self._failed_at = failure, time.monotonic()
         logger.error("%s", failure)
         self._fail(PacelineError(failure))
@@ -329,24 +327,25 @@ class Lockstep:
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
     def _look(self, store: Store, point: str) -> None:
-        """Counts this rank at a point, and lets it continue once all ranks are there."""
+        """Count this rank at a point, and release it once all ranks are there."""
         if self._counted != point:
             self._counted = point
             store.add(_key(point), 1)
         if store.add(_key(point), 0) < self._world:
             return
         if self._rank == 0 and self._passed is not None:
-            store.delete_key(_key(self._passed))  # all have left it before they came here
+            # All ranks have left the previous point before they came here.
+            store.delete_key(_key(self._passed))
         self._passed = point
         with self._changed:
             self._point = None
             self._changed.notify_all()
 
     def _compare(self, store: Store) -> None:
-        """Compares what ranks have published, and stores what there is to say."""
         keys = [_key(f"rank/{rank}") for rank in range(self._world)]
         here = list(range(self._world))
-        if not store.check(keys):  # some ranks have not begun yet
+        # Some ranks may not have begun yet.
+        if not store.check(keys):
             here = [rank for rank in here if store.check([keys[rank]])]
         values = store.multi_get([keys[rank] for rank in here])
         of = {rank: _DECODER.decode(value) for rank, value in zip(here, values, strict=True)}
@@ -363,7 +362,7 @@ class Lockstep:
             self._note(store, of)
 
     def _dead(self, of: dict[int, Progress]) -> str | None:
-        """A rank on this machine whose process has ended, and that others still need."""
+        """Describe a rank on this machine whose process has ended while other ranks need it."""
         newest = max((each.epoch for each in of.values() if each.in_loop), default=-1)
         for rank, progress in of.items():
             here = progress.place == self._progress.place and not progress.closed
@@ -374,7 +373,7 @@ class Lockstep:
         return None
 
     def _missing(self, of: dict[int, Progress], now: float) -> str | None:
-        """The rank because of which a collective has failed, as far as there are signs."""
+        """Describe the rank because of which a collective has failed, if there are signs of it."""
         for rank, progress in of.items():
             if rank == self._rank:
                 continue
@@ -394,7 +393,6 @@ class Lockstep:
         return None
 
     def _note(self, store: Store, of: dict[int, Progress]) -> None:
-        """On rank 0, stores notes for the logs of all ranks."""
         for rank, step in lockstep.skips(of):
             seen = sum(isinstance(noted, tuple) for noted in self._noted)
             if (rank, step) not in self._noted and seen < _MOST_SKIPS:
@@ -426,7 +424,7 @@ class Lockstep:
         self._stored += 1
 
     def _end_process_if_stuck(self) -> None:
-        """Ends a rank that is still blocked in a collective long after ranks fell out of step."""
+        """End the process if it is blocked in a collective long after ranks fell out of step."""
         if self._failure is None or not self._progress.in_loop or self._progress.closed:
             return
         if time.monotonic() - max(self._failed_at, self._since[1]) < GRACE_S:
@@ -454,18 +452,19 @@ def _namespace() -> str:
 
 
 def _is_alive(process: int) -> bool:
-    """Return whether a process runs. One that has ended and was not waited for does not."""
+    """Return True if a process runs; a zombie does not count."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return not Path("/proc/self/stat").exists()  # without /proc nothing is known
+        # Without /proc nothing is known, so the process counts as alive.
+        return not Path("/proc/self/stat").exists()
     except (OSError, IndexError):
         return True
     return state not in ("Z", "X")
 
 
 def _record(failure: str) -> None:
-    """Writes the reason where TorchElastic looks for that of a rank that ends."""
+    """Write the reason into the error file that TorchElastic reads when a rank ends."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
         with suppress(OSError):

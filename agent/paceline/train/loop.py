@@ -1,4 +1,9 @@
-"""The training loop of a rank: what its loader and its session share."""
+"""Training loop of a rank: the state that its loader and its session share.
+
+The session makes the `Loop` and queries it. The loader drives it, and calls it around each step of
+the script's loop. The loop connects the rank's other parts (`wiring`) at the loader's first
+iteration, and releases them in `close`. It does not load data, and it does not compute gradients.
+"""
 
 from __future__ import annotations
 
@@ -57,21 +62,18 @@ _PASSED = (
     "and each pass over the loader is one, also a pass that the script leaves at once; after a "
     "checkpoint, let session.epochs(…) count"
 )
-_NAMED_S = 0.5  # a rank that fails because of another one looks so long for which one
+# A rank that fails because of another rank searches this long for that rank.
+_NAMED_S = 0.5
 _GIVE_LIMITS = "give Session(limits=…), or call session.profile before the loop"
 
 
 class Loop:
-    """Where training is on this rank, and what happens around each step. For one thread.
+    """Position and state of training on this rank. For one thread.
 
-    The session makes it and asks it where training is. The loader calls, in this order:
-    `begin_epoch`; `steps`, which it reads ahead; for each batch `begin_step`, or `begin_turn` for
-    the further micro-batches of a step, and `end_body` once the script's body has run; for each
-    planned step, after its batch, `take_over` until that gives None, and `end_step`; `end_epoch`.
-
-    Args:
-        context: of the run.
-        meeting: what the ranks know of each other.
+    The session makes it and queries it. The loader calls, in this order: `begin_epoch`; `steps`,
+    which it reads ahead; for each batch `begin_step`, or `begin_turn` for the further micro-batches
+    of a step, and `end_body` once the script's body has run; for each planned step, after its
+    batch, `take_over` until that returns None, and `end_step`; `end_epoch`.
     """
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
@@ -80,18 +82,24 @@ class Loop:
         self.rank = meeting.rank
         self._filler = meeting.filler
         self.profiles: list[Profile] = []
-        self.typical: list[int] = []  # samples of typical sizes, ascending; empty: no profiling yet
-        self.devices: list[RankDevice] = []  # of each rank, once a model is wrapped
-        self.epochs: int | None = None  # that the script trains, where the session knows
+        # Samples of typical sizes, ascending; empty before profiling.
+        self.typical: list[int] = []
+        # Each rank's device, once a model is wrapped.
+        self.devices: list[RankDevice] = []
+        # The number of epochs that the script trains, if the session knows.
+        self.epochs: int | None = None
         self.current = CurrentStep(
             meeting.world, accumulates=limits.micro_batches, group=meeting.group
         )
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed, meeting.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
-        self.proves = context.prove  # before the first step
-        self.proofs = 0  # that have begun
-        self._lookahead = 0  # steps that the loader fetches before training reaches them
+        # Check the loss before the first step.
+        self.proves = context.prove
+        # The number of such checks that have begun.
+        self.proofs = 0
+        # Steps that the loader fetches before training reaches them.
+        self._lookahead = 0
         self._refusing = (
             refuse_collectives(self.current)
             if context.uneven_steps or limits.micro_batches
@@ -104,77 +112,88 @@ class Loop:
         )
         self._schedules = Schedules(self.current)
         self._ending = Ending(self._ask_to_end)
-        self.saver: Saver | None = None  # of checkpoints, where the script declares them
-        self.wiring: Wiring | None = None  # from the first iteration on
-        self.memory: Memory | None = None  # the same, with a token budget
-        self._over: deque[RunningStep] = deque(maxlen=2)  # the newest turns of the script's loop
-        self.lockstep: Lockstep | None = None  # the same, if there are several ranks
-        self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
-        self._taken: Step | None = None  # the newest batch that was taken over
-        self._meeting: Meeting | None = meeting  # until the loop is closed
+        # Set if the script declares checkpoints.
+        self.saver: Saver | None = None
+        # The loader's first iteration sets `wiring`, `memory` (with a token budget), `lockstep` and
+        # `pool` (both if there are several ranks).
+        self.wiring: Wiring | None = None
+        self.memory: Memory | None = None
+        # The newest finished iterations of the script's loop.
+        self._over: deque[RunningStep] = deque(maxlen=2)
+        self.lockstep: Lockstep | None = None
+        self.pool: Pool | None = None
+        # The newest batch that was taken over from another rank.
+        self._taken: Step | None = None
+        # None once the loop is closed.
+        self._meeting: Meeting | None = meeting
         self._start = Position()
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
         self.trained.resume(0, 0, 0, self.context.epoch_steps.ends(0))
-        self._evaluations: list[Evaluation] = []  # before the first iteration
+        # Evaluations that the script reported before the first iteration.
+        self._evaluations: list[Evaluation] = []
 
-        self.epoch = 0  # the epoch that the loader is in, or was in last
-        self.step = -1  # the step of the run that the script is in, or was in last
+        # The epoch that the loader is in, or was in last.
+        self.epoch = 0
+        # The step of the run that the script is in, or was in last.
+        self.step = -1
         self.next_epoch = 0
-        self._ended: Step | None = None  # the epoch's newest step that ended and was not saved
-        # The newest step of the epoch, or the one before it, after which no gradients accumulate;
-        # None: they do since the epoch before.
+        # The epoch's newest step that has ended and is not saved.
+        self._ended: Step | None = None
+        # The newest step of the epoch, or the one before the epoch, after which no gradients
+        # accumulate. None: gradients have been accumulating since the epoch before.
         self._stepped: int | None = -1
-        self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
+        # The checkpoint was taken in the epoch's last step.
+        self._epoch_is_done = False
         self._in_epoch = False
-        self._saving = False  # or asking the other ranks whether to
-        self._ran_out = False  # the newest loop over the loader ran to its end
-        self._failure: PacelineError | None = None  # raised where Python swallowed it
-        self._stopped = False  # as of closing
+        # True while this rank saves, or asks the other ranks if a checkpoint is due.
+        self._saving = False
+        # The newest loop over the loader ran to its end.
+        self._ran_out = False
+        # An error that Python swallowed. The next use of the session raises it.
+        self._failure: PacelineError | None = None
+        # The value of `stopped` at closing.
+        self._stopped = False
         self.closed = False
 
-    # What the session asks.
+    # Methods for the session.
 
     @property
     def fillers(self) -> list[int]:
-        """The batch of a rank that has none: as many samples as the grid, if they fit in memory."""
+        """Return a filler batch: as many samples as the grid, or as many as fit in memory."""
         grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self.rank])) if limits else grid)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the whole epoch that the loader is in, or of the next one."""
+        """Return the steps of the whole epoch that the loader is in, or of the next one."""
         return self.context.epoch_steps.of(self.epoch if self._in_epoch else self.next_epoch)
 
     @property
     def begun(self) -> bool:
-        """Whether the loader's first iteration has begun."""
+        """Return True if the loader's first iteration has begun."""
         return self.wiring is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether an operator ended the run."""
+        """Return True if an operator ended the run."""
         if self.wiring is None:
             return self._stopped
         return self.wiring.follower.stopped and not self.wiring.follower.reforms
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether the next pass over the loader is empty: a checkpoint was an epoch's last step."""
+        """Return True if the next pass is empty: a checkpoint was taken in an epoch's last step."""
         return self._epoch_is_done
 
     @property
     def meeting(self) -> Meeting:
-        """What the ranks know of each other.
-
-        Raises:
-            PacelineError: the session is closed.
-        """
+        """Return the result of the ranks' rendezvous; raise a PacelineError after `close`."""
         self.refuse_closed()
         assert self._meeting is not None
         return self._meeting
 
     def introduce(self) -> None:
-        """Tells what this rank computes on; all ranks call it once a model is in place."""
+        """Exchange the ranks' devices; all ranks call it once a model is in place."""
         known, own = self.context.environment.run is not None, self.context.device.described()
         self.devices = introduce(self.meeting, own, self._trial, may_try=known)
 
@@ -188,7 +207,7 @@ class Loop:
         return flops(self.context.device.place, partial(hold, samples))
 
     def activity(self) -> Activity:
-        """The step that this rank is in, or was in last, and what the rank does. For any thread."""
+        """Return the rank's current or last step, and its phase. Any thread may call this."""
         running, wiring = self.current.running, self.wiring
         if self._saving:
             return self.step, Phase.CHECKPOINT
@@ -199,11 +218,7 @@ class Loop:
         return self.step, Phase.DATA if self._in_epoch else Phase.SCRIPT
 
     def running(self) -> RunningStep:
-        """The current step.
-
-        Raises:
-            PacelineError: the script is outside the loop over the loader.
-        """
+        """Return the current step; raise a PacelineError outside the loop over the loader."""
         if self.current.running is None:
             raise PacelineError(
                 "there is no current step: use this inside the loop over session.loader()"
@@ -211,12 +226,12 @@ class Loop:
         return self.current.running
 
     def figures(self) -> dict[str, float]:
-        """Of the newest turn that is over, on the device, too; empty: there is none yet."""
+        """Return the figures of the newest iteration that is over on host and device, or {}."""
         over = (turn.figures() for turn in reversed(self._over) if turn.readable)
         return next(over, {})
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Reports what the script measured on held-out data, once there is a control plane."""
+        """Report an evaluation, or keep it until the control plane is connected."""
         self.refuse_closed()
         if self.wiring is None:
             self._evaluations.append(evaluation)
@@ -224,30 +239,29 @@ class Loop:
             self.wiring.reporter.evaluated(evaluation)
 
     def refuse_begun(self, wish: str) -> None:
-        """Raises a PacelineError if training has begun: what is wished for must come before."""
+        """Raise a PacelineError if training has begun; `wish` is the call to make before."""
         self.refuse_closed()
         if self.begun:
             raise PacelineError(f"training has begun: {wish} before the loader's first iteration")
 
     def refuse_closed(self) -> None:
-        """Raises a PacelineError if the session is closed, or an earlier loop failed."""
+        """Raise a PacelineError if the session is closed, or an earlier loop failed."""
         if self.closed:
             raise PacelineError("this session is closed: make another Session")
         if self._failure is not None:
             raise PacelineError(str(self._failure)) from self._failure
 
     def position(self) -> Position:
-        """Where training is, with the current batch counted as used.
+        """Return the training position, with the current batch counted as used.
 
-        Raises:
-            PacelineError: the optimiser has not stepped for it, as further micro-batches follow.
+        Before a step's last micro-batch, a PacelineError is raised: the optimiser has not stepped.
         """
         running = self.current.running
         if running is not None and running.step.more:
             raise PacelineError(
                 "state_dict() in the middle of a step: save where session.batch.last is true"
             )
-        # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
+        # A stop leaves an epoch in its middle; the run that resumes here trains the rest of it.
         if self._in_epoch or self.stopped:
             if self.context.reader is not None:
                 return self._position_in_stream()
@@ -259,11 +273,7 @@ class Loop:
         return Position(self.next_epoch, self.step + 1)
 
     def _position_in_stream(self) -> Position:
-        """Where training is after an operator's stop: that epoch begins again.
-
-        Raises:
-            PacelineError: the script is in the loop over the loader.
-        """
+        """Return the position after an operator's stop: a stream begins that epoch again."""
         if self._in_epoch:
             raise PacelineError(
                 "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
@@ -272,7 +282,7 @@ class Loop:
         return Position(self.epoch, self.step + 1)
 
     def resume(self, position: Position) -> None:
-        """Begins at a checkpoint's position. Before the first iteration."""
+        """Begin at a checkpoint's position. Call it before the first iteration."""
         assert position.used is not None
         self.next_epoch = self.epoch = position.epoch
         self.step = position.step - 1
@@ -289,15 +299,11 @@ class Loop:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether training has not begun, and begins at no checkpoint's position."""
+        """Return True if training has not begun and no checkpoint's position was loaded."""
         return not self.begun and self._start.step == 0 and self._start.used is None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass over the loader be this epoch.
-
-        Raises:
-            PacelineError: the script is in the loop, or has come to a later epoch.
-        """
+        """Set the epoch of the next pass over the loader; see `Loader.set_epoch`."""
         self.refuse_closed()
         if self._in_epoch:
             raise PacelineError("set_epoch: call it before the loop over the loader, not in it")
@@ -309,7 +315,7 @@ class Loop:
             self.trained.resume(0, 0, 0, self.context.epoch_steps.ends(epoch))
 
     def save_with(self, saver: Saver) -> None:
-        """Saves with it from now on, and begins where it goes on. Before the first iteration."""
+        """Use a saver, and begin at its newest checkpoint. Call it before the first iteration."""
         if self.saver is not None:
             raise PacelineError("this session has checkpoints already: declare them once")
         self.saver = saver
@@ -317,7 +323,7 @@ class Loop:
             self.resume(position)
 
     def close(self) -> None:
-        """Ends the background threads, delivering what they hold, in a few seconds at most."""
+        """End the background threads within a few seconds; they deliver pending messages first."""
         self._stopped, self.closed = self.stopped, True
         if self.lockstep is not None:
             self.lockstep.end()
@@ -338,7 +344,8 @@ class Loop:
         if self._meeting is not None and not self._meeting.leads:
             if self.lockstep is not None:
                 self.lockstep.close()
-            with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
+            # Rank 0, which hosts the store, may have ended first.
+            with contextlib.suppress(RuntimeError):
                 self._meeting.store.set(left_key(self.rank), "")
         if self.wiring is not None:
             self.wiring.close(ran_out=self._ran_out, failed=self._is_out_of_step)
@@ -347,20 +354,13 @@ class Loop:
         if self._meeting is not None and self._meeting.lanes is not None:
             self._meeting.lanes.close()
         self._ending.close()
-        # Loader and script may live on; the store's server and its port must not.
+        # Loader and script may still exist; the store's server and its port must be released.
         self.wiring = self._meeting = self.pool = None
 
-    # What the loader calls.
+    # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begins the next epoch.
-
-        Args:
-            lookahead: steps that the loader fetches before training reaches them.
-
-        Returns:
-            Whether the epoch has steps.
-        """
+        """Begin the next epoch and return True if it has steps. `lookahead` is in steps."""
         self.refuse_closed()
         self._leave_if_asked()
         if self.stopped:
@@ -391,28 +391,30 @@ class Loop:
 
     @property
     def least_fair(self) -> int:
-        """Samples of the largest of equal parts of a step."""
+        """Return the samples of the largest local batch when a step is split equally."""
         return -(-self.context.terms.global_batch // self.meeting.world)
 
     @property
     def short(self) -> bool:
-        """Whether limits leave no room for equal parts."""
+        """Return True if the limits leave no room for equal local batches."""
         limits = self.context.limits.of_parts
         return bool(limits) and min(limits) < self.least_fair
 
     @property
     def may_be_uneven(self) -> bool:
-        """Whether ranks may get uneven parts: a control plane may plan them, or limits do."""
+        """Return True if local batches may be uneven, by a control plane's plan or by limits."""
         meeting = self.meeting
         if meeting.world == 1 or meeting.lanes is not None:
             return False
         return self.context.environment.run is not None or self.short
 
     def steps(self) -> Iterator[Step]:
-        """The steps of the epoch that has begun, as they are to be loaded."""
+        """Yield the steps of the epoch that has begun, in the order of loading."""
         assert self.wiring is not None
-        # A rank fetches so many turns of its loop ahead: as many steps, or fewer where it has
-        # several micro-batches in one. Each rank's fetching would wait for rank 0's, which plans.
+        # Fetching looks ahead by iterations of the loop, and a step with micro-batches takes
+        # several of them, so ranks fetch different numbers of steps ahead. Unless rank 0, which
+        # plans, plans the whole lookahead first, the other ranks' fetching waits for that of rank
+        # 0.
         plans_first = self.wiring.leader is not None and self.context.limits.micro_batches
         steps = self.wiring.follower.steps(self.epoch, self._lookahead if plans_first else 0)
         try:
@@ -421,20 +423,16 @@ class Loop:
             raise (error if self.lockstep is None else self.lockstep.explained(error)) from error
 
     def restore_random(self) -> None:
-        """Where training goes on from a checkpoint: random numbers go on, too."""
+        """Restore the random numbers when training continues from a checkpoint."""
         if self.saver is not None:
             self.saver.restore_random()
 
     def begin_step(self, step: Step, data_s: float) -> bool:
-        """Begins a step whose batch is loaded.
+        """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
-        Args:
-            step: what this rank does in it: as planned, or as `take_over` gave it.
-            data_s: how long the script waited for the batch.
-
-        Returns:
-            Whether the batch goes to the loop's body. If not, the batch is another rank's now, or
-            empty, and the step is over on this rank.
+        Return True if the batch goes to the loop's body. If False, the batch is another rank's now,
+        or empty, and the step is over on this rank. `step` is this rank's shard of the step: as
+        planned, or as `take_over` returned it.
         """
         assert self.wiring is not None
         taken = step is self._taken
@@ -450,7 +448,8 @@ class Loop:
             self._schedules.look(self.gate.chosen())
         mine = taken or self._is_mine(step)
         if self.gate.relaxed is None and step.pooled:
-            step = replace(step, pooled=False)  # the script does not suit it: all make this step
+            # The script does not suit relaxed synchronisation, so all ranks make this step.
+            step = replace(step, pooled=False)
         if not mine:
             step = step.without_batch()
         self.step = step.step
@@ -460,12 +459,11 @@ class Loop:
         return mine
 
     def begin_turn(self, micro: Step, data_s: float) -> None:
-        """Begins a further micro-batch of the current step, which is loaded; see `begin_step`."""
+        """Begin a further micro-batch of the current step, which is loaded; see `begin_step`."""
         self._finish_step()
         self._begin_running(micro, data_s)
 
     def _begin_running(self, step: Step, data_s: float) -> RunningStep:
-        """Starts a turn of the script's loop: the step's, or that of one of its micro-batches."""
         if step.more:
             self._schedules.look(None)
         self.gate.begin_turn(step)
@@ -474,32 +472,28 @@ class Loop:
         return self.current.running
 
     def _is_mine(self, step: Step) -> bool:
-        """Whether this rank trains the batch of a step that has begun."""
         if self.pool is None or not step.pooled:
             return True
-        pooled = self.gate.pools(step)  # else all ranks make each step together
+        # Without pooling, all ranks make each step together.
+        pooled = self.gate.pools(step)
         if not step.samples:
             return not pooled
         return self.pool.begins(step, may_leave=pooled)
 
     def _may_differ(self) -> bool:
-        """Whether ranks may have different numbers of turns from the next segment on.
+        """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        Not in the first segment of a relaxed synchroniser: then it is not known yet that it suits
-        the script, nor how the script steps its schedules.
+        They may not in the first segment of a relaxed synchroniser. Then it is not known yet if it
+        suits the script, and how the script steps its schedules.
         """
         return self.context.uneven_steps and self._schedules.known
 
     def is_lost(self, step: Step) -> bool:
-        """Whether a planned batch need not be loaded, as this rank will not train it."""
+        """Return True if this rank need not load a planned batch, as it will not train it."""
         return self.pool is not None and step.pooled and self.pool.is_lost(step)
 
     def take_over(self, step: Step) -> Step | None:
-        """Another rank's batch, which this rank trains next; None: there is none.
-
-        Args:
-            step: the planned step whose batch this rank is through with.
-        """
+        """Return another rank's batch, to be trained after this planned step; None: no batch."""
         self._taken = None
         if self.pool is not None and ends_span(step) and self.gate.pools(step):
             running = self.current.running
@@ -508,7 +502,7 @@ class Loop:
         return self._taken
 
     def end_step(self, step: Step) -> None:
-        """Ends a planned step: this rank is through with its own batch, and with others'."""
+        """End a planned step: this rank is done with its own batch, and with those taken over."""
         self._ended = step
         if self.gate.stepped or self.saver is None:
             self._stepped = step.step
@@ -524,11 +518,7 @@ class Loop:
             self._save(step)
 
     def end_body(self, closing: bool) -> None:
-        """Ends the loop's body.
-
-        Args:
-            closing: the script left the loop, by a break, a return or an exception.
-        """
+        """End the loop's body; `closing` if a break, a return or an exception left the loop."""
         running = self.running()
         if not closing and not running.step.more:
             self._keep_in_step(running)
@@ -545,32 +535,29 @@ class Loop:
         self.statistics.trained(running.step)
         if self.memory is not None and not closing:
             self.memory.fitted(running.step.load)
-        # Where the script left the loop, it may not have come to its schedule's step.
+        # If the script left the loop, it may not have come to its schedule's step.
         if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
         if self.pool is not None and self.gate.relaxed is not None:
             self.pool.worked(running.worked_s)
 
     def end_epoch(self, ran_out: bool) -> None:
-        """Ends the loop over the loader.
-
-        Args:
-            ran_out: the loader ran out of batches; otherwise the script left the loop.
-        """
-        # An error of the loader itself, as in reading a sample, is the current one here.
+        """End the loop over the loader; `ran_out` unless the script left the loop early."""
+        # An error of the loader itself, as in reading a sample, is the current exception here.
         own = sys.exception()
         failed = own is not None and not isinstance(own, GeneratorExit)
         raised = not ran_out and (failed or exception_ends_loop())
         if self.lockstep is not None and raised:
             self.lockstep.leave(raised=True)
-            self.lockstep.explained(PacelineError(), _NAMED_S)  # it is logged
+            # The call logs the reason.
+            self.lockstep.explained(PacelineError(), _NAMED_S)
         if self.memory is not None and raised and self.current.running is not None:
             self.memory.left(self.current.running.step.load)
         try:
             if self.lockstep is not None and not raised:
                 self._end_in_step(self.lockstep, ran_out)
             self.gate.end(ran_out)
-            # Else all ranks left after the same step.
+            # Statistics are a collective: all ranks must have left after the same step.
             if self._failure is None and not raised:
                 self.statistics.agree()
         except PacelineError as error:
@@ -582,7 +569,8 @@ class Loop:
                 self._save(self._ended)
             self._leave_if_asked()
             self._save_last()
-        # The script may end the process groups after its last epoch; a stop makes this the last.
+        # The script may destroy the process groups after its last epoch, so pending saves must end
+        # before. A stop makes this epoch the last one.
         last = self.stopped or self.epochs is None or self.next_epoch >= self.epochs
         if self.saver is not None and last:
             self.saver.wait()
@@ -598,7 +586,6 @@ class Loop:
             self._ending.deliver(self.close)
 
     def _watch_ranks(self) -> None:
-        """Begins to watch that this rank and the others are in step."""
         if self.meeting.world == 1:
             return
         self.lockstep = Lockstep(
@@ -613,12 +600,11 @@ class Loop:
         self.current.reducing, self.current.explained = self._reducing, self.lockstep.explained
 
     def _fail(self, error: PacelineError) -> None:
-        """Ends a wait for the plan. Called in another thread."""
         if self.wiring is not None:
             self.wiring.follower.fail(error)
 
     def _ask_to_end(self) -> bool:
-        """Have all ranks end after the same step; False: the script is not in its loop."""
+        """Ask all ranks to end after the same step; return False outside the script's loop."""
         if self.lockstep is not None:
             self.lockstep.ask_to_end()
         self._end_plan()
@@ -629,7 +615,7 @@ class Loop:
             self.wiring.leader.asked_to_end = True
 
     def _save_last(self) -> None:
-        """After an operator's stop, or a signal: saves where training is."""
+        """Save the training position after an operator's stop, or after a signal."""
         if self.saver is None or not self.stopped or self._failure is not None:
             return
         self._finish_step()
@@ -641,9 +627,9 @@ class Loop:
             self._saving = False
 
     def _last_position(self) -> Position | None:
-        """Where the optimiser stepped last: gradients that accumulate since then are lost.
+        """Return the position of the optimiser's last step, or None if it is in an earlier epoch.
 
-        None: that was in an earlier epoch.
+        Gradients accumulated since that step are lost.
         """
         if self.gate.stepped:
             return self.position()
@@ -661,7 +647,7 @@ class Loop:
             self.lockstep.reducing(running.step.step, model, running.meeting)
 
     def _keep_in_step(self, running: RunningStep) -> None:
-        """Ends a body: waits for the other ranks if it had no backward pass."""
+        """End a body; if it had no backward pass, wait for the other ranks."""
         if self.lockstep is None:
             return
         step, relaxed = running.step.step, self.gate.relaxed is not None
@@ -672,18 +658,18 @@ class Loop:
             self.lockstep.end_body(step, passes=False, relaxed=relaxed)
 
     def _end_in_step(self, lockstep: Lockstep, ran_out: bool) -> None:
-        """Ends the loop over the loader: all ranks leave it after the same step."""
         if ran_out:
             lockstep.end_epoch()
         elif self._failure is None:
-            # Only statistics are exchanged now, and only if all ranks left after the same step.
+            # Only statistics are exchanged after this, and only if all ranks left after the same
+            # step.
             waits = self.statistics.differ and self.gate.relaxed is None
             lockstep.leave(raised=False, waits=waits)
 
     def _leave_if_asked(self) -> None:
-        """Ends this rank where nodes join or leave, after all ranks have saved where training is.
+        """End this rank if nodes join or leave, after all ranks have saved the training position.
 
-        A script that left its loop early is past its step: there, this is the next epoch's begin.
+        If the script left its loop early, this runs when the next epoch starts.
         """
         if self.wiring is None or not self.wiring.follower.reforms:
             return
@@ -696,29 +682,30 @@ class Loop:
         end_process(self.context.environment.reform)
 
     def _fail_later(self, error: PacelineError) -> None:
-        """Keeps an error for the next use of the session while the loader's iterator is closed.
+        """Keep an error for the next use of the session.
 
-        Python swallows what a generator raises while it is closed.
+        Python swallows an error that a generator raises while it is closed.
         """
         self._failure = error
         logger.warning("%s", error)
 
     def _save(self, step: Step) -> None:
-        """Saves a checkpoint if it is due. All ranks have met after this step."""
+        """Save a checkpoint if it is due. All ranks are synchronised after this step."""
         if self.saver is None:
             return
         self._saving = True
         try:
             if self.saver.due(step, self.gate.stepped):
                 self._ended = None
-                self._finish_step()  # saving is no part of it
+                # Finish the step first: saving is no part of its time.
+                self._finish_step()
                 self.statistics.agree()
                 self.saver.save(self.position(), self._reported())
         finally:
             self._saving = False
 
     def _reported(self) -> threading.Event | None:
-        """Set once the control plane will know of all steps so far; None: there is none."""
+        """Return an event that is set once all steps so far are reported; None without a run."""
         reporter = self.wiring.reporter if self.wiring is not None else None
         return reporter.reported() if reporter is not None else None
 
@@ -733,7 +720,7 @@ class Loop:
             self.wiring.reporter.over(running)
 
     def _learn(self) -> None:
-        """Takes what ranks know of their memory from earlier attempts; each rank calls it."""
+        """Apply the memory limits that ranks learned in earlier attempts; each rank calls it."""
         if (budget := self.context.epoch_steps.budget) is None:
             return
         self.memory = Memory(self.context.environment.memory, self.meeting.process)
@@ -746,12 +733,10 @@ class Loop:
             )
 
     def _gradient_bytes(self) -> int | None:
-        """Of all gradients of the models that are wrapped so far; None: there are none."""
         parameters = {id(p): p for p in trained(self.gate.models)}
         return sum(p.numel() * p.element_size() for p in parameters.values()) or None
 
     def _connect(self, lookahead: int) -> Wiring:
-        """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting, lookahead)
         self._shapes.begin(on_cuda=self.context.device.on_cuda)

@@ -1,4 +1,9 @@
-"""How the ranks of a session meet: rank 0 broadcasts its store's address, and all connect to it."""
+"""Rendezvous of a session's ranks: rank 0 broadcasts its store's address, and all connect to it.
+
+`Session` calls `meet` on every rank. The result, a `Meeting`, is what ranks share while they train:
+the store, the key that signs pickles in it, and on rank 0 the sizes. If a rank fails, every rank
+raises. Later exchanges of small objects between ranks (`gathered`, `introduce`) are here, too.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,14 @@ from paceline.core.amounts.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
-TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
-REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
+# As long as a process group's timeout usually is: a rank may evaluate while others wait.
+TIMEOUT = timedelta(minutes=30)
+# Short, because rank 0's store listens before the other ranks learn its address.
+REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Errors of the user's arguments. Every rank raises them as they are.
+# Errors of the user's arguments. Every rank raises them with their own type.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -36,41 +43,46 @@ _KINDS: dict[str, type[Exception]] = {
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a mesh, for one rank; see `paceline.train.mesh`."""
+    """Lanes of a mesh, for one rank; see `paceline.train.mesh`."""
 
-    ranks: list[list[int]]  # of the process group, [S, W]: by place in a group, and by group
-    place: int  # of this rank in its group; 0: it speaks for the group
-    number: int  # of this rank's group: 0 … W − 1
-    group: dist.ProcessGroup  # of this rank's lane, as the script's own
+    # Ranks of the process group, [S, W]: by place in a group, and by group.
+    ranks: list[list[int]]
+    # This rank's place in its group; the rank at place 0 reports for the group.
+    place: int
+    # Number of this rank's group: 0 … W − 1.
+    number: int
+    # This rank's lane, with the same backend as the script's group.
+    group: dist.ProcessGroup
 
     @property
     def lane(self) -> list[int]:
-        """The ranks with this rank's place, one of each group, [W]."""
+        """Return the ranks with this rank's place, one of each group, [W]."""
         return self.ranks[self.place]
 
     @property
     def members(self) -> list[int]:
-        """The ranks of this rank's group, [S]."""
+        """Return the ranks of this rank's group, [S]."""
         return [lane[self.number] for lane in self.ranks]
 
     def of_lane(self) -> dist.ProcessGroup:
-        """Another process group of this rank's lane, over gloo; all ranks call it at once."""
+        """Make another process group of this rank's lane, over gloo; all ranks call it at once."""
         return one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
 
     def of_members(self) -> dist.ProcessGroup:
-        """A process group of this rank's group, over gloo; all ranks call it at once."""
+        """Make a process group of this rank's group, over gloo; all ranks call it at once."""
         groups = [list(group) for group in zip(*self.ranks, strict=True)]
         return one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
 
     def close(self) -> None:
-        """Ends the lane's process group, unless that would wait for ranks that may have failed."""
-        with suppress(ValueError):  # the script has ended all groups
+        """Destroy the lane's process group unless that would wait for ranks that failed."""
+        # The script may have destroyed all groups.
+        with suppress(ValueError):
             if dist.get_backend(self.group) == "gloo":
                 dist.destroy_process_group(self.group)
 
 
 def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.ProcessGroup:
-    """Makes a process group for each of these; returns this rank's."""
+    """Make a process group for each list of ranks; return this rank's group."""
     made = [dist.new_group(ranks, **options) for ranks in groups]
     group = made[groups.index(mine)]
     assert isinstance(group, dist.ProcessGroup)
@@ -79,43 +91,46 @@ def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.Pro
 
 @dataclass(frozen=True)
 class Meeting:
-    """What each rank knows once the ranks have met. The sizes stay on rank 0."""
+    """State that the ranks share after their rendezvous. The sizes stay on rank 0."""
 
     rank: int
     world: int
     store: Store
-    filler: int  # the smallest sample; -1: of a stream, whichever the rank has
-    sizes: npt.NDArray[np.float64] | None  # [N], on rank 0; of a stream empty
-    # Ranks sign pickles in the store with it: whoever reaches the store can write there.
+    # The smallest sample; -1 for a stream, where a rank uses any sample that it has.
+    filler: int
+    # [N] on rank 0; empty for a stream; None on other ranks.
+    sizes: npt.NDArray[np.float64] | None
+    # Ranks sign pickles in the store with this key, because other processes that reach the store
+    # can write there.
     key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
-    # Where several ranks share each batch: then `rank` is the number of this rank's group and
+    # Set if several ranks share each batch. Then `rank` is the number of this rank's group and
     # `world` the number of groups, the store is the lane's, and `stores` are those of all lanes.
     lanes: Lanes | None = None
     stores: list[Store] = field(default_factory=list)
 
     @property
     def leads(self) -> bool:
-        """Whether this rank plans for all."""
+        """Return True if this rank plans for all ranks."""
         return self.rank == 0 and self.speaks
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank reports what its group does."""
+        """Return True if this rank reports for its group."""
         return self.lanes is None or self.lanes.place == 0
 
     @property
     def process(self) -> int:
-        """This rank's number in the process group."""
+        """Return this rank's number in the process group."""
         return self.rank if self.lanes is None else self.lanes.lane[self.rank]
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group of the ranks that have batches of their own; None: the default one."""
+        """Return the process group of the ranks with batches of their own; None: the default."""
         return None if self.lanes is None else self.lanes.group
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: (0, 1) without a process group.
+    """Return this process's rank and the number of ranks: (0, 1) without a process group.
 
     Raises:
         PacelineError: a launcher started several ranks, but there is no process group yet.
@@ -131,19 +146,18 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
-    """Brings the ranks together; each calls it.
+    """Perform the rendezvous; each rank calls it.
+
+    If a rank raises, every rank does. Errors other than TypeError and ValueError are raised as a
+    PacelineError on the other ranks, including errors that `sizes` raises.
 
     Args:
-        arguments: those that must be equal on all ranks, by name.
+        arguments: the arguments that must be equal on all ranks, by name.
         sizes: called on rank 0.
 
     Raises:
         ValueError: an argument differs between ranks.
         PacelineError: a rank cannot reach rank 0's store.
-        whatever `sizes` raises.
-
-    If a rank raises, every rank does. What is neither a TypeError nor a ValueError
-    is a PacelineError on the other ranks.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -173,7 +187,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
 
 
 def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
-    """λ of every sample, [N], on every rank; each calls it."""
+    """Return λ of every sample, [N], on every rank; each rank calls it."""
     box = [meeting.sizes]
     if meeting.world > 1:
         dist.broadcast_object_list(box, src=0)
@@ -188,22 +202,15 @@ def _filler(sizes: npt.NDArray[np.float64]) -> int:
 def introduce(
     meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:
-    """Which devices the ranks have. Each rank calls it once, when it wraps a model.
+    """Return the ranks' devices, [W]. Each rank calls it once, when it wraps its first model.
 
-    Nobody waits for a trial unless only a trial tells how the devices compare.
-
-    Args:
-        meeting: of the ranks.
-        own: this rank's device.
-        trial: measures operations a second on this rank; None: it cannot.
-        may_try: on rank 0, whether somebody wants to know what a trial says.
-
-    Returns:
-        Each rank's device, [W].
+    The ranks make trials only if nothing else shows how the devices' speeds compare. `trial`
+    returns this rank's operations per second, or None. `may_try` is set on rank 0 if a control
+    plane uses the results.
     """
     words = gathered(meeting.world, (own, may_try), meeting.group)
     devices = [device for device, _ in words]
-    # Ranks that share a batch make no trial: it would be of a rank, and not of its group.
+    # Ranks that share a batch make no trial, because it would measure a rank and not its group.
     if words[0][1] and meeting.world > 1 and meeting.lanes is None and need_trial(devices):
         tried = msgspec.structs.replace(own, flops=trial())
         devices = gathered(meeting.world, tried)
@@ -211,13 +218,7 @@ def introduce(
 
 
 def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank says, by rank; each calls it.
-
-    Args:
-        world: how many ranks there are.
-        word: of this rank.
-        group: of these ranks; None: the default one.
-    """
+    """Return the objects that all ranks pass in `word`, by rank; each rank calls it."""
     words = [word] * world
     if world > 1:
         dist.all_gather_object(words, word, group=group)
@@ -225,7 +226,7 @@ def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> l
 
 
 def _hosted() -> TCPStore:
-    """Rank 0's store: reachable from this machine only, where all ranks are on it."""
+    """Host rank 0's store, reachable from this machine only if all ranks are on it."""
     make = partial(TCPStore, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     if os.environ.get("MASTER_ADDR") not in ("127.0.0.1", "localhost"):
         return make("localhost", 0, None)
@@ -255,9 +256,9 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
 
 
 def _wait_for_all(world: int, error: Exception | None = None) -> None:
-    """Waits until each rank is connected to rank 0's store, or has failed to do so.
+    """Wait until each rank is connected to rank 0's store, or has failed to connect.
 
-    Without that, rank 0 could end, and its store with it, before another rank is connected.
+    Without this, rank 0 could end, and its store with it, before another rank is connected.
     """
     words = gathered(world, {} if error is None else _described(error))
     for rank, word in enumerate(words):
@@ -270,7 +271,6 @@ def _described(error: Exception) -> dict[str, Any]:
 
 
 def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
-    """Raises another rank's error on this rank."""
     kind = _KINDS.get(word["kind"])
     if kind is None:
         raise PacelineError(f"on rank {rank}: {word['kind']}: {word['error']}")
@@ -278,10 +278,10 @@ def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
 
 
 def place() -> str:
-    """Names where this process runs: two processes in one place reach each other over loopback.
+    """Return an id of this machine and network: processes with equal ids share a loopback device.
 
-    Such processes share a kernel, known by its boot id, and a network namespace. The host name
-    does not tell: cloned machines share a name, and a container may take its host's.
+    Such processes share a kernel, identified by its boot id, and a network namespace. The host name
+    does not identify them: cloned machines share a name, and a container may use its host's name.
     """
     try:
         network = str(_NETWORK.readlink())
@@ -291,19 +291,16 @@ def place() -> str:
 
 
 def kernel() -> str:
-    """Names the kernel that this process runs on."""
+    """Return an id of the kernel that this process runs on."""
     try:
         return _BOOT_ID.read_text().strip()
-    except OSError:  # not Linux, or a container that hides it
+    # The file is missing outside of Linux, and in containers that hide it.
+    except OSError:
         return socket.gethostname()
 
 
 def reach(rank: int, host: str, port: int) -> TCPStore:
-    """This rank's connection to rank 0's store.
-
-    Raises:
-        PacelineError: nothing answers there.
-    """
+    """Connect this rank to rank 0's store; raise a PacelineError if nothing answers."""
     try:
         store = TCPStore(host, port, None, is_master=False, timeout=REACH)
     except dist.DistError as error:

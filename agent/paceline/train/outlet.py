@@ -1,4 +1,8 @@
-"""Where a rank's telemetry goes: to the bus, else to the spool, else it waits in memory."""
+"""Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
+
+`report.Emitter`'s thread calls the `Outlet`. It never raises because of a failed delivery: it
+retries, and counts records as lost only when bus, spool and memory are full or at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from paceline.wire.parts import in_parts
 
 logger = logging.getLogger(__name__)
 
-HELD_BYTES = 16 << 20  # hours of steps, while bus and disk are full or away
+# Enough for hours of steps while bus and disk are full or unavailable.
+HELD_BYTES = 16 << 20
 
 _RETRY_S = 0.5
 _TIMEOUT_S = 1.0
@@ -25,16 +30,17 @@ _Fields = dict[bytes, bytes]
 
 
 class Outlet:
-    """Delivers messages at least once each, or counts their records as lost. For one thread.
+    """Sink that delivers each message at least once, or counts its records as lost. For one thread.
 
-    What neither bus nor spool takes is kept in memory and offered to both again: at most
-    `HELD_BYTES`, and a `Hello` besides. Only an outage of the bus breaks the order of messages.
+    Messages that neither bus nor spool accepts are kept in memory, at most `HELD_BYTES` and a
+    `Hello` besides, and offered to both again. Only an outage of the bus changes the order of
+    messages.
 
     Args:
         run: public run id.
-        bus: Redis URL; None: everything goes to the spool.
-        spool: keeps what the bus does not take; None: memory does until `close`.
-        stream: of the bus, to write to.
+        bus: Redis URL; None: all messages go to the spool.
+        spool: stores messages that the bus does not accept; None: memory does until `close`.
+        stream: name of the bus's stream to write to.
     """
 
     def __init__(
@@ -44,9 +50,11 @@ class Outlet:
         self._stream = stream
         self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
         self._spool = spool
-        self._held: deque[tuple[_Fields, int]] = deque()  # with how many records each has
+        # Messages, each with its number of records.
+        self._held: deque[tuple[_Fields, int]] = deque()
         self._held_bytes = 0
-        self._hello: deque[Message] = deque()  # parts that neither bus nor spool has taken
+        # Parts that neither bus nor spool has accepted.
+        self._hello: deque[Message] = deque()
         self._lost = 0
         self._noted = 0
         away = "the bus does not take telemetry, which is spooled"
@@ -56,12 +64,13 @@ class Outlet:
 
     @property
     def lost(self) -> int:
-        """Records lost so far. Any thread may ask."""
+        """Return the number of records lost so far. Any thread may call this."""
         return self._lost + (self._spool.lost if self._spool is not None else 0)
 
     def deliver(self, message: Message) -> None:
-        """Sends, spools or keeps a message."""
-        if isinstance(message, Hello):  # controllers plan only after a Hello
+        """Send, spool or keep a message."""
+        # A Hello goes out first: controllers plan only after they have it.
+        if isinstance(message, Hello):
             self._deliver_hello(message)
             return
         fields = encode(message, self._run)
@@ -79,30 +88,27 @@ class Outlet:
             self._hello.popleft()
 
     def retry(self) -> None:
-        """Offers what is kept in memory to bus and spool again."""
-        # A Hello comes first: the control plane must know the attempt.
+        """Offer the messages in memory to bus and spool again."""
+        # A Hello goes first: the control plane must know the attempt.
         while self._hello and self._to_bus(encode(self._hello[0], self._run)):
             self._hello.popleft()
         while self._held and not (self._bus_paused and self._spool_paused):
             fields, records = self._held[0]
             if not self._taken(fields, records):
-                self._held.rotate(-1)  # a message larger than the spool must not keep others back
+                # A message that is larger than the spool must not keep others back.
+                self._held.rotate(-1)
                 break
             self._release()
 
     def tend(self, dropped: int) -> None:
-        """Closes a chunk of the spool that is old, and notes there how many records were lost.
-
-        Args:
-            dropped: by anybody, so far.
-        """
+        """Close an old chunk of the spool, and note that `dropped` records were lost so far."""
         if self._spool is not None:
             self._spool.roll()
             if not self._spool_outage.paused:
                 self._note(self._spool, dropped)
 
     def end(self) -> None:
-        """Offers all that is kept for the last time; what nobody takes is lost."""
+        """Offer the messages in memory for the last time, and count the rest as lost."""
         self.retry()
         while self._hello and self._to_spool(encode(self._hello[0], self._run), 1, now=True):
             self._hello.popleft()
@@ -125,11 +131,7 @@ class Outlet:
             )
 
     def close(self, dropped: int) -> None:
-        """Closes spool and connection.
-
-        Args:
-            dropped: records lost by anybody.
-        """
+        """Close spool and connection, and note that `dropped` records were lost."""
         if self._spool is not None:
             self._spool.close()
             self._note(self._spool, dropped)
@@ -177,12 +179,9 @@ class Outlet:
         return True
 
     def _to_spool(self, fields: _Fields, records: int, *, now: bool = False) -> bool:
-        """Whether the spool took it.
+        """Append a message to the spool; return False if the spool does not accept it.
 
-        Args:
-            fields: of the message.
-            records: in it.
-            now: also while there is a pause after a failure.
+        With `now`, this is tried even during the pause after a failure.
         """
         if self._spool is None or (self._spool_outage.paused and not now):
             return False

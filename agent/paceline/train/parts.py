@@ -1,4 +1,8 @@
-"""Parts of the plan: a rank's part of a segment, of one step, and what the script sees of it."""
+"""Shards of the plan: a rank's shard of a segment, of a step, and the script's view of a step.
+
+The leader stores a `Part` for each rank and segment in the ranks' store. The follower reads it and
+turns it into `Step` objects. `Session.batch` shows the script a `Batch`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What one rank does in one step."""
+    """One rank's shard of one step."""
 
     epoch: int
     step: int
@@ -27,35 +31,48 @@ class Step(msgspec.Struct, frozen=True):
     load: float
     squares: float  # Σλ²
     longest: float
-    weight: float  # of this rank's mean gradient in the update
+    # Weight of this rank's mean gradient in the update.
+    weight: float
     ett_s: float | None
-    threads: int  # CPU threads to use; 0: as many as the script has
-    even: bool = True  # all ranks have as many samples in it
+    # CPU threads to use; 0: the script's own number.
+    threads: int
+    # All ranks have the same number of samples in the step.
+    even: bool = True
     synchroniser: Synchronisation = ALLREDUCE
-    last: bool = False  # the last step of its segment
-    epoch_end: bool = False  # the last step of its epoch
-    segment_first: int = 0  # the first step of its segment,
-    segment_end: int = 0  # and the first one after it
-    pooled: bool = False  # ranks take batches of the segment over from each other
-    shared: bool = False  # this rank may train further batches under the same step's number
-    planned: int | None = None  # of a batch that was taken over: the step that it was planned for
-    micro: tuple[Step, ...] = ()  # the micro-batches that it is computed in; empty: it is in one
-    share: float = 1.0  # of a micro-batch in the mean over this rank's batch
-    place: int = 0  # of a micro-batch in its step
-    more: bool = False  # further micro-batches follow, and then the optimiser steps
+    # The last step of its segment.
+    last: bool = False
+    # The last step of its epoch.
+    epoch_end: bool = False
+    # The first step of its segment, and the first step after the segment.
+    segment_first: int = 0
+    segment_end: int = 0
+    # Ranks take batches of the segment over from each other.
+    pooled: bool = False
+    # This rank may train further batches under the same step's number.
+    shared: bool = False
+    # For a batch that was taken over: the step that it was planned for.
+    planned: int | None = None
+    # The micro-batches of the step; empty: the step is computed at once.
+    micro: tuple[Step, ...] = ()
+    # For a micro-batch: its share in the mean over this rank's batch.
+    share: float = 1.0
+    # For a micro-batch: its index in the step.
+    place: int = 0
+    # Further micro-batches follow before the optimiser steps.
+    more: bool = False
 
     @property
     def turns(self) -> tuple[Step, ...]:
-        """What each turn of the script's loop is about: the step's micro-batches, or the step."""
+        """Return the batches of the loop's iterations: the step's micro-batches, or the step."""
         return self.micro or (self,)
 
     @property
     def samples(self) -> int:
-        """n_j, the number of samples."""
+        """Return n_j, the number of samples."""
         return len(self.indices)
 
     def without_batch(self) -> Step:
-        """The step of a rank that has no batch in it."""
+        """Return the same step without samples, for a rank that has no batch in it."""
         return replace(
             self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None, micro=()
         )
@@ -63,33 +80,41 @@ class Step(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of the current step, or a micro-batch of it."""
+    """This rank's local batch of the current step, or a micro-batch of it.
+
+    `step` counts from 0 over the whole run, across epochs.
+    """
 
     epoch: int
-    step: int  # of the run, from 0, across epochs
-    samples: int  # n_j; if 0, the batch is a filler
-    load: float  # Λ_j, the sum of their sizes
-    weight: float  # of the batch's mean gradient in the update
-    last: bool = True  # the optimiser steps now; False: further micro-batches of the step follow
+    step: int
+    # n_j; 0: the batch is a filler.
+    samples: int
+    # Λ_j, the sum of the samples' sizes.
+    load: float
+    # Weight of the batch's mean gradient in the update.
+    weight: float
+    # The optimiser steps after this batch; False: further micro-batches of the step follow.
+    last: bool = True
 
     @property
     def empty(self) -> bool:
-        """Whether the batch is a filler, which your own metrics must leave out."""
+        """Return True if the batch is a filler, which your own metrics must leave out."""
         return self.samples == 0
 
 
 class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive samples of a rank's part of a step."""
+    """Consecutive samples of a rank's local batch."""
 
     samples: int
     load: float
     squares: float
     longest: float
-    share: float  # in the mean over the rank's part: of its samples or of its load
+    # Share in the mean over the rank's local batch, by samples or by load.
+    share: float
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's part of a segment: an entry in the ranks' store, read once and then deleted."""
+    """One rank's shard of a segment: an entry in the ranks' store, read once and then deleted."""
 
     epoch: int
     segment: int
@@ -97,24 +122,31 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     counts: list[int]  # [steps] n_j
     loads: list[float]  # [steps] Λ_j
     weights: list[float]  # [steps] n_j/Σn or Λ_j/ΣΛ
-    ett_s: list[float]  # [steps], expected compute time; empty if unknown
-    indices: bytes  # little-endian uint32, all steps in order
+    # Expected compute times in s, [steps]; empty: unknown.
+    ett_s: list[float]
+    # Little-endian uint32, all steps in order.
+    indices: bytes
     epoch_end: bool
     squares: list[float] = []  # [steps] Σλ²
     longest: list[float] = []  # [steps] max λ
     threads: int = 0
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
-    reform: bool = False  # with `stop`: nodes join or leave, and the ranks' processes end
-    pooled: bool = False  # ranks take batches of the segment over from each other
-    # [steps]: those that a step is computed in; empty: all of it at once
+    # With `stop`: nodes join or leave, and the ranks' processes end.
+    reform: bool = False
+    # Ranks take batches of the segment over from each other.
+    pooled: bool = False
+    # The micro-batches of each step, [steps]; empty: each step is computed at once.
     micro: list[list[MicroBatch]] = []
-    node: NodePart | None = None  # on the first rank of each node, where data lives on nodes
-    uneven: list[int] = []  # steps of the segment, from 0, in which ranks have different numbers
-    failed: str = ""  # with `stop`: why there is no more plan; empty: it was ended on purpose
+    # On the first rank of each node, if data lives on nodes.
+    node: NodePart | None = None
+    # Steps of the segment, from 0, in which ranks have different numbers of samples.
+    uneven: list[int] = []
+    # With `stop`: the reason why planning failed; empty: the plan was ended on purpose.
+    failed: str = ""
 
     def steps(self) -> Iterator[Step]:
-        """The steps in order."""
+        """Yield the steps in order."""
         indices = np.frombuffer(self.indices, dtype="<u4").tolist()
         end = 0
         for k, count in enumerate(self.counts):
@@ -165,34 +197,33 @@ _decoder = msgspec.msgpack.Decoder(Part)
 
 
 def encode_part(part: Part) -> bytes:
-    """A part as the ranks' store holds it."""
+    """Encode a shard for the ranks' store."""
     return _encoder.encode(part)
 
 
 def decode_part(data: bytes) -> Part:
-    """The reverse of `encode_part`."""
+    """Decode a shard from the ranks' store."""
     return _decoder.decode(data)
 
 
 def part_key(segment: int, rank: int) -> str:
-    """The store's key of a rank's part of a segment."""
+    """Return the store's key of a rank's shard of a segment."""
     return f"seg/{segment}/{rank}"
 
 
 def get_part(store: Store, segment: int, rank: int) -> Part:
-    """A rank's part of a segment; waits until the leader has stored it.
+    """Read a rank's shard of a segment; wait until the leader has stored it.
 
-    Raises:
-        torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
+    A DistError means that rank 0 has ended, or stored nothing within the store's timeout.
     """
     return decode_part(store.get(part_key(segment, rank)))
 
 
 def put_part(store: Store, segment: int, rank: int, part: Part) -> None:
-    """Stores a rank's part of a segment."""
+    """Store a rank's shard of a segment."""
     store.set(part_key(segment, rank), encode_part(part))  # type: ignore[arg-type]
 
 
 def left_key(rank: int) -> str:
-    """The store's key by which a rank says that it reads no more segments."""
+    """Return the store's key that a rank sets when it reads no more segments."""
     return f"left/{rank}"

@@ -1,4 +1,8 @@
-"""The profiling phase: what batches of each size cost a rank, before training (LBB Alg. 1)."""
+"""Profiling phase before training: times and memory limits by batch size (LBB Alg. 1).
+
+`Session.profile` calls `profile_ranks` on every rank. `Limits` hold how much fits into each rank's
+memory, as the user or a profile gave it.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +29,32 @@ if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.meeting import Meeting
 
-_TIMINGS = 3  # timings of each batch size; their median counts
+# Timings of each batch size; their median counts.
+_TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
-Finish = Callable[[], None]  # waits until the device has done all that it was given
-Hold = Callable[[int, float], None]  # called with samples, and when their batch began
+# Waits until the device has completed the work that it was given.
+Finish = Callable[[], None]
+# Called with the number of samples, and the time when their batch began.
+Hold = Callable[[int, float], None]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What one rank measured."""
+    """Measurements of one rank."""
 
-    times: list[tuple[int, float]]  # samples and seconds, ascending
-    limit: int | None = None  # most samples that fit into memory; None: even `most` fitted
+    # Samples and seconds, by ascending number of samples.
+    times: list[tuple[int, float]]
+    # The most samples that fit into memory; None: memory never ran out.
+    limit: int | None = None
 
 
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
-    """Times batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
+    """Time batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
 
-    Args:
-        run_batch: runs forward and backward on a number of samples.
-        most: the largest number of samples.
-        finish: waits for the model's device.
-        hold: waits until the emulated device is done with a batch.
-
-    Raises:
-        PacelineError: memory runs out at the first batch.
-        whatever `run_batch` raises, unless it says that memory ran out.
+    `finish` waits for the model's device. `hold` waits until the emulated device would be done.
+    A PacelineError means that memory runs out at the first batch. Other errors of `run_batch` pass
+    through.
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
@@ -59,7 +62,8 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
     for samples in sizes:
         try:
             if not times:
-                timed(samples)  # allocates, compiles, warms up
+                # The first run allocates, compiles and warms up.
+                timed(samples)
             several = [timed(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
@@ -67,7 +71,7 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
         else:
             times.append((samples, statistics.median(several)))
             continue
-        # Not in the handler, whose traceback keeps the batch alive.
+        # Not in the handler, because its traceback keeps the batch alive.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")
@@ -85,7 +89,7 @@ def _timed(run_batch: Callable[[int], object], finish: Finish, hold: Hold, sampl
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a CPU or on a GPU."""
+    """Return True if an error means that memory ran out, on a CPU or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # PyTorch's CPU allocator, cuDNN, cuBLAS, CUDA and MPS raise a plain RuntimeError.
@@ -95,7 +99,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Within it wrapped models do not reduce gradients; unless it raises, they have none after."""
+    """Keep wrapped models from reducing gradients; clear the gradients unless the body raises."""
     with ExitStack() as local:
         for model in models:
             local.enter_context(model.unreduced())
@@ -106,7 +110,7 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Within it an optimiser that steps wrapped models raises a PacelineError."""
+    """Raise a PacelineError in the body if an optimiser steps wrapped models."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
 
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
@@ -124,18 +128,17 @@ def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What came of measuring on one rank."""
+    """Result or error of measuring on one rank."""
 
     profile: Profile | None
     error: str = ""
 
 
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
-    """Measures on this rank and returns every rank's profile. All ranks call it, equally often.
+    """Measure on this rank and return every rank's profile. All ranks call it, equally often.
 
-    Raises:
-        PacelineError: another rank failed to measure; the message names that rank.
-        whatever `measured` raises on this rank.
+    Errors of `measured` pass through on this rank. On the other ranks, a PacelineError names this
+    rank.
     """
 
     # An earlier call may have failed and left entries that must not be read.
@@ -170,21 +173,11 @@ def profile_ranks(
     run_batch: Callable[[int], object],
     most: int,
 ) -> list[Profile]:
-    """Measures on each rank; see `Session.profile`. All ranks call it.
+    """Measure on each rank; see `Session.profile`. All ranks call it, equally often.
 
-    Args:
-        meeting: what the ranks know of each other.
-        models: which do not reduce gradients meanwhile.
-        finish: see `measure`.
-        hold: makes what `measure` needs from the means of λ and of λ².
-        run_batch: see `measure`.
-        most: see `measure`.
-
-    Returns:
-        What each rank measured.
-
-    Raises:
-        PacelineError, and what `run_batch` raises: see `gather`.
+    `run_batch`, `most` and `finish` are those of `measure`. `hold` makes the `hold` of `measure`
+    from the means of λ and of λ². The models do not reduce gradients meanwhile. Errors are those of
+    `gather`.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):
@@ -194,26 +187,26 @@ def profile_ranks(
 
 
 def _part(store: Store, rank: int, world: int) -> None:
-    """This rank has read everything. Rank 0, whose store ends with it, waits for all ranks."""
+    """Wait on rank 0 until all ranks have read everything, because its store ends with it."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Gives all ranks the means of λ and of λ², which rank 0 knows; each rank calls it."""
+    """Share the means of λ and of λ², which rank 0 has, with all ranks; each rank calls it."""
     if sizes is not None:
-        sizes = sizes if len(sizes) else np.ones(1)  # of a stream they are not known yet
+        # The sizes of a stream are not known yet.
+        sizes = sizes if len(sizes) else np.ones(1)
         store.set("profile/sizes", json.dumps([float(sizes.mean()), float((sizes**2).mean())]))
     mean, square = json.loads(store.get("profile/sizes"))
     return mean, square
 
 
 def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
-    """Gives all ranks typical samples, whose sizes rank 0 knows; each rank calls it.
+    """Return the indices of typical samples, whose sizes only rank 0 has; each rank calls it.
 
-    Returns:
-        The places of `most` samples in the data set; their sizes are its quantiles, ascending.
+    The sizes of these `most` samples are quantiles of all sizes, ascending.
     """
     if sizes is not None:
         order = np.argsort(sizes, kind="stable")
@@ -224,16 +217,15 @@ def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
 
 
 def spread(items: list[int], count: int) -> list[int]:
-    """So many of the items, at equal distances: the middle one, those at a quarter, and so on."""
+    """Return `count` of the items at equal distances; a single one is the middle item."""
     places = (np.arange(count) + 0.5) * len(items) / count
     return [items[int(place)] for place in places]
 
 
 def listed_limits(limits: Any) -> list[int]:
-    """The user's limits as a list: from a number, any kind of sequence, or None (then empty).
+    """Return the user's limits, a number, a sequence or None, as a list (None: empty).
 
-    Raises:
-        TypeError, ValueError: not whole numbers ≥ 0.
+    Limits that are not whole numbers ≥ 0 raise a TypeError or a ValueError.
     """
     if limits is None:
         return []
@@ -244,35 +236,38 @@ def listed_limits(limits: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many samples fit into the ranks' memory, and what that limits."""
+    """Limits of the ranks' memory, and the quantity that they limit."""
 
-    samples: list[int]  # at once, [W]; empty: not known
-    micro_batches: bool = False  # a rank's part of a step may be more, in several micro-batches
-    tokens: list[float] = field(default_factory=list)  # size units at once, [W]; empty: not known
+    # Samples that fit at once, [W]; empty: not known.
+    samples: list[int]
+    # A rank's local batch may be larger than its limit, in several micro-batches.
+    micro_batches: bool = False
+    # Size units that fit at once, [W]; empty: not known.
+    tokens: list[float] = field(default_factory=list)
 
     @property
     def cuts(self) -> bool:
-        """Whether ranks' parts are cut into micro-batches."""
+        """Return True if local batches are cut into micro-batches."""
         return bool(self.of_micro_batches or self.tokens_of_micro_batches)
 
     @property
     def of_parts(self) -> list[int]:
-        """The most samples of each rank's part of a step, [W]; empty: there are no limits."""
+        """Return the most samples of each rank's local batch, [W]; empty: no limits."""
         return [] if self.micro_batches else self.samples
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """The most samples of each rank's micro-batches, [W]; empty: parts are not cut."""
+        """Return the most samples of each rank's micro-batches, [W]; empty: no cuts."""
         return self.samples if self.micro_batches else []
 
     @property
     def tokens_of_parts(self) -> list[float]:
-        """The most size units of each rank's part of a step, [W]; empty: there are no limits."""
+        """Return the most size units of each rank's local batch, [W]; empty: no limits."""
         return [] if self.micro_batches else self.tokens
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """The most size units of each rank's micro-batches, [W]; empty: parts are not cut."""
+        """Return the most size units of each rank's micro-batches, [W]; empty: no cuts."""
         return self.tokens if self.micro_batches else []
 
 
@@ -283,14 +278,9 @@ def limits_of(
     world: int,
     micro_batches: bool = False,
 ) -> Limits:
-    """The most samples of each rank, from the user and from profiles.
+    """Return the most samples of each rank, from the user's limits and from profiles.
 
-    Args:
-        given: the user's: one for each rank, or one number for all; empty: none.
-        profiles: of each rank; empty: there was no profiling phase.
-        global_batch: samples of a step.
-        world: W.
-        micro_batches: see `Session`.
+    `given` has one limit for each rank, or one for all, or none.
 
     Raises:
         ValueError: the number of the user's limits is wrong, or nothing fits into a rank's memory.

@@ -1,31 +1,32 @@
-"""Proof that a script's loss can be balanced: its gradient does not depend on how ranks split it.
+"""Check that a script's loss can be balanced: its gradient must not depend on how ranks split it.
 
-A balanced step is right only if the weighted sum of the ranks' gradients is the gradient of the
-global batch as a whole. Whether that is so depends on the loss, which the script's loop computes by
-itself. So the loop's body runs on a few samples in several arrangements, called trials, all of
-which hold each sample equally often:
+A balanced step is correct only if the weighted sum of the ranks' gradients is the gradient of the
+whole global batch. That depends on the loss, which the script computes in its own loop. So the
+loop's body runs on a few samples in several arrangements, called trials. All trials contain each
+sample equally often:
 
-- ``whole``: each rank has all samples, so its gradient is that of one process;
+- ``whole``: each rank has all samples, so its gradient is that of a single process;
 - ``uneven``: one rank of a pair has a quarter of the pair's samples, the other one the rest;
 - ``filler``: one rank of a pair has no samples, the other one all of them.
 
-Each rank's gradient is taken before it is reduced. Rank 0 weighs the ranks' gradients by each
-setting of ``loss_mean`` and compares the sums with the whole. If a setting reproduces it, the loss
-is *proven*, with that setting. If none does, two more trials say why: ``equal`` has parts of equal
-size, as plain DDP has them, and ``again`` repeats the first trial. If that one differs from itself,
-the loop draws random numbers or keeps a state, and the loss is *not provable*. Otherwise the loss
-is *wrong*.
+Each rank's gradient is taken before it is reduced. Rank 0 weights the ranks' gradients by each
+setting of ``loss_mean`` and compares the sums with the whole. If a setting reproduces the whole,
+the loss is *proven*, with that setting. If none does, two more trials find the reason: ``equal``
+has local batches of equal size, as plain DDP has, and ``again`` repeats the first trial. If the
+repeated gradient differs, the loop draws random numbers or keeps a state, and the loss is *not
+provable*. Otherwise the loss is *wrong*.
 
-Meanwhile layers that drop or normalise are frozen, each trial begins with the same random numbers,
-no optimiser steps, and afterwards gradients, random numbers and the state of modules are as before.
-Nothing of the model's parameters is copied: a gradient is compared by a sketch of a few random sums
-of it. A part has at most as many samples as an equal part of a step, or four if that has fewer; if
-memory does not hold them, the loss is not provable. The proof needs no collective of its own.
+During the trials, layers that drop or normalise are frozen, each trial begins with the same random
+numbers, and no optimiser steps. Afterwards gradients, random numbers and the state of modules are
+restored. Parameters are not copied: gradients are compared by a sketch, a few random sums of the
+gradient. A local batch has at most as many samples as in an equal split of a step, or four if that
+is fewer. If memory does not hold them, the loss is not provable. The check calls no collective of
+its own.
 
-`Rehearsal.batches` yields a batch for each trial to whoever runs the loop's body:
-`paceline.train.doctor` lets the script's own loop run on, as the script ends after that;
-`paceline.train.replay` runs the statements of the body in a live run, where the loop must not make
-a turn that training does not make.
+`Rehearsal.batches` yields a batch for each trial to its caller, which runs the loop's body.
+`paceline.train.doctor` lets the script's own loop run, as the script ends after that.
+`paceline.train.replay` runs the statements of the body in a live run, where the loop must not have
+an iteration that training does not have.
 """
 
 from __future__ import annotations
@@ -66,22 +67,30 @@ if TYPE_CHECKING:
     from paceline.train.loop import Loop
     from paceline.train.profile import Limits
 
-_QUARTER = 4  # samples of the smallest part, at most: of more, a difference shows no better
-_USUAL = 0.9  # of the samples, by size: the longest one would need more memory than a usual step
-_LOOKED_AT = 32  # samples, for such of different classes
-_SUMS = 64  # of a sketch: it tells the length of a difference up to about a tenth
+# Most samples of the smallest local batch; more samples do not show a difference better.
+_QUARTER = 4
+# Samples come from this fraction of the data set, by ascending size: the longest samples would need
+# more memory than a usual step.
+_USUAL = 0.9
+# Number of samples that are read to find samples of different classes.
+_LOOKED_AT = 32
+# Sums of a sketch: they give the length of a difference to about a tenth.
+_SUMS = 64
 _SIGNS = 1 << 18
 _SHIFTS = 4096
-_WAIT_S = 60.0  # for a rank that calls another collective, or none
+# The longest wait for a rank that calls another collective, or none.
+_WAIT_S = 60.0
 _SEED = 20_011
 
-_FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2  # relative differences that are rounding
+# Relative differences up to these count as rounding errors.
+_FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
     "Mask padded positions and keep packed sequences apart. Divide what is summed by a count over "
     "all ranks, times the number of ranks, with loss_mean='ranks', where classes have weights or "
     "labels do not count. What compares the samples of a batch cannot be balanced."
 )
-_PLAIN = int | float | str | None  # attributes of modules, such as counts of calls
+# Types of the modules' attributes that are restored, such as counts of calls.
+_PLAIN = int | float | str | None
 _HALVES = {torch.bfloat16, torch.float16}
 
 Ints = npt.NDArray[np.int64]
@@ -90,54 +99,60 @@ PROVEN, WRONG, UNKNOWN = "proven", "wrong", "unknown"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """An arrangement of samples over the ranks."""
+    """Arrangement of samples over the ranks."""
 
     name: str
-    parts: list[list[int]]  # [W] samples of each rank; empty: it has a filler
-    weights: dict[str, list[float]]  # by setting of `loss_mean`, [W]
+    # Samples of each rank, [W]; empty: the rank has a filler.
+    parts: list[list[int]]
+    # By setting of `loss_mean`, [W].
+    weights: dict[str, list[float]]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one rank saw in a trial."""
+    """Observations of one rank in a trial."""
 
-    sketches: list[list[float]]  # of each wrapped model's gradient
-    error: str = ""  # why the loop's body did not come to its end
-    random: bool = False  # the body drew random numbers
-    repeatable: bool = True  # False: `error` says why the body cannot be run
+    # The sketch of each wrapped model's gradient.
+    sketches: list[list[float]]
+    # The reason why the loop's body did not come to its end.
+    error: str = ""
+    # The body drew random numbers.
+    random: bool = False
+    # False: `error` is the reason why the body cannot be run.
+    repeatable: bool = True
     tolerance: float = _SINGLE
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The result of a proof, the same on all ranks."""
+    """Result of the check, the same on all ranks."""
 
     verdict: Verdict
-    why: str  # in sentences
-    do: str = ""  # what fixes it; empty: nothing needs to be fixed
-    setting: str = ""  # of `loss_mean` that reproduces the whole; empty: none does
-    difference: float | None = None  # relative, of the declared setting
-    equal: float | None = None  # the same of parts of equal size; None: it was not asked
+    # The reason, in sentences.
+    why: str
+    # The fix; empty: nothing needs to be fixed.
+    do: str = ""
+    # The setting of `loss_mean` that reproduces the whole; empty: none does.
+    setting: str = ""
+    # Relative difference from the whole, with the declared setting.
+    difference: float | None = None
+    # The same difference with local batches of equal size; None: it was not measured.
+    equal: float | None = None
     cost_s: float = 0.0
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """What all ranks do next: a trial, or the end with an answer."""
-
     trial: Trial | None = None
     answer: Answer | None = None
 
 
 class NotProvableError(Exception):
-    """Why a loss cannot be proven here, in words that follow "because "."""
+    """Reason why a loss cannot be checked here, as words that follow "because "."""
 
 
 class Arrangements:
-    """The trials of a few samples, with the weights of each rank.
+    """Trials of a few samples, with the weights of each rank.
 
-    Args:
-        sizes: λ of the samples of the data set, [N].
-        world: W.
-        samples: two quarters of a pair's samples.
-        limits: of each rank, in samples or in size units, [W].
+    `sizes` are λ of all samples, [N]. `samples` are two quarters of a pair's samples. `limits` are
+    each rank's limits, in samples or in size units, [W].
     """
 
     def __init__(
@@ -152,7 +167,7 @@ class Arrangements:
         self._first, self._second = samples[:quarter], samples[quarter:]
 
     def trial(self, name: str) -> Trial:
-        """The samples of each rank in a trial."""
+        """Return the samples of each rank in a trial."""
         first, second = self._first, self._second
         whole = first + second
         pair = {
@@ -160,7 +175,7 @@ class Arrangements:
             "filler": ([], whole + whole),
             "equal": (first + first, second + second),
         }.get(name, (whole, whole))
-        # A rank without a partner has the whole, whose weight is its share in any arrangement.
+        # A rank without a partner has all samples. In any arrangement its weight is its share.
         parts = [whole] * self._world
         for rank, other in pairs(self._world):
             smaller, larger = sorted((rank, other), key=lambda rank: self._limits[rank])
@@ -175,7 +190,7 @@ class Arrangements:
         return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
 
     def fit(self, tokens: Sequence[float]) -> bool:
-        """Whether each rank's parts have at most so many size units, [W]."""
+        """Return True if no rank's samples exceed its limit in size units, [W], in any trial."""
         trials = [self.trial(name) for name in ("uneven", "filler", "equal", "whole")]
         return all(
             self._sizes[part].sum() <= most
@@ -185,37 +200,29 @@ class Arrangements:
 
 
 def pairs(world: int) -> Iterator[tuple[int, int]]:
-    """Ranks two by two; where their number is odd, the last one is in no pair."""
+    """Return the ranks in pairs; if their number is odd, the last rank is in no pair."""
     return zip(range(0, world, 2), range(1, world, 2), strict=False)
 
 
 class Judge:
-    """Follows the trials on rank 0 and decides.
-
-    Args:
-        arrangements: of the samples.
-        declared: the session's `loss_mean`.
-    """
+    """Sequence of the trials, and the decision after them, for the declared `loss_mean`."""
 
     def __init__(self, arrangements: Arrangements, declared: str) -> None:
         self._arrangements, self._declared = arrangements, declared
-        self._whole: list[Tensor] = []  # sketch of each model
-        self._off: dict[str, dict[str, float]] = {}  # trial → setting → relative difference
+        # The sketch of each model.
+        self._whole: list[Tensor] = []
+        # Relative differences, by trial and by setting.
+        self._off: dict[str, dict[str, float]] = {}
         self._tolerance = _FINE
         self._random = False
         self._names = iter(("whole", "uneven", "filler", "equal", "again"))
 
     def begin(self) -> Trial:
-        """The first trial."""
+        """Return the first trial."""
         return self._arrangements.trial(next(self._names))
 
     def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | Answer:
-        """What follows from a trial: the next one, or the answer.
-
-        Args:
-            trial: that was made.
-            outcomes: of each rank.
-        """
+        """Return the next trial, or the answer, after a trial with these outcomes of all ranks."""
         if stuck := [each.error for each in outcomes if not each.repeatable]:
             return unknown(stuck[0])
         errors = [(rank, each.error) for rank, each in enumerate(outcomes) if each.error]
@@ -260,7 +267,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """The settings that reproduce the whole in both trials, the declared one first."""
+        """Return the settings that reproduce the whole in both trials, the declared one first."""
         settings = sorted(MEANS, key=lambda setting: setting != self._declared)
         trials = self._off["uneven"], self._off["filler"]
         return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
@@ -285,7 +292,7 @@ class Judge:
         )
 
     def _wrong(self) -> Answer:
-        """No setting fits: the loss cannot be balanced, if it is the same when it is repeated."""
+        """Return the answer if no setting fits: wrong, unless repeating changes the gradient."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
                 "the loop computes another gradient of the same samples when it is repeated: it "
@@ -332,23 +339,16 @@ def arranged(
 ) -> Arrangements:
     """Choose samples that fit into the ranks' memory, and arrange them.
 
-    The largest part has four quarters. If that is no more than an equal part of a step, samples of
-    usual sizes are taken, otherwise accordingly smaller ones.
+    The largest local batch has four quarters. If that is no more than an equal split of a step,
+    samples of usual sizes are used, otherwise accordingly smaller ones.
 
-    Args:
-        sizes: λ of the samples of the data set, [N].
-        world: W.
-        terms: of the run.
-        limits: of the ranks' memory.
-        sort: chooses among samples, and sorts them: the quarters are from different ends.
-
-    Raises:
-        NotProvableError: too few samples fit.
+    `sizes` are λ of all samples, [N]. `sort` chooses among samples, and sorts them: the two
+    quarters come from different ends. A NotProvableError means that too few samples fit.
     """
     grid, fair = terms.shapes.samples, terms.global_batch // world
     most = max(fair, 4 * grid)
     room = [min(most, limit) for limit in limits.samples] or [most] * world
-    # In a pair, one rank has all four quarters in some trial, the other one two of them.
+    # In some trial, one rank of a pair has all four quarters, and the other one two of them.
     fits = [min(max(room[a], room[b]) // 4, min(room[a], room[b]) // 2) for a, b in pairs(world)]
     if world % 2:
         fits.append(room[-1] // 2)
@@ -375,13 +375,7 @@ def arranged(
 
 
 def failed(trial: Trial, rank: int, error: str) -> Answer:
-    """The answer where the loop's body failed in a trial.
-
-    Args:
-        trial: that was made.
-        rank: whose body failed.
-        error: of this rank.
-    """
+    """Return the answer for a loop's body that failed on a rank in a trial."""
     if trial.name not in ("uneven", "filler"):
         return unknown(f"the loop's body cannot be repeated: on rank {rank}, {error}")
     sizes = ", ".join(str(len(part)) for part in trial.parts)
@@ -393,16 +387,12 @@ def failed(trial: Trial, rank: int, error: str) -> Answer:
 
 
 def unknown(why: str) -> Answer:
-    """The answer where a loss cannot be proven.
-
-    Args:
-        why: in words that follow "because ".
-    """
+    """Return the answer for a loss that cannot be checked because of `why`."""
     return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """The whole numbers of a sample, such as its class; not those of its lists and tensors."""
+    """Yield the whole numbers of a sample, such as its class; skip lists and tensors."""
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):
@@ -418,7 +408,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Why an error says nothing about the loss, in words that follow "because "; empty: it does."""
+    """Return the reason why an error proves nothing about the loss; empty: the error does."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "memory does not hold the samples of a trial" if out_of_memory(error) else ""
@@ -429,9 +419,10 @@ def _relative(value: Tensor, whole: Tensor) -> float:
 
 
 class Sketch:
-    """Random sums of a gradient, the same on all ranks: linear, and about as long as the gradient.
+    """Random sums of a gradient, the same on all ranks.
 
-    Each value goes into one of a few sums with a random sign.
+    A sketch is linear in the gradient, and about as long as the gradient. Each value goes into one
+    of a few sums with a random sign.
     """
 
     def __init__(self) -> None:
@@ -440,7 +431,7 @@ class Sketch:
         self._signs = {torch.device("cpu"): signs.mul_(2).sub_(1)}
 
     def of(self, model: nn.Module) -> Tensor:
-        """The sketch of a model's gradient, on the CPU."""
+        """Return the sketch of a model's gradient, on the CPU."""
         total = torch.zeros(_SUMS, dtype=torch.float64)
         for number, parameter in enumerate(model.parameters()):
             gradient = parameter.grad
@@ -463,9 +454,10 @@ class Sketch:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Has functions that drop values keep all of them."""
+    """Mode in which functions that drop values keep all of them."""
 
-    _RATE: ClassVar = {  # where `dropout_p` is among the arguments
+    # The position of the argument `dropout_p`.
+    _RATE: ClassVar = {
         functional.scaled_dot_product_attention: 4,
         functional.multi_head_attention_forward: 10,
     }
@@ -493,27 +485,25 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 class Loading(Protocol):
-    """What the proof needs of the session's loader."""
+    """The part of the session's loader that this module uses."""
 
-    answer: Answer | None  # of the proof, once it is made
+    # The result of the check, once it is made.
+    answer: Answer | None
 
     def samples(self, indices: list[int]) -> list[Any]:
-        """Samples whose random numbers are the same on each rank."""
+        """Return samples whose random numbers are the same on each rank."""
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch of samples."""
+        """Return a batch of samples."""
 
 
 class Rehearsal:
-    """The trials of one session on this rank.
+    """Trials of one session on this rank.
 
-    While a trial is made, it is `CurrentStep.rehearsal`: the wrapped models and the gate ask it.
+    During a trial, wrapped models and the gate find this object in `CurrentStep.rehearsal`.
 
-    Args:
-        loop: of the session, in an epoch.
-        loader: of the session.
-        on_step: called where an optimiser is about to step in a trial; its step has no effect.
-        on_backward: called after each backward pass of the loop in a trial.
+    `on_step` is called when an optimiser is about to step in a trial; the step has no effect.
+    `on_backward` is called after each backward pass of the loop in a trial.
     """
 
     def __init__(
@@ -527,23 +517,30 @@ class Rehearsal:
         self._on_step, self._on_backward = on_step, on_backward
         self._models: list[Any] = list(loop.gate.models)
         self._sketch = Sketch()
-        self._sums: list[Tensor] = []  # of this trial's gradients, of each model
-        self._trained = set[int]()  # ids of models that have a gradient in this trial
-        self._depth = 0  # of backward passes: checkpointed ones are nested
-        self._samples: dict[int, Any] = {}  # those that were read
-        self._low = False  # a forward pass ran in a low precision
-        self._drew = False  # the loader's `collate_fn` drew random numbers
+        # The sketch of each model's gradient in this trial.
+        self._sums: list[Tensor] = []
+        # The `id`s of models that have a gradient in this trial.
+        self._trained = set[int]()
+        # The depth of nested backward passes, as activation checkpointing nests them.
+        self._depth = 0
+        # The samples that were read, by index.
+        self._samples: dict[int, Any] = {}
+        # A forward pass ran in a low precision.
+        self._low = False
+        # The loader's `collate_fn` drew random numbers.
+        self._drew = False
         self._collectives = 0
-        self._proof, self._number = loop.proofs, -1  # of the proof and the trial, for the store
+        # Numbers of the check and of the trial, for the store's keys.
+        self._proof, self._number = loop.proofs, -1
         loop.proofs += 1
         self._trial = Trial("", [], {})
         self.answer: Answer | None = None
 
     def batches(self) -> Generator[Any]:
-        """This rank's batch of each trial, until there is an `answer`; all ranks call it.
+        """Yield this rank's batch of each trial, until there is an `answer`; all ranks call it.
 
         The caller runs the loop's body on a batch, and then asks for the next one. If the body
-        raises, the caller throws the exception in here.
+        raises, the caller throws the exception into this generator.
         """
         began = time.perf_counter()
         store, meeting = self._loop.meeting.store, self._loop.meeting
@@ -577,12 +574,7 @@ class Rehearsal:
                     order = _Order(following)
 
     def failed(self, error: Exception, place: str) -> Answer:
-        """The answer where the loop's body failed in the trial that is being made.
-
-        Args:
-            error: of this rank.
-            place: in the script.
-        """
+        """Return the answer for a loop's body that failed at `place` in the current trial."""
         if why := _unprovable(error):
             return unknown(why)
         said = f"{place}: {type(error).__name__}: {error}"
@@ -601,11 +593,7 @@ class Rehearsal:
         )
 
     def _prepared(self) -> Judge:
-        """On rank 0, what decides about the samples that it chooses.
-
-        Raises:
-            NotProvableError: nothing can be decided here.
-        """
+        """Choose samples on rank 0; raise a NotProvableError if nothing can be decided here."""
         loop = self._loop
         meeting, terms = loop.meeting, loop.context.terms
         modules = [module for model in self._models for module in model.modules()]
@@ -633,15 +621,16 @@ class Rehearsal:
         return Judge(arrangements, terms.loss_mean)
 
     def _sorted_by_class(self, samples: Ints) -> Ints:
-        """Some of the samples, sorted by class if they have one; else all of them, as they are.
+        """Return some of the samples, sorted by class; without classes, return all unsorted.
 
-        Where all samples are of the same class, weights of classes do not show.
+        If all samples were of the same class, weights of classes would not show.
         """
         places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
         some = samples[places.astype(int)]
         try:
             self._read(some.tolist())
-        except Exception:  # on rank 0 alone; in the trial all ranks read
+        # Only rank 0 reads here, so an error is ignored. In the trial all ranks read.
+        except Exception:
             return samples
         whole_numbers = [list(_whole_numbers(self._samples[index])) for index in some.tolist()]
         if len({len(each) for each in whole_numbers}) > 1:
@@ -656,7 +645,6 @@ class Rehearsal:
         return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
-        """Makes a trial: yields its batch, and returns what this rank saw."""
         rank = self._loop.meeting.rank
         self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
         self._trained.clear()
@@ -697,7 +685,6 @@ class Rehearsal:
         return Outcome(sketches, error, random=drew or self._drew, tolerance=tolerance)
 
     def _batch(self, indices: list[int]) -> Any:
-        """A batch of samples that are the same on each rank, and in each trial."""
         self._read([*indices, *self._loop.fillers])
         with self._random():
             before = _random_state()
@@ -714,11 +701,11 @@ class Rehearsal:
 
     @contextmanager
     def _random(self) -> Iterator[None]:
-        """The same random numbers in each trial; afterwards they continue as before."""
+        """Use the same random numbers in each trial; restore the generators afterwards."""
         kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         try:
-            # Not torch.manual_seed, which would seed devices that are not there yet.
+            # Not torch.manual_seed, which would seed devices that are not initialised yet.
             torch.default_generator.manual_seed(_SEED)
             if cuda is not None:
                 torch.cuda.manual_seed_all(_SEED)
@@ -734,7 +721,7 @@ class Rehearsal:
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
-        """Gradients of this rank alone; afterwards they and all modules are as before."""
+        """Keep gradients on this rank; restore them and all modules afterwards."""
         parameters = [p for model in self._models for p in model.parameters()]
         kept = [parameter.grad for parameter in parameters]
         known, restores = set[int](), list[Callable[[], None]]()
@@ -745,7 +732,8 @@ class Rehearsal:
             restores.append(_kept_attributes(new))
             restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
-        def keep_others(module: nn.Module, _inputs: Any) -> None:  # such as a teacher
+        # Other modules are, for example, a teacher.
+        def keep_others(module: nn.Module, _inputs: Any) -> None:
             if id(module) not in known:
                 keep(module)
 
@@ -771,10 +759,11 @@ class Rehearsal:
                 parameter.grad = gradient
 
     def _noting(self, backward: Any) -> Any:
-        """A backward pass that adds the gradient that it computes to this trial's."""
+        """Return a backward pass that adds its gradient to this trial's sketch."""
 
         def noting(*args: Any, **kwargs: Any) -> None:
-            if self._depth:  # of a part that is computed again
+            # A nested pass recomputes a part of the outer one.
+            if self._depth:
                 backward(*args, **kwargs)
                 return
             before = [self._sketch.of(model) for model in self._models]
@@ -793,7 +782,7 @@ class Rehearsal:
 
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:
-        """A step of the loop for what the script asks the session meanwhile."""
+        """Show the script a step for its calls of the session in a trial."""
         loop, rank = self._loop, self._loop.meeting.rank
         current, indices = loop.current, trial.parts[rank]
         weight = trial.weights[loop.context.terms.loss_mean][rank]
@@ -818,11 +807,11 @@ class Rehearsal:
         finally:
             current.rehearsal, current.running = None, outer
 
-    # What wrapped models and the gate call in a trial.
+    # Methods that wrapped models and the gate call in a trial.
 
     @contextmanager
     def forward(self, model: nn.Module) -> Iterator[None]:
-        """Around a forward pass of a wrapped model: nothing drops values, nor takes statistics."""
+        """Freeze dropout and running statistics during a forward pass of a wrapped model."""
         self._low |= any(
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _HALVES
             for kind in ("cuda", "cpu")
@@ -836,10 +825,9 @@ class Rehearsal:
             yield
 
     def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
-        """An optimiser is about to step: without gradients it changes nothing.
+        """Remove gradients before an optimiser's step, so that the step changes nothing.
 
-        Raises:
-            NotProvableError: it has a closure, which gives it gradients within its step.
+        A step with a closure computes gradients itself, and raises a NotProvableError.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -853,14 +841,15 @@ class Rehearsal:
 
     @property
     def complete(self) -> bool:
-        """Whether each wrapped model has got a gradient in this trial."""
+        """Return True if each wrapped model has a gradient in this trial."""
         return len(self._trained) == len(self._models)
 
     @contextmanager
     def _collectives_compared(self) -> Iterator[None]:
-        """Compares each collective of the script over the ranks before it is called.
+        """Compare each collective of the script over the ranks before it is called.
 
-        Some would abort the process where shapes differ, and wait for ever where a rank calls none.
+        With different shapes, some collectives would abort the process. Without a rank they would
+        wait forever.
         """
         kept = {
             name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()
@@ -895,12 +884,9 @@ class Rehearsal:
 
 
 def _awaited(store: Store, key: str, ended: str) -> str:
-    """What another rank says of its next collective.
+    """Return another rank's description of its next collective, stored under `key`.
 
-    Args:
-        store: of the ranks.
-        key: where it says that.
-        ended: the key that is there once it has ended its part of the trial.
+    The key `ended` exists once that rank has ended its part of the trial.
     """
     until = time.monotonic() + _WAIT_S
     while not store.check([key]):
@@ -923,7 +909,6 @@ _SHAPED = {
 
 
 def _shapes(value: Any) -> str:
-    """The shapes of the tensors in nested arguments, in words."""
     if isinstance(value, Tensor):
         return "×".join(map(str, value.shape)) or "1"
     if isinstance(value, dict):
@@ -934,7 +919,7 @@ def _shapes(value: Any) -> str:
 
 
 def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
-    """Return what puts numbers, words and lists of modules back, such as counts and `training`."""
+    """Save the modules' numbers, strings and lists; return a function that restores them."""
     kept = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
     lists = [(v, list(v)) for m in modules for v in vars(m).values() if isinstance(v, list)]
 
@@ -949,7 +934,7 @@ def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Has compiled models run as they were written: frozen layers would compile them anew."""
+    """Run compiled models eagerly, because frozen layers would recompile them."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -958,7 +943,6 @@ def _eager() -> Iterator[None]:
 
 
 def _random_state() -> tuple[object, ...]:
-    """Return the states of all generators, which differ after each number that is drawn."""
     kind, key, *rest = np.random.get_state()
     state = (
         torch.get_rng_state().numpy().tobytes(),

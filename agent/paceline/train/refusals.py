@@ -1,4 +1,7 @@
-"""Models and options that `Session.wrap` refuses because they would train wrongly."""
+"""Models and options that `Session.wrap` refuses because they would train wrongly.
+
+The functions raise a ValueError, whose message names the layer or the option, and the fix.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,7 @@ _OPTIONS = {
 def refuse_model(
     model: nn.Module, batchnorm: str | None, options: dict[str, Any], lanes: Lanes | None = None
 ) -> None:
-    """Refuses what would give wrong gradients. All ranks call it.
-
-    Raises:
-        ValueError: the message names the layer or the option, and what to do instead.
-    """
+    """Refuse a model, a layer or an option that would give wrong gradients. All ranks call it."""
     if batchnorm not in (None, "sync", "local"):
         raise ValueError(f"batchnorm={batchnorm!r}: give 'sync' or 'local', or leave it out")
     sharded = is_unit(model)
@@ -79,13 +78,10 @@ def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | No
 
 
 def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
-    """Why a model in another wrapper is refused: its gradients are reduced before they are weighed.
+    """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
-    FSDP2 is named before its parameters, which are DTensors, are seen.
-
-    Args:
-        layer: the model, or a part of it.
-        sharded: `fully_shard` was called for the model itself.
+    FSDP2 is reported before its parameters, which are DTensors, are seen. `sharded` is True if
+    `fully_shard` was called for the whole model.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
@@ -107,7 +103,7 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
 
 
 def _plain_on_ray() -> str:
-    """How Ray Train leaves a model plain, where the script uses Ray Train."""
+    """Return the hint how Ray Train leaves a model plain, if the script uses Ray Train."""
     if "ray.train.torch" not in sys.modules:
         return ""
     return "; Ray Train's prepare_model(model, parallel_strategy=None) leaves it plain"
@@ -128,11 +124,7 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
 
 
 def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuses layers, and options of DistributedDataParallel, that micro-batches train wrongly.
-
-    Raises:
-        ValueError: the message says what to do instead.
-    """
+    """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly."""
     reasons = {
         "static_graph": "PyTorch's reducer reduces in each backward pass then",
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "

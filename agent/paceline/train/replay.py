@@ -1,15 +1,16 @@
-"""Replays the body of the script's loop up to its gradients, for `paceline.train.proof`.
+"""Replay of the body of the script's loop up to its gradients, for `paceline.train.proof`.
 
-In a live run the loop must not make a turn that training does not make: scripts count turns, step
-schedules in them and accumulate over them. So the loader finds the ``for`` statement that asks it
-for the first batch, and the statements of its body are run with a copy of the loop's names, until
-all wrapped models have gradients and an optimiser would step. What they assign is dropped.
+In a live run the loop must not have an iteration that training does not have: scripts count
+iterations, step schedules in them and accumulate over them. So the replay finds the ``for``
+statement that asks the loader for the first batch. It runs the statements of its body with a copy
+of the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
+the statements assign are dropped.
 
-A statement that could leave something behind, such as a list that grows or another loader that is
-read, is not run. It is left out if it is only a call that prints, or one that gives numbers to an
-object which nothing reads before the gradients, such as a meter. Otherwise the loss is not provable
-here, unless all gradients are there already. What a library's loop does is not replayed either.
-`paceline doctor` proves both, as it ends the script.
+A statement that could have a lasting effect, such as a list that grows or another loader that is
+read, is not run. It is left out if it is only a call that prints, or a call that passes numbers to
+an object which nothing reads before the gradients, such as a meter. Otherwise the loss is not
+provable here, unless all gradients are computed already. Loops inside a library are not replayed
+either. `paceline doctor` checks both cases, as it ends the script.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEEPEST = 6  # functions that call each other
+# The deepest nesting of function calls that is checked.
+_DEEPEST = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
 _MUTATING = {
@@ -56,29 +58,22 @@ _HARMLESS = {"zero_grad", "backward", "train", "eval", "requires_grad_", "manual
 
 
 class _DoneError(BaseException):
-    """All gradients are there: the rest of the body is not needed."""
+    """End of the replay: all gradients are computed, and the rest of the body is not needed."""
 
 
 class _LeftError(BaseException):
-    """The body would leave the turn by ``continue``, ``break`` or ``return``."""
+    """End of the iteration: the body would leave it by ``continue``, ``break`` or ``return``."""
 
 
 class _UnsafeError(Exception):
-    """Why a statement is not run, in words that follow "line 3 "."""
+    """Reason why a statement is not run, as words that follow "line 3 "."""
 
 
 def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
-    """Proves the loss before the first step; where it is wrong, ranks get equal parts.
+    """Check the loss before the first step; if it is wrong, train with equal local batches.
 
-    Where no plan gives ranks other parts, there is nothing to prove.
-
-    Args:
-        loop: of the session, in its first epoch.
-        loader: of the session.
-        frame: that asks the loader for its first batch.
-
-    Raises:
-        PacelineError: the loss is wrong, and limits leave no room for equal parts.
+    If no plan makes local batches uneven, there is nothing to check. `frame` asks the loader for
+    its first batch. A PacelineError means that limits leave no room for equal local batches.
     """
     assert loop.wiring is not None
     if not loop.may_be_uneven:
@@ -99,12 +94,9 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
 
 
 def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
-    """Proves the loss of the loop that reads a loader; all ranks call it.
+    """Check the loss of the loop that reads a loader; all ranks call it.
 
-    Args:
-        loop: of the session, in an epoch.
-        loader: of the session.
-        frame: that asks the loader for its first batch.
+    `frame` is the frame that asks the loader for its first batch.
     """
     body = _Body()
     rehearsal = Rehearsal(loop, loader, body.at_step, body.after_backward)
@@ -124,40 +116,38 @@ def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
         pass
     finally:
         batches.close()
-        body.forget()  # what the script's names hold must not wait for the garbage collector
+        # Objects of the script's names must not stay until the next garbage collection.
+        body.forget()
         del frame
         _release_memory()
     return rehearsal.answer or unknown("the loop was left")
 
 
 def _release_memory() -> None:
-    """Return the memory of the trials to the system: it must not add to training's peak."""
+    """Return the trials' memory to the system, so that it does not add to training's peak."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    # Where the C library is glibc: its heap keeps what was freed, in pieces that steps do not fit.
+    # glibc's heap keeps freed memory, in pieces that are too small for a step's tensors.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Body:
-    """The statements of a loop's body."""
-
     rehearsal: Rehearsal
 
     def __init__(self) -> None:
         self._loop: ast.For | None = None
         self._file = ""
         self._names: dict[str, Any] = {}
-        self._item: Any = None  # of the batch: the loop's target takes it
-        self._passes = 0  # backward passes in this trial
-        self._inside = 0  # those that functions make which the current statement calls
+        # Converts a batch to the value of the loop's target.
+        self._item: Any = None
+        # Backward passes in this trial.
+        self._passes = 0
+        # Backward passes of the functions that the current statement calls.
+        self._inside = 0
 
     def find(self, frame: FrameType, loader: Any) -> None:
-        """Finds the loop that asks a loader for its first batch.
-
-        Raises:
-            NotProvableError: it is no ``for`` statement of the script.
-        """
+        """Find the script's ``for`` statement that asks a loader for its first batch."""
         if self._loop is not None:
             return
         user: FrameType | None = frame
@@ -179,11 +169,10 @@ class _Body:
         raise NotProvableError("the loop is no for statement over session.loader()")
 
     def run(self, batch: Any) -> None:
-        """Runs the body on a batch until all gradients are there.
+        """Run the body on a batch until all gradients are computed.
 
-        Raises:
-            NotProvableError: a statement before that would leave something behind.
-            whatever the script raises.
+        Errors of the script pass through. A NotProvableError means that a statement before that
+        would have a lasting effect.
         """
         assert self._loop is not None
         self._passes = 0
@@ -193,7 +182,8 @@ class _Body:
         take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
         self._exec(take, names)
         local = _names_in(self._loop.target)
-        left_out = dict[str, str]()  # names that statements which were not run would change; why
+        # Maps names that skipped statements would change to the reason for skipping.
+        left_out = dict[str, str]()
         following = deque(self._loop.body)
         while following:
             statement = following.popleft()
@@ -229,10 +219,7 @@ class _Body:
             raise NotProvableError("a turn of the loop computes no gradient of a wrapped model")
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
-        """The name of all that a call changes; None: it may do more, such as train.
-
-        Empty: it prints.
-        """
+        """Return the only name that a call changes; empty: it prints; None: it may also train."""
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return None
         call = statement.value
@@ -246,7 +233,8 @@ class _Body:
             return None
         if isinstance(_resolved(call.func.value, names), _CONTAINERS):
             return root
-        # What gets numbers, but neither the batch nor the loss, computes no gradient of them.
+        # A call that gets numbers, but neither the batch nor the loss, computes no gradient of
+        # them.
         return root if given and all(_is_plain(self._value(e, names)) for e in given) else None
 
     def _value(self, expression: ast.expr, names: dict[str, Any]) -> Any:
@@ -258,17 +246,17 @@ class _Body:
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
 
     def forget(self) -> None:
-        """Drop what the script's names hold."""
+        """Release the objects of the script's names."""
         self._names, self._item = {}, None
         del self.rehearsal
 
     def at_step(self) -> None:
-        """An optimiser is about to step."""
+        """End the replay before an optimiser's step if all gradients are computed."""
         if self.rehearsal.complete:
             raise _DoneError
 
     def after_backward(self) -> None:
-        """A backward pass is over. In a function of the script, what follows is not checked."""
+        """Count a backward pass; end the replay after the last checked one of a function."""
         self._passes += 1
         if self._inside and self._passes >= self._inside:
             if self.rehearsal.complete:
@@ -277,7 +265,7 @@ class _Body:
 
 
 class _LeavingByError(ast.NodeTransformer):
-    """Replaces what leaves the loop's turn; loops and functions inside it keep theirs."""
+    """Replacement of statements that leave the loop's iteration; inner loops and functions stay."""
 
     def _raise(self, node: ast.stmt) -> ast.stmt:
         left = ast.Raise(ast.Name("__paceline_left__", ast.Load()), None)
@@ -301,21 +289,17 @@ _trees: dict[str, ast.Module] = {}
 
 
 def _tree(file: str) -> ast.Module:
-    """A file of the script, parsed.
-
-    Raises:
-        NotProvableError: it cannot be read.
-    """
     if file not in _trees:
         try:
             _trees[file] = ast.parse("".join(linecache.getlines(file)))
-        except SyntaxError as error:  # such as a notebook's cell
+        # The file may be, for example, a notebook's cell.
+        except SyntaxError as error:
             raise NotProvableError(f"{file} cannot be read") from error
     return _trees[file]
 
 
 def _item(iterated: ast.expr, names: Mapping[str, Any], loader: Any) -> Any:
-    """A function of a batch that gives what a loop's target gets; None: it is not this loader."""
+    """Return a function from batch to loop target; None if the loop is not over this loader."""
     if isinstance(iterated, ast.Name | ast.Attribute):
         return (lambda batch: batch) if _resolved(iterated, names) is loader else None
     if not isinstance(iterated, ast.Call) or not iterated.args:
@@ -337,18 +321,20 @@ _MISSING = object()
 
 
 def _resolved(expression: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object that a name or a chain of attributes stands for, or `_MISSING`."""
+    """Return the object that a name or a chain of attributes refers to, or `_MISSING`."""
     if isinstance(expression, ast.Name):
         return names.get(expression.id, vars(builtins).get(expression.id, _MISSING))
     if isinstance(expression, ast.Attribute):
         owner = _resolved(expression.value, names)
         if owner is _MISSING:
             return _MISSING
+        # A property would run code.
         if isinstance(getattr(type(owner), expression.attr, None), property):
-            return _MISSING  # it would run code
+            return _MISSING
         try:
             return getattr(owner, expression.attr, _MISSING)
-        except Exception:  # of the script's own `__getattr__`
+        # The script's own `__getattr__` may raise any error.
+        except Exception:
             return _MISSING
     return _MISSING
 
@@ -358,7 +344,7 @@ def _names_in(target: ast.expr) -> set[str]:
 
 
 def _made(statement: ast.stmt, local: set[str]) -> set[str]:
-    """The names that a statement assigns something to that nobody else has."""
+    """Return the names to which a statement assigns a value that no other name refers to."""
     made = set[str]()
     for node in ast.walk(statement):
         if not isinstance(node, ast.Assign):
@@ -373,7 +359,7 @@ def _made(statement: ast.stmt, local: set[str]) -> set[str]:
 
 
 def _root(expression: ast.expr) -> str | None:
-    """The name that attributes and subscripts begin at."""
+    """Return the name at the start of a chain of attributes and subscripts."""
     while isinstance(expression, ast.Attribute | ast.Subscript | ast.Starred):
         expression = expression.value
     return expression.id if isinstance(expression, ast.Name) else None
@@ -385,19 +371,10 @@ def _check(
     local: set[str],
     seen: frozenset[CodeType] = frozenset(),
 ) -> int:
-    """Checks that statements leave nothing behind but what they assign to names.
+    """Check that statements have no lasting effect except assignments to names.
 
-    Args:
-        statements: in order.
-        names: what they see.
-        local: names that were assigned in the body, or in this function.
-        seen: functions that are being checked.
-
-    Returns:
-        How many backward passes the script's functions make that they call.
-
-    Raises:
-        _UnsafeError: they may leave something behind.
+    Return the number of backward passes of the script's functions that the statements call.
+    `local` contains the names assigned so far, and `seen` the functions whose check is in progress.
     """
     inside, local = 0, set(local)
     for statement in statements:
@@ -419,7 +396,6 @@ def _check(
 
 
 def _is_safe(expression: ast.expr, names: Mapping[str, Any], local: set[str]) -> bool:
-    """Whether an expression leaves nothing behind, and assigns no name."""
     if any(isinstance(node, ast.NamedExpr | ast.Starred) for node in ast.walk(expression)):
         return False
     try:
@@ -437,13 +413,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Why the first name cannot be read that a statement reads of those; empty: it reads none."""
+    """Return the reason for the first left-out name that a statement reads; empty: none."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 
 
 def _read(node: ast.AST, names: Mapping[str, Any]) -> set[str]:
-    """The names that a statement reads, also in functions of the script."""
     expressions = [e for e in ast.walk(node) if isinstance(e, ast.Name | ast.Attribute)]
     read = {each.id for each in expressions if isinstance(each, ast.Name)}
     functions = [_users_function(_resolved(each, names)) for each in expressions]
@@ -462,7 +437,6 @@ def _read(node: ast.AST, names: Mapping[str, Any]) -> set[str]:
 
 
 def _users_function(value: Any) -> FunctionType | None:
-    """The function of the script that is called where a value is called."""
     if isinstance(value, MethodType):
         value = value.__func__
     if not isinstance(value, FunctionType | nn.Module | type):
@@ -498,7 +472,7 @@ def _check_assignment(
 def _ends_in(
     value: ast.AST, names: Mapping[str, Any], local: set[str], seen: frozenset[CodeType]
 ) -> bool:
-    """Whether the replay ends in a function that a value comes from: what takes it never runs."""
+    """Return True if the replay ends in a function that computes a value."""
     calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
     return any(_check_call(call, names, local, seen) > 0 for call in calls)
 
@@ -537,7 +511,7 @@ def _check_method(method: ast.Attribute, names: Mapping[str, Any], local: set[st
 
 
 def _check_function(function: FunctionType, seen: frozenset[CodeType]) -> int:
-    """Checks a function of the script up to its last backward pass; returns how many it makes."""
+    """Check a function of the script up to its last backward pass; return its number of passes."""
     code = function.__code__
     nodes = [
         node

@@ -1,4 +1,9 @@
-"""What a rank reports. A background thread sends it, and training never waits for that thread."""
+"""Telemetry of a rank: its steps, rounds and metrics, which a background thread sends.
+
+The loop gives finished steps to a `Reporter`, which makes records of them. The `Emitter`'s thread
+sends the records through an `Outlet`. Training never waits for that thread: if its queue is full,
+records are dropped and counted.
+"""
 
 from __future__ import annotations
 
@@ -32,28 +37,30 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
-QUEUE_LIMIT = 20_000  # some MB: minutes of steps while a dead connection blocks the thread
+# Some MB: minutes of steps while a dead connection blocks the thread.
+QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 1_000
-_BEHIND = 1_000  # finished steps that wait for the thread to make their records, at most
+# The most finished steps that wait for the thread to make their records.
+_BEHIND = 1_000
 
 Record = StepRecord | MetricRecord | RoundRecord
 
 
 class Emitter:
-    """Sends messages through an `Outlet`, and counts what is lost.
+    """Thread that sends messages through an `Outlet`, and counts lost records.
 
-    `record` and `send` never block. The thread that trains calls both; a thread that exchanges
+    `record` and `send` never block. The training thread calls both; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once. The records of a thread
-    keep their order, and precede what that thread sends later; only an outage of the bus breaks the
-    order. What neither bus nor spool takes waits in memory.
+    keep their order, and precede later messages of that thread; only an outage of the bus changes
+    the order. Messages that neither bus nor spool accepts stay in memory.
 
     Args:
         run: public run id.
-        bus: Redis URL; None: everything goes to the spool.
-        spool: keeps what the bus does not take; None: memory does until `close`.
+        bus: Redis URL; None: all messages go to the spool.
+        spool: stores messages that the bus does not accept; None: memory does until `close`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
-        stream: of the bus, to write to.
-        look: what is to be sent besides, if anything; the thread calls it at every flush.
+        stream: name of the bus's stream to write to.
+        look: returns another message to send, or None; the thread calls it at every flush.
     """
 
     def __init__(
@@ -69,34 +76,41 @@ class Emitter:
         self._outlet = Outlet(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
-        self._full = threading.Lock()  # held only to count lost records
+        # Held only to count lost records.
+        self._full = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
-        self.feed: Callable[[], None] = lambda: None  # the thread calls it before each flush
-        self.memory_bytes = 0  # at the last flush that was due by time
-        self._measure_at = 0.0  # PyTorch takes 150 µs for it on a GPU
-        self.overflowed = 0  # records lost before the thread took them
+        # The thread calls this before each flush.
+        self.feed: Callable[[], None] = lambda: None
+        # Measured at the last flush that was due by time.
+        self.memory_bytes = 0
+        # PyTorch takes 150 µs to measure memory on a GPU, so the thread does not do it at every
+        # wake-up.
+        self._measure_at = 0.0
+        # Records lost before the thread took them.
+        self.overflowed = 0
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
-        """Records lost so far."""
+        """Return the number of records lost so far."""
         return self.overflowed + self._outlet.lost
 
     def record(self, record: Record) -> None:
-        """Sends a record with the next flush."""
+        """Send a record with the next flush."""
         self._enqueue(record)
 
     def send(self, message: Message) -> None:
-        """Sends a message now, after the records before it."""
+        """Send a message now, after the records before it."""
         self._enqueue(message)
         self._wake.set()
 
     def mark(self) -> threading.Event:
-        """Set once bus or spool has what was recorded and sent before, or it is lost."""
+        """Return an event that is set once all earlier records and messages are stored, or lost."""
         passed = threading.Event()
-        self._queue.append(passed)  # also into a full queue
+        # The event goes into a full queue, too.
+        self._queue.append(passed)
         self._wake.set()
         return passed
 
@@ -104,11 +118,12 @@ class Emitter:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
-            with self._full:  # two threads may lose something at once
+            # Two threads may lose records at once.
+            with self._full:
                 self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Delivers what is left and ends the thread, within the timeout. It may be called again."""
+        """Deliver the remaining messages and end the thread. Further calls are allowed."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -140,14 +155,12 @@ class Emitter:
         self._outlet.close(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
-        """The queued messages, with the records of each kind joined to batches.
-
-        Records of a kind keep their order, and no record passes a message.
-        """
+        """Return the queued messages, with the records of each kind joined to batches, in order."""
         messages: list[Message | threading.Event] = []
-        steps: list[StepRecord] = []  # records of the newest batch of steps,
-        metrics: list[MetricRecord] = []  # of metrics,
-        rounds: list[RoundRecord] = []  # and of rounds
+        # The newest batch of each kind of record.
+        steps: list[StepRecord] = []
+        metrics: list[MetricRecord] = []
+        rounds: list[RoundRecord] = []
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
             if isinstance(item, StepRecord):
@@ -172,19 +185,15 @@ class Emitter:
 
 
 class Reporter:
-    """Makes records of a rank's finished steps. For the thread that trains.
+    """Maker of the records of a rank's finished steps. For the training thread.
 
-    The emitter's thread makes the records. That saves the thread that trains a few dozen µs a step.
-    Two kinds of steps are read by the thread that trains: those of ranks that share batches, which
-    exchange their times in the order of the steps; and those on a GPU, whose events no other thread
-    may ask for while a CUDA graph is captured.
+    The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
+    The training thread reads two kinds of steps itself. Ranks that share batches exchange their
+    times in the order of the steps. On a GPU no other thread may query a step's events while a CUDA
+    graph is captured.
 
-    Args:
-        emitter: takes the records.
-        attempt: of the run.
-        rank: whose steps they are.
-        by_size: losses are means over sizes, not over samples.
-        times: of the ranks that share its batches; None: there is no other.
+    Losses are means over sizes with `by_size`, otherwise over samples. `times` are those of the
+    ranks that share this rank's batches; None: there is no other rank.
     """
 
     def __init__(
@@ -196,7 +205,7 @@ class Reporter:
         times: GroupTimes | None = None,
     ) -> None:
         self._times = times
-        # Of the newest steps, while their groups' times may be on their way.
+        # The newest steps, while their groups' times may be on their way.
         self._sent: deque[tuple[RunningStep, StepRecord, PendingTimes]] = deque()
         self._emitter = emitter
         self._attempt = attempt
@@ -204,14 +213,18 @@ class Reporter:
         self._by_size = by_size
         self._seq = 0
         self._over: deque[RunningStep] = deque()
-        self._reading = threading.Lock()  # held by the thread that reads steps
-        self._failed: Exception | None = None  # what reading a step in the emitter's thread raised
-        self._open: StepRecord | None = None  # of a step under whose number more may follow,
-        self._sums: dict[str, tuple[float, float]] = {}  # and its metrics: weights, weighted values
+        # Held by the thread that reads steps.
+        self._reading = threading.Lock()
+        # An error of the emitter's thread in reading a step.
+        self._failed: Exception | None = None
+        # The record of a step whose number further batches may have, and the step's metrics: their
+        # weights and weighted values.
+        self._open: StepRecord | None = None
+        self._sums: dict[str, tuple[float, float]] = {}
         emitter.feed = self._read_finished
 
     def over(self, running: RunningStep) -> None:
-        """Takes a finished step, which is read once the device is through with it."""
+        """Take a finished step, which is read once the device has completed it."""
         self._over.append(running)
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -220,17 +233,18 @@ class Reporter:
             with self._reading:
                 while len(self._over) > 1 or (self._over and self._over[0].readable):
                     self._read(self._over.popleft())
-        elif len(self._over) > _BEHIND:  # a dead connection blocks the emitter's thread
+        # A dead connection may block the emitter's thread. Then this thread reads the steps.
+        elif len(self._over) > _BEHIND:
             with self._reading:
                 self._read_all()
 
     def reported(self) -> threading.Event:
-        """Reports all finished steps; set once bus or spool has them, or they are lost."""
+        """Report all finished steps; return an event that is set once they are stored, or lost."""
         self.flush()
         return self._emitter.mark()
 
     def flush(self) -> None:
-        """Reports all finished steps now."""
+        """Report all finished steps now."""
         with self._reading:
             self._read_all()
             self._report_sent(0)
@@ -241,14 +255,15 @@ class Reporter:
             self._read(self._over.popleft())
 
     def _read_finished(self) -> None:
-        """Reads the steps that the device is through with. For the emitter's thread."""
+        """Read the steps that the device has completed. For the emitter's thread."""
         if self._times is not None:
             return
         with self._reading:
             while self._over and self._over[0].on_cpu and self._over[0].readable:
                 try:
                     self._read(self._over.popleft())
-                except Exception as error:  # the script shall hear of it, and not this thread end
+                # The script gets the error, and this thread continues.
+                except Exception as error:
                     logger.warning("a step could not be reported: %s", error)
                     self._failed = error
 
@@ -262,10 +277,7 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Reports steps with the times of their group; so many may wait for those of other ranks.
-
-        The others tell theirs when they end the step, which is about when this rank does.
-        """
+        """Report steps with their groups' times; up to `most` steps wait for other ranks' times."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -273,7 +285,9 @@ class Reporter:
     def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
-            ett_s = record.ett_s if running.step.place else None  # of all micro-batches
+            # For the second micro-batch and later, `ett_s` is that of all micro-batches of the
+            # step.
+            ett_s = record.ett_s if running.step.place else None
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
             self._send_open()
@@ -295,14 +309,14 @@ class Reporter:
         self._seq += 1
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Sends the metrics of a step, before its record: then a complete step has them."""
+        """Send the metrics of a step before its record, so that a complete step has metrics."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)
         self._emitter.record(MetricRecord(self._attempt, self._rank, record.step, weight, values))
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Sends what the script measured on held-out data, after the steps before it."""
+        """Send an evaluation, after the steps before it."""
         if self._times is None:
             with self._reading:
                 self._read_all()
@@ -337,12 +351,9 @@ class Reporter:
 def joined(
     first: StepRecord, second: StepRecord, ett_s: float | None, *, by_size: bool
 ) -> StepRecord:
-    """The record of two batches that a rank trained under the same step's number.
+    """Join the records of two batches that a rank trained under the same step's number.
 
-    Args:
-        first, second: of one batch each.
-        ett_s: expected compute time of both; None: it is not known.
-        by_size: losses are means over sizes, not over samples.
+    `ett_s` is the expected compute time of both. Losses are means over sizes with `by_size`.
     """
     loss = first.loss if second.loss is None else second.loss
     if first.loss is not None and second.loss is not None:
@@ -365,13 +376,7 @@ def joined(
 
 
 class RoundReporter:
-    """Makes records of the rounds that a rank reports. For any thread, but one at a time.
-
-    Args:
-        emitter: takes the records.
-        attempt: of the run.
-        rank: that reports.
-    """
+    """Maker of the records of a rank's rounds. For any thread, but one at a time."""
 
     def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
         self._emitter = emitter
@@ -380,7 +385,7 @@ class RoundReporter:
         self._seq = 0
 
     def over(self, step: Step, finished: Round) -> None:
-        """Takes a round that has just ended, and the step that the rank is in."""
+        """Record a round that has just ended, and the step that the rank is in."""
         record = RoundRecord(
             attempt=self._attempt,
             rank=self._rank,

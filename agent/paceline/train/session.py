@@ -1,4 +1,9 @@
-"""`Session`: what a training script talks to."""
+"""`Session`, the API that a training script uses.
+
+A script makes a `Session` on each rank, takes its batches from `Session.loader` and wraps its model
+with `Session.wrap`. The session checks the arguments, performs the ranks' rendezvous and then calls
+a `loop.Loop` for its work.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +66,18 @@ from paceline.wire import Evaluation
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_open: WeakSet[Session] = WeakSet()  # of this process
+# The sessions of this process that may be open.
+_open: WeakSet[Session] = WeakSet()
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 class Session:
-    """Plans the batches of data-parallel training, weighs gradients accordingly and reports times.
+    """Balanced data-parallel training: plans batches, weights gradients and reports times.
 
-    Make it on every rank after ``dist.init_process_group``, with the same arguments: the ranks meet
-    in it. Without a process group it serves a single process. Use it from one thread::
+    Make a session on every rank after ``dist.init_process_group``, with the same arguments; this is
+    a collective operation. Without a process group it serves a single process. Use it from one
+    thread::
 
         session = paceline.Session(train, global_batch=64)
         loader = session.loader(collate_fn=collate)
@@ -85,46 +92,46 @@ class Session:
 
     Args:
         dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
-            that lives on nodes. `paceline.data.Stream`: data without a length and an index.
+            that is stored on nodes. `paceline.data.Stream`: data without a length and an index.
         global_batch: samples per step, over all ranks, 1 … N. Give it or `token_budget`.
-        token_budget: instead, what a step holds over all ranks, in the unit of the sizes (tokens,
-            frames, seconds). A step takes samples, in the epoch's order, until the sum of their
-            sizes would pass it.
-        sizes: λ, what each sample costs relative to others: N numbers > 0; or a callable sample →
+        token_budget: size of a step over all ranks, in the unit of the sizes (tokens, frames,
+            seconds), instead of `global_batch`. A step takes samples, in the epoch's order, until
+            the next one would exceed the budget.
+        sizes: λ, the cost of each sample relative to others: N numbers > 0; or a callable sample →
             number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
-        seed: of the epochs' order, as DistributedSampler's.
+        seed: seed of the epochs' order, as in DistributedSampler.
         drop_last: leave out an epoch's incomplete last step.
-        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
-            "ranks": it is scaled for DDP's mean over ranks already, such as a sum that is divided
-            by a count over all ranks and multiplied by their number. None: "size" with a token
-            budget, else "samples".
+        loss_mean: the quantity over which your loss is a mean: "samples", or "size" units (frames,
+            tokens). "ranks": the loss is already scaled for DDP's mean over ranks, such as a sum
+            that is divided by a count over all ranks and multiplied by the number of ranks. None:
+            "size" with a token budget, else "samples".
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
-        limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
-            no rank gets more at once. None: what `profile` finds, else no limit.
+        limits: the most samples that fit into a rank's memory, one number for each rank, or one for
+            all; no rank gets more at once. None: the limits that `profile` finds, else no limit.
         token_limits: with a token budget, the most size units of a step that fit into a rank's
-            memory, of each rank, or one number for all; no rank gets more at once. What a rank
-            learns where its memory runs out lowers its limit when the run goes on.
-        micro_batches: a rank whose part of a step is more than its limit computes it in several
-            turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
-            limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
-            For loops that call no collective of their own in the body, accumulate no gradients
-            themselves, and count steps by `step`.
-        uneven_steps: a fast rank's loop may have more turns than a slow one's, where a relaxed
-            policy lets ranks get on at their own pace. For loops that call no collective of their
-            own in the body, step the optimiser in each turn, and end by themselves only. Not with
-            `micro_batches`.
-        shapes: keeps distinct shapes of batches few, for compiled models: each rank gets a multiple
-            of so many samples in a step; `Shapes` also says to what lengths batches are padded.
+            memory, one number for each rank, or one for all; no rank gets more at once. If a rank
+            runs out of memory, its limit is lower when the run resumes.
+        micro_batches: a rank whose local batch exceeds its limit computes the batch in several
+            iterations of the loop, and its optimiser steps only in the last one (`Batch.last`).
+            So limits restrict neither a fast rank's local batch nor the global batch. For loops
+            that call no collective of their own in the body, accumulate no gradients themselves,
+            and count steps by `step`.
+        uneven_steps: under a relaxed policy, a fast rank's loop may have more iterations than a
+            slow rank's. For loops that call no collective of their own in the body, step the
+            optimiser in each iteration, and never leave early. Not with `micro_batches`.
+        shapes: keeps distinct shapes of batches few, for compiled models: each rank's number of
+            samples in a step is a multiple of this number. `Shapes` also sets the lengths to which
+            batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
             as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
             parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
             are those of groups. For models that `fully_shard` has sharded over this mesh.
         prove: before its first step, a run that may be balanced computes the gradient of a few
-            samples as a whole and in uneven parts. If these differ, it trains with equal parts, and
-            a warning says why. False: it does not.
+            samples as a whole and in uneven local batches. If these differ, the ranks train with
+            equal local batches, and a warning gives the reason. False: skip this check.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
+        TypeError, ValueError: an argument is wrong, here or in a method; the message names it.
         PacelineError: there are several ranks but no process group.
     """
 
@@ -173,7 +180,8 @@ class Session:
         lanes.refuse_beside(mesh, dataset, yes_or_no)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
-        stacks.register(os.environ)  # before the ranks meet, where they may hang
+        # Register before the rendezvous, where ranks may hang.
+        stacks.register(os.environ)
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
             asdict(terms)
@@ -211,7 +219,8 @@ class Session:
         self._loop = Loop(context, meeting)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
-        # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
+        # Do not keep the loader: in a reference cycle, garbage collection may end its worker
+        # processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
@@ -220,22 +229,22 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the loader is in, or was in last."""
+        """Return the epoch that the loader is in, or was in last."""
         return self._loop.epoch
 
     @property
     def step(self) -> int:
-        """The step of the run that the script is in, or was in last, across epochs; -1: none."""
+        """Return the run's step that the script is in, or was in last, across epochs; -1: none."""
         return self._loop.step
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
+        """Return the steps in a whole epoch, the same under every policy and as ``len(loader)``.
 
-        With a token budget, epochs differ by a few steps: this is of the epoch that the loader is
-        in, or of the next one. `total_steps` counts several.
+        With a token budget, epochs differ by a few steps: this is the number of the epoch that the
+        loader is in, or of the next one. `total_steps` counts several epochs.
 
-        Schedules of the learning rate count with it::
+        Use it for schedules of the learning rate::
 
             schedule = torch.optim.lr_scheduler.OneCycleLR(
                 optimizer, max_lr=3e-3, total_steps=epochs * session.steps_per_epoch
@@ -249,27 +258,24 @@ class Session:
         return self._loop.steps_per_epoch
 
     def total_steps(self, epochs: int) -> int:
-        """Steps of the first `epochs` epochs together, for schedules of the learning rate.
+        """Return the steps of the first `epochs` epochs together, for learning-rate schedules.
 
-        With a token budget each epoch's order is gone through, which takes about a second for ten
-        million samples in all.
-
-        Raises:
-            TypeError, ValueError: `epochs` is no whole number ≥ 0.
+        With a token budget this reads each epoch's order, which takes about a second for ten
+        million samples in total.
         """
         return self._loop.context.epoch_steps.total(whole("epochs", epochs, 0))
 
     @property
     def stopped(self) -> bool:
-        """Whether an operator ended the run; then loaders yield nothing any more."""
+        """Return True if an operator ended the run; then loaders yield no more batches."""
         return self._loop.stopped
 
     @property
     def batch(self) -> Batch:
-        """This rank's part of the current step, or the current micro-batch of it.
+        """Return this rank's local batch of the current step, or the current micro-batch of it.
 
         Raises:
-            PacelineError: outside the loop over the loader.
+            PacelineError: the call is outside the loop over the loader.
         """
         step = self._loop.running().step
         last = not step.more
@@ -278,26 +284,23 @@ class Session:
     def generator(
         self, index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
     ) -> torch.Generator:
-        """A sample's random numbers in the present epoch, for the loop's body.
+        """Return a sample's random generator in the current epoch, for the loop's body.
 
-        They are others than those that `paceline.generator` gives to the data set; see there.
-
-        Raises:
-            TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
+        Its numbers differ from those that `paceline.generator` gives to the data set; see there.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
-        """The loader of this rank's batches; one per session.
+        """Make the loader of this rank's batches; one per session.
 
         Args:
-            **options: of ``torch.utils.data.DataLoader`` (collate_fn, num_workers, pin_memory, …),
-                the same on every rank.
+            **options: options of ``torch.utils.data.DataLoader`` (collate_fn, num_workers,
+                pin_memory, …), the same on every rank.
 
         Raises:
-            TypeError: an option that the plan decides.
-            PacelineError: there is one already.
+            TypeError: the plan decides an option.
+            PacelineError: the session has a loader already.
         """
         if self._has_loader:
             raise PacelineError(
@@ -309,21 +312,21 @@ class Session:
         return loader
 
     def wrap(self, model: nn.Module, *, batchnorm: str | None = None, **options: Any) -> nn.Module:
-        """The model with weighted gradients; replaces DistributedDataParallel.
+        """Wrap a model for weighted gradients, instead of DistributedDataParallel.
 
         A model that `torch.distributed.fsdp.fully_shard` has sharded stays the same object.
 
         Args:
-            model: plain, on its device, in no wrapper of another framework; or sharded by
-                `fully_shard`, over all ranks. Wrap each model that is trained.
-            batchnorm: what its BatchNorm layers normalise by. "sync": the whole global batch, as
-                one process would. "local": each rank's own batch. SyncBatchNorm layers are "sync".
-                The layers are changed in place.
-            **options: of DistributedDataParallel; none for a sharded model.
+            model: a plain model, on its device, in no wrapper of another framework; or a model that
+                `fully_shard` has sharded over all ranks. Wrap each model that is trained.
+            batchnorm: the batch over which BatchNorm layers normalise. "sync": the whole global
+                batch, as in a single process. "local": each rank's own batch. SyncBatchNorm layers
+                are "sync". The layers are changed in place.
+            **options: options of DistributedDataParallel; none for a sharded model.
 
         Raises:
-            ValueError: a layer, a wrapper or an option that would train wrongly; the message says
-                what to do instead.
+            ValueError: a layer, a wrapper or an option would train wrongly; the message names the
+                fix.
         """
         refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
         if self._loop.context.limits.micro_batches:
@@ -345,19 +348,18 @@ class Session:
     def optimizer(
         self, optimizer: _Optimizer, scaler: torch.amp.GradScaler | None = None
     ) -> _Optimizer:
-        """Says which optimiser trains the wrapped models; returns it.
+        """Declare the optimiser that trains the wrapped models; return it.
 
         Policies that relax synchronisation act on the optimiser and on the scaler. Call this once,
-        after `wrap` and before the first iteration, on every rank. What is not declared is looked
-        for when such a policy comes into force.
+        after `wrap` and before the first iteration, on every rank. When such a policy starts, it
+        searches for an optimiser or a scaler that was not declared.
 
         Args:
-            optimizer: has parameters of wrapped models, of several models if need be; torch's
-                optimiser itself, not a framework's wrapper around it.
+            optimizer: has parameters of one or several wrapped models; torch's optimiser itself,
+                not a framework's wrapper around it.
             scaler: the gradient scaler that steps it, if there is one.
 
         Raises:
-            TypeError: an argument is not an optimiser, or not a gradient scaler.
             ValueError: the optimiser has no parameter of a wrapped model.
             PacelineError: the session has an optimiser already, or training has begun.
         """
@@ -366,25 +368,26 @@ class Session:
         return optimizer
 
     def profile(self, run_batch: Callable[[int], object], *, most: int | None = None) -> Profile:
-        """Measures what batches of 2, 4, 8, … samples take on this rank, until memory runs out.
+        """Measure the time of batches of 2, 4, 8, … samples on this rank, until memory runs out.
 
-        LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once on every
-        rank, before the first epoch; if it raised, call it again on every rank. Wrapped models do
-        not reduce gradients meanwhile, and have none afterwards. What an optimiser allocates in its
-        first step is not measured. `Loader.typical` makes batches of the data set's own samples::
+        This is LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once
+        on every rank, before the first epoch; if it raised, call it again on every rank. Meanwhile
+        wrapped models do not reduce gradients, and they have none afterwards. Memory that an
+        optimiser allocates in its first step is not measured. `Loader.typical` makes batches of the
+        data set's own samples::
 
             session.profile(lambda n: loss_of(*loader.typical(n)).backward())
 
+        Errors of `run_batch` pass through, unless they mean that memory ran out.
+
         Args:
             run_batch: runs forward and backward on n samples; steps no optimiser.
-            most: samples at most; None: the global batch, more than a rank ever gets.
+            most: the most samples; None: the global batch, more than a rank ever gets.
 
         Raises:
-            TypeError, ValueError: `run_batch` is no function, or `most` no whole number ≥ 1.
             PacelineError: training has begun; `run_batch` steps an optimiser; nothing fits into
                 memory, or the ranks' memory together does not hold a global batch; or profiling
                 failed on another rank, which the message names.
-            BaseException: whatever `run_batch` raises, unless it says that memory ran out.
         """
         loop = self._loop
         refuse_profile(loop.context.terms.token_budget)
@@ -412,11 +415,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Numbers of the epochs left of `total`: fewer after a checkpoint, none after a stop.
-
-        Raises:
-            ValueError: `total` is not a whole number ≥ 0.
-        """
+        """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
         loop = self._loop
         whole("epochs", total, 0)
         loop.refuse_closed()
@@ -424,7 +423,8 @@ class Session:
         while loop.next_epoch < total and not self.stopped:
             epoch = loop.next_epoch
             yield epoch
-            loop.next_epoch = max(loop.next_epoch, epoch + 1)  # the body may not have looped
+            # The body may have left the loader unused.
+            loop.next_epoch = max(loop.next_epoch, epoch + 1)
 
     def checkpoint(
         self,
@@ -438,23 +438,24 @@ class Session:
         every_s: float | None = None,
         keep: int = 2,
     ) -> None:
-        """Goes on from the newest checkpoint, if any, and saves more. Call it once, after `wrap`.
+        """Resume from the newest checkpoint, if any, and save more. Call it once, after `wrap`.
 
-        A checkpoint is saved where all ranks have met after the same step: under a relaxed policy
-        that is at the end of a segment or of an epoch.
+        A checkpoint is saved when all ranks are synchronised after the same step: under a relaxed
+        policy at the end of a segment or of an epoch. Give `every_steps` or `every_s`, or both.
 
         Args:
-            directory: shared by all nodes, and of this training alone.
-            model: what the script trains,
-            optimizer: and with what;
-            scheduler: of the learning rate, if there is one,
-            scaler: and of the loss.
-            every_steps: steps between two checkpoints;
-            every_s: or seconds; give at least one of both.
-            keep: how many checkpoints stay.
+            directory: shared by all nodes, and used by this training only.
+            model: the model that the script trains.
+            optimizer: its optimiser.
+            scheduler: the scheduler of the learning rate, if any.
+            scaler: the scaler of the loss, if any.
+            every_steps: steps between two checkpoints.
+            every_s: seconds between two checkpoints.
+            keep: number of checkpoints to keep.
 
         Raises:
-            TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
+            TypeError, ValueError, RuntimeError: an argument is wrong, or the checkpoint is of other
+                data or of another model.
             PacelineError: training has begun, or the directory cannot be used.
         """
         refuse_call(self._loop.context.reader, "checkpoint")
@@ -466,18 +467,16 @@ class Session:
         self._loop.save_with(Saver(schedule, contents, process, samples, outer))
 
     def log(self, *, loss: Value, **metrics: Value) -> None:
-        """Reports the loss of the current step, and further metrics; never waits for the device.
+        """Report the loss of the current step, and further metrics; never waits for the device.
 
         Args:
-            loss: this rank's mean. The dashboard shows that of the global batch.
-            **metrics: of training, by name: numbers, or tensors without dimensions. They are means
-                over this rank's batch, too, and are weighted over ranks as the loss is. A run has
-                32 names at most.
+            loss: this rank's mean. The dashboard shows the mean of the global batch.
+            **metrics: training metrics by name: numbers, or tensors without dimensions. They are
+                means over this rank's batch, too, and are weighted over ranks like the loss. A run
+                has 32 names at most.
 
         Raises:
-            PacelineError: outside the loop over the loader.
-            TypeError, ValueError: the loss, or a metric's name or value is wrong; the message names
-                it.
+            PacelineError: the call is outside the loop over the loader.
         """
         running = self._loop.running()
         check_loss(loss)
@@ -487,34 +486,33 @@ class Session:
 
     @property
     def figures(self) -> dict[str, float]:
-        """How this rank's newest step went that is over; for trackers such as TensorBoard::
+        """Return figures of this rank's newest finished step, for trackers such as TensorBoard::
 
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        It never waits for the device. Empty: no step is over yet. ``paceline/samples`` and
-        ``paceline/load``: of its batch. ``paceline/data_s``: waiting for the batch, in s.
-        ``paceline/compute_s``: forward and backward. ``paceline/sync_s``: reducing, and waiting for
-        other ranks. ``paceline/step_s``: all of it. Where a step has several turns of the loop, as
-        with ``micro_batches``, they are of the newest turn, and not sums over the step.
+        This never waits for the device. Before the first step is over, the figures are empty.
+        ``paceline/samples`` and ``paceline/load`` are those of the batch. Times are in s:
+        ``paceline/data_s`` waiting for the batch, ``paceline/compute_s`` forward and backward,
+        ``paceline/sync_s`` reduction and waiting for other ranks, ``paceline/step_s`` the total.
+        If a step has several iterations of the loop, as with ``micro_batches``, the figures are
+        those of the newest iteration, not sums over the step.
         """
         return self._loop.figures()
 
     def evaluated(self, *, samples: int | None = None, **metrics: Value) -> None:
-        """Reports metrics of held-out data, after an evaluation; charts show them by step.
+        """Report metrics of held-out data after an evaluation; charts show them by step.
 
         Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
         evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
-        weighted by their samples. It waits for the device where a metric is a tensor there. Further
-        calls after the same step add their metrics; of one metric the last value counts.
+        weighted by their samples. The call waits for the device if a metric is a tensor on it.
+        Further calls after the same step add their metrics; the last value of a metric counts.
 
         Args:
-            samples: how many this rank's values are means over; 0: it had none.
+            samples: number of samples over which this rank's values are means; 0: it had none.
             **metrics: by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
 
         Raises:
-            TypeError, ValueError: `samples`, or a metric's name or value, is wrong; the message
-                names it.
             PacelineError: the session is closed.
         """
         if samples is not None:
@@ -524,7 +522,8 @@ class Session:
         self._evaluated.check(metrics)
         if samples == 0 or (samples is None and self.rank > 0):
             self._loop.refuse_closed()
-            return  # these values do not count
+            # Values without samples, or of another rank than rank 0, do not count.
+            return
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in metrics.items()
@@ -536,16 +535,16 @@ class Session:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, for a checkpoint. Call it after the optimiser's step.
+        """Return the training position, for a checkpoint. Call it after the optimiser's step.
 
-        The current batch counts as used. Save rank 0's state: only rank 0 knows which samples the
+        The current batch counts as used. Save rank 0's state: only rank 0 has the samples that the
         other ranks used.
         """
         loop = self._loop
         return loop.position().as_state(loop.context.terms.samples, loop.meeting.process)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken; call it on every rank. Their number may differ.
+        """Resume from a state of `state_dict`; call it on every rank. Their number may differ.
 
         Raises:
             PacelineError: training has begun already.
@@ -555,9 +554,9 @@ class Session:
         self._loop.resume(Position.of_state(state, self._loop.context.terms.samples))
 
     def close(self) -> None:
-        """Ends the background threads, delivering what they hold, in a few seconds at most.
+        """End the background threads within a few seconds; they deliver pending messages first.
 
-        Python calls it at exit, too. Another call does nothing. A rank that raises needs no other
+        Python calls it at exit, too. Further calls do nothing. A rank that raises needs no other
         care: TorchElastic ends its peers; without TorchElastic they fail in their next reduction
         once the rank's process has ended.
         """
@@ -569,6 +568,6 @@ class Session:
 
 
 def close_all() -> None:
-    """Closes the sessions of this process, where Python does not exit in order."""
+    """Close the sessions of this process, for processes in which `atexit` does not run."""
     for session in list(_open):
         session.close()

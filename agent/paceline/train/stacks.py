@@ -1,7 +1,7 @@
-"""Lets the agent ask this rank for its Python stacks, also while the rank hangs.
+"""Python stacks of a rank, which the agent can request even while the rank hangs.
 
 `faulthandler` writes them within the handler of a signal, which needs neither the interpreter's
-lock nor a thread of ours. So it works while all threads wait, in Python or in C.
+lock nor a thread of ours. So it works while all threads are blocked, in Python or in C.
 """
 
 from __future__ import annotations
@@ -20,22 +20,19 @@ import paceline
 from paceline.node import rundir
 from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 
-_FIRST = 8  # above SIGRTMIN; profilers and runtimes use the lowest numbers
+# Offset from SIGRTMIN: profilers and runtimes use the lowest numbers.
+_FIRST = 8
 _log = logging.getLogger(__name__)
-_registered: list[int] = []  # descriptors of files; faulthandler writes there until the end
+# Descriptors of the files to which faulthandler writes until the end.
+_registered: list[int] = []
 
 
 def register(variables: Mapping[str, str]) -> int | None:
-    """Makes a signal write the stacks of all threads to a file beside the rank's logs.
+    """Make a signal write the stacks of all threads to a file beside the rank's logs.
 
-    Only a rank that Paceline has launched does so, once. It takes a real-time signal that has no
-    handler. A problem is logged, because training does not need this.
-
-    Args:
-        variables: the process's environment.
-
-    Returns:
-        The signal's number; None: there is none.
+    Only a rank that Paceline has launched does so, once. It uses a real-time signal without a
+    handler. Problems are logged and not raised, because training does not need the stacks. Return
+    the signal's number, or None if no signal was registered.
     """
     errors = variables.get("TORCHELASTIC_ERROR_FILE")
     if _registered or not errors or not variables.get("PACELINE_RUN"):
@@ -48,8 +45,8 @@ def register(variables: Mapping[str, str]) -> int | None:
             return None
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(folder / WRITTEN, flags, 0o600)
-        # So that the signal does nothing, rather than end the process, once the interpreter has
-        # given up its handler at exit. Only the main thread may say so.
+        # With its handler ignored, the signal does not end the process once the interpreter has
+        # removed faulthandler's handler at exit. Only the main thread may set it.
         with suppress(ValueError):
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(number, file=handle, all_threads=True, chain=False)
@@ -64,7 +61,6 @@ def register(variables: Mapping[str, str]) -> int | None:
 
 
 def _free() -> int | None:
-    """A real-time signal that has its default action."""
     lines = Path("/proc/self/status").read_text().splitlines()
     masks = (line.partition(":\t") for line in lines if line[:6] in ("SigCgt", "SigIgn", "SigBlk"))
     used = 0
@@ -75,12 +71,12 @@ def _free() -> int | None:
 
 
 def libraries() -> list[str]:
-    """Folders of code that is not the user's."""
+    """Return the folders of code that is not the user's."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {*(sysconfig.get_path(name) for name in names), str(Path(paceline.__file__).parent)}
     return sorted(f"{folder}{os.sep}" for folder in folders)
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of code is the user's: of no library, nor frozen into Python."""
+    """Return True if a file of code is the user's: of no library, and not frozen into Python."""
     return not file.startswith((*libraries(), "<"))

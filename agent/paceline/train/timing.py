@@ -1,4 +1,8 @@
-"""When a rank computed in a step, and when it waited for other ranks."""
+"""Timing of a rank's step: the time of computing, and the time of waiting for other ranks.
+
+The loop makes a `RunningStep` for each iteration of the script's loop. The gradient hooks and the
+synchronisers stamp it, and `report.Reporter` reads its times after the step.
+"""
 
 from __future__ import annotations
 
@@ -17,51 +21,50 @@ from paceline.wire import Phase
 
 
 class CpuClock:
-    """A stamp is a time of the monotonic clock, in s."""
+    """Clock of the host. A stamp is a time of the monotonic clock, in s."""
 
     def stamp(self, again: float | None = None) -> float:
-        """The present time."""
+        """Return the present time."""
         return time.perf_counter()
 
     def between(self, first: float, second: float) -> float:
-        """Seconds from one stamp to another."""
+        """Return the seconds from one stamp to another."""
         return second - first
 
     def passed(self, stamp: float) -> bool:
-        """Whether the device has passed a stamp."""
+        """Return True: the host has passed each stamp."""
         return True
 
     def wait(self, stamp: float) -> None:
-        """Waits until the device has passed a stamp."""
+        """Do nothing: the host has passed each stamp."""
 
 
 class CudaClock:
-    """A stamp is an event in the current stream: the device passes it later than the host.
+    """Clock of a GPU. A stamp is an event in the current stream, which the device passes later.
 
-    Args:
-        device: of the model. It may differ from the thread's current device: gloo's threads have
-            the first one, and scripts need not set theirs.
+    The model's device may differ from the thread's current device: gloo's threads use the first
+    device, and scripts need not set theirs.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
-        """Marks this point of the current stream; moves the mark `again` if it is given."""
+        """Record an event at this point of the current stream; reuse the event `again` if given."""
         event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """Seconds from one event to another; both have passed."""
+        """Return the seconds from one event to another; both have passed."""
         return float(first.elapsed_time(second)) / 1e3
 
     def passed(self, stamp: torch.cuda.Event) -> bool:
-        """Whether the device has passed a stamp."""
+        """Return True if the device has passed a stamp."""
         return bool(stamp.query())  # type: ignore[no-untyped-call]
 
     def wait(self, stamp: torch.cuda.Event) -> None:
-        """Waits until the device has passed a stamp."""
+        """Wait until the device has passed a stamp."""
         stamp.synchronize()
 
 
@@ -69,16 +72,11 @@ Clock = CpuClock | CudaClock
 
 
 class RunningStep:
-    """A step that this rank is in, with its times, its loss and its metrics.
+    """Step that this rank is in, with its times, its loss and its metrics.
 
-    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So
-    several reductions in one step are told apart from computing as well as a single one.
-
-    Args:
-        step: what this rank does in it.
-        clock: of the model's device.
-        data_s: how long the script waited for the batch.
-        hold_s: how long computing takes on the emulated device; None: it is not emulated.
+    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So the
+    times of computing and of reducing stay apart even with several reductions in one step. The
+    script waited `data_s` for the batch. `hold_s` is the compute time on the emulated device.
     """
 
     def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
@@ -90,34 +88,43 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        self._compiled = recompilations()  # before it
-        self.recompiles = 0  # in it, known once it is over
+        # The number of recompilations before the step, and in it, known once the step is over.
+        self._compiled = recompilations()
+        self.recompiles = 0
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
-        self._computes = True  # since the newest stamp, whether or not gradients follow
-        self.passes = False  # there was a backward pass
-        self._held = False  # the emulated device was waited for
-        self._kept: Any = None  # stamp of gradients that no reduction has followed yet
+        # The rank has computed since the newest stamp, even if no gradients follow.
+        self._computes = True
+        # There was a backward pass.
+        self.passes = False
+        # The wait for the emulated device is over.
+        self._held = False
+        # The stamp of gradients that no reduction has followed yet.
+        self._kept: Any = None
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
-        self._met_s = 0.0  # in collectives of the passes
-        self._exchanged_s = 0.0  # in the body, with a relaxed synchroniser
-        self.worked_s = 0.0  # of loading and of the body, without waiting; known once that is done
+        # Time in collectives of the forward and backward passes.
+        self._met_s = 0.0
+        # Time in the body's exchanges of a relaxed synchroniser.
+        self._exchanged_s = 0.0
+        # Time of loading and of the body, without waiting; known once the body is done.
+        self.worked_s = 0.0
 
     @property
     def in_body(self) -> bool:
-        """Whether the loop's body has not ended yet."""
+        """Return True if the loop's body has not ended yet."""
         return self._done is None
 
     @property
     def phase(self) -> Phase:
-        """What this rank, or its device, does. Any thread may ask."""
+        """Return the present phase of this rank, or of its device. Any thread may call this."""
         if self._waits:
             return Phase.SYNC
         stamps = list(self._stamps)
         behind = next((k for k, stamp in enumerate(stamps) if not self._clock.passed(stamp)), None)
-        if behind is not None:  # a device does later what the host asked of it
+        # A device executes later what the host has queued.
+        if behind is not None:
             return Phase.SYNC if behind and behind % 2 == 0 else Phase.COMPUTE
         if self._done is not None:
             return Phase.DATA
@@ -125,7 +132,7 @@ class RunningStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts time in which this rank waits for others outside of a reduction in the body."""
+        """Count time in which this rank waits for others, outside of a reduction in the body."""
         self._waits, began = True, time.perf_counter()
         try:
             yield
@@ -135,7 +142,7 @@ class RunningStep:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Around what a relaxed synchroniser does in the body, which may wait for other ranks."""
+        """Count the time of a relaxed synchroniser's exchange in the body."""
         began = time.perf_counter()
         try:
             yield
@@ -144,13 +151,15 @@ class RunningStep:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Around a collective in the forward or the backward pass, which waits for other ranks."""
-        if len(self._stamps) % 2 == 0:  # during a reduction, whose time counts as waiting already
+        """Count a collective in the forward or the backward pass as waiting for other ranks."""
+        # During a reduction, the time counts as waiting already.
+        if len(self._stamps) % 2 == 0:
             yield
             return
         began = time.perf_counter()
         self._stamps.append(self._clock.stamp())
-        self._kept = None  # what was computed until then is counted
+        # The time of the gradients computed until then is counted.
+        self._kept = None
         try:
             yield
         finally:
@@ -159,69 +168,69 @@ class RunningStep:
             self._met_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
-        """The last gradient of this rank is computed; the reduction begins."""
+        """Stamp this rank's last gradient; the reduction begins."""
         self.passes = True
         self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """The gradients kept so far go to a relaxed synchroniser."""
+        """Stamp the gradients kept so far, which go to a relaxed synchroniser."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
         self._kept, self._computes = None, False
 
     def reduced(self) -> None:
-        """The reduction or exchange of the gradients has ended."""
+        """Stamp the end of the gradients' reduction or exchange."""
         self._stamps.append(self._clock.stamp())
 
     def gradients_kept(self) -> None:
-        """Gradients are computed, and stay on this rank."""
+        """Stamp gradients that are computed and stay on this rank."""
         self.passes = True
         self._kept = self._clock.stamp(self._kept)
 
     def log(self, loss: Value, metrics: Mapping[str, Value]) -> None:
-        """Keeps the loss and further metrics, without waiting for the device."""
+        """Keep the loss and further metrics, without waiting for the device."""
         self._loss = on_host(loss)
         for name, value in metrics.items():
             self._metrics[name] = on_host(value)
 
     def body_done(self) -> None:
-        """The loop's body has ended."""
-        if not self._held and self._hold_s is not None:  # nothing was reduced
+        """Stamp the end of the loop's body."""
+        # If nothing was reduced, the wait for the emulated device is still due.
+        if not self._held and self._hold_s is not None:
             self._hold()
             self._kept = None
         self._done = self._clock.stamp()
         self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
         if isinstance(self._clock, CpuClock):
-            # On a GPU the host waits for the device there, and that is what a batch takes.
+            # On a GPU the host waits for the device in an exchange, and that is the batch's own
+            # time.
             self.worked_s -= self._exchanged_s
         if self._computes or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
 
     def over(self) -> None:
-        """The next step starts, or the epoch ends."""
+        """Note that the next step starts, or the epoch ends."""
         self.step_s = time.perf_counter() - self._started
         self.ended_at = time.time()
         self.recompiles = max(0, recompilations() - self._compiled)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the host's clock times it."""
+        """Return True if the host's clock times the step."""
         return isinstance(self._clock, CpuClock)
 
     @property
     def readable(self) -> bool:
-        """Whether `read` returns without waiting for the device."""
+        """Return True if `read` returns without waiting for the device."""
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """The step's times in s, and its loss.
+        """Return compute_s (T: forward and backward only), sync_s, and the loss if it was logged.
 
-        Returns:
-            compute_s (T: forward and backward, nothing else), sync_s (from there to the end of the
-            reduction), and the loss, if the script logged one.
+        `sync_s` is the time from the last gradient to the end of the reduction.
         """
         self._clock.wait(self._done)
         times = [0.0, 0.0]
@@ -231,7 +240,7 @@ class RunningStep:
         return times[0], times[1] + self._waited_s, loss
 
     def figures(self) -> dict[str, float]:
-        """What this rank did in the step and how long it took, after it is over."""
+        """Return the step's batch and times for `Session.figures`, after the step is over."""
         compute_s, sync_s, _ = self.read()
         return {
             "paceline/samples": float(self.step.samples),
@@ -243,7 +252,7 @@ class RunningStep:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Further metrics that the script logged, after `read`; of a filler there are none."""
+        """Return further logged metrics, after `read`; a filler has none."""
         if not self.step.samples:
             return {}
         return {name: float(value) for name, value in self._metrics.items()}

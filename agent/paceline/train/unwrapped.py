@@ -1,11 +1,11 @@
-"""Models that a script trains in the loop with gradients that no session reduces.
+"""Detection of models that a script trains in the loop with gradients that no session reduces.
 
-A session that wraps no model at all refuses the first step of an optimiser: nothing of that
-training would be weighted. Beside a wrapped model, another one may be meant to train apart, as a
-rank's own copy in meta-learning does, or its gradients may be reduced by the script itself. So the
-ranks compare their gradients of it, and rank 0 warns where they differ.
+If a session wraps no model at all, it refuses the first step of an optimiser: no gradient of that
+training would be weighted. Beside a wrapped model, another model may be trained apart on purpose,
+such as a rank's own copy in meta-learning, or the script may reduce its gradients itself. So the
+ranks compare their gradients of that model, and rank 0 warns if they differ.
 
-Gradients of a wrapped model may pass its reduction by, too, as DistributedDataParallel's do: those
+Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel: those
 of its inner module, or of `torch.autograd.grad`. The ranks compare them in the same way.
 """
 
@@ -61,36 +61,37 @@ _MIXED = (
     "session: put both data sets into one, whose samples are pairs, or let the second session wrap "
     "a model of its own"
 )
-_ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
-_LOOKS = 1000  # steps for which rank 0 looks for other ranks' norms: a look takes some 50 µs
-_MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
+# Gradients count as reduced if the relative difference of their norms is at most this.
+_ALIKE = 1e-5
+# Steps for which rank 0 checks for other ranks' norms; a check takes some 50 µs.
+_LOOKS = 1000
+# Optimisers of the same description to compare: some scripts make a new one in each step.
+_MOST_COMPARED = 8
 
-_watches: dict[UnwrappedModels, None] = {}  # in the order in which they were made
+# In the order in which they were made.
+_watches: dict[UnwrappedModels, None] = {}
 
 
 class _Apart(NamedTuple):
-    """What an optimiser trains that may differ between ranks, as long as it is not compared."""
+    """Parameters of an optimiser that may differ between ranks, until they are compared."""
 
-    warning: str  # where it differs
-
-    words: str  # the optimiser's
-    which: str  # of the wrapped models' parameters they are
-    number: int  # of optimisers with these words, as each rank counts them
+    # The warning to log if the ranks' gradients differ.
+    warning: str
+    # The description of the optimiser.
+    words: str
+    # Identifies the wrapped models' parameters among them.
+    which: str
+    # Number of the optimiser among those with this description, as each rank counts them.
+    number: int
     parameters: Sequence[nn.Parameter]
 
 
 class UnwrappedModels:
-    """What a session knows of gradients that are not reduced. For one thread; it waits for nothing.
+    """Gradients of a session that are not reduced. For one thread; it never blocks.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
-    wrapped when any session that is in a step wraps it. The first of these sessions that wraps any
-    model compares what is not wrapped.
-
-    Args:
-        current: the session's current step.
-        models: that the session wraps; `Session.wrap` adds to them.
-        store: the ranks'.
-        rank: this rank.
+    wrapped if any session that is in a step wraps it. The first of these sessions that wraps a
+    model compares the parameters that are not wrapped.
     """
 
     def __init__(
@@ -103,27 +104,27 @@ class UnwrappedModels:
         self._current, self._models = current, models
         self._store: Store | None = store
         self._rank = rank
-        self.name = "this session"  # in messages
-        # Of each optimiser that has stepped, what is yet to be compared.
+        # The session's name in messages.
+        self.name = "this session"
+        # For each optimiser that has stepped, the parameters that are not yet compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        self._met: Counter[str] = Counter()  # what was to be compared, by its words
-        # On rank 0, which waits for other ranks' norms: how often it will look for them yet.
+        # Numbers of optimisers to compare, by description.
+        self._met: Counter[str] = Counter()
+        # On rank 0, which waits for other ranks' norms: how often it will still check for them.
         self._uncompared: dict[_Apart, int] = {}
-        self._warned: set[str] = set()  # warnings
+        # Warnings that were logged.
+        self._warned: set[str] = set()
         _watches[self] = None
 
     def stepping(self, optimiser: torch.optim.Optimizer, *, reduces: bool = True) -> None:
-        """An optimiser is about to step in the loop's body.
+        """Check an optimiser that is about to step in the loop's body.
 
-        Its parameters are looked at when it first steps, and not those that it gets afterwards.
-
-        Args:
-            optimiser: the script's.
-            reduces: gradients of wrapped models are all-reduced; else each rank has its own.
+        Only the parameters at its first step are checked, not those that are added later. With
+        `reduces`, gradients of wrapped models are all-reduced; otherwise each rank has its own.
 
         Raises:
-            PacelineError: it trains a model, and no session that is in a step wraps any.
+            PacelineError: the optimiser trains a model, and no session in a step wraps any model.
         """
         if self._current.world == 1:
             return
@@ -133,15 +134,15 @@ class UnwrappedModels:
             if apart.warning is _NOT_REDUCED and not reduces:
                 continue
             norms = _norms(apart.parameters)
-            if all(norm > 0 and math.isfinite(norm) for norm in norms):  # else a later step tells
+            # Norms that are zero or not finite prove nothing, so a later step is compared.
+            if all(norm > 0 and math.isfinite(norm) for norm in norms):
                 self._apart[optimiser].remove(apart)
                 self._publish(apart, norms)
 
     def refuse_mixed(self) -> None:
         """Refuse a forward pass while another session without a model has a batch in the loop.
 
-        Raises:
-            PacelineError: this rank's batches of both sessions have different weights.
+        The model would train on both batches. A PacelineError is raised if their weights differ.
         """
         running = self._current.running
         if len(_watches) < 2 or running is None or not self._current.weighs:
@@ -164,7 +165,7 @@ class UnwrappedModels:
                 )
 
     def look(self) -> None:
-        """On rank 0, compares gradients as soon as all ranks have put their norms into the store.
+        """On rank 0, compare gradients once all ranks have put their norms into the store.
 
         A model that only some ranks train is never compared.
         """
@@ -187,33 +188,32 @@ class UnwrappedModels:
                 logger.warning("%s", warning)
 
     def close(self) -> None:
-        """The session is over; the store may go."""
+        """End the checks of this session, which may then release the store."""
         _watches.pop(self, None)
         self._store = None
         self._uncompared.clear()
 
     @property
     def in_step(self) -> bool:
-        """Whether the session is in a step."""
+        """Return True if the session is in a step."""
         return self._current.running is not None
 
     @property
     def wrapped(self) -> set[int]:
-        """The `id`s of the parameters of the models that the session wraps."""
+        """Return the `id`s of the parameters of the models that the session wraps."""
         return {id(p) for model in self._models for p in model.parameters()}
 
     def _which(self, parameters: list[nn.Parameter]) -> str:
-        """Tells which of the wrapped models' parameters these are; the same on all ranks.
+        """Return an id of the wrapped models' parameters among these, to compare over ranks.
 
-        Ranks may step other parts of a model, as ZeroRedundancyOptimizer does: these are not
-        compared.
+        Ranks may step other parts of a model, as ZeroRedundancyOptimizer does. Then the ids differ,
+        and the parts are not compared.
         """
         places = {id(p): n for n, p in enumerate(p for m in self._models for p in m.parameters())}
         mine = sorted(places.get(id(parameter), -1) for parameter in parameters)
         return hashlib.blake2b(repr(mine).encode(), digest_size=8).hexdigest()
 
     def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
-        """What is to be compared of an optimiser that steps for the first time."""
         unwrapped, wrapped = _parted(optimiser)
         wrapping = [watch for watch in _watches if watch.in_step and watch._models]
         if unwrapped and not wrapping:
@@ -233,17 +233,18 @@ class UnwrappedModels:
 
     def _publish(self, apart: _Apart, norms: tuple[float, float]) -> None:
         assert self._store is not None
-        with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
+        # Rank 0, which hosts the store, may have ended first.
+        with contextlib.suppress(RuntimeError):
             self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
             self._uncompared[apart._replace(parameters=())] = _LOOKS
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """An optimiser's parameters that are of no wrapped model, and those that are of one.
+    """Split an optimiser's parameters: those of no wrapped model, and those of a wrapped model.
 
-    Sharded parameters of wrapped models are left out: ranks have other parts of them. Other
-    optimisers step plain tensors, such as made-up inputs.
+    Sharded parameters of wrapped models are left out, because ranks have other parts of them.
+    Optimisers may also step plain tensors, such as generated inputs; these are left out, too.
     """
     ours = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
     given = [tensor for group in optimiser.param_groups for tensor in group["params"]]
@@ -253,9 +254,10 @@ def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[
 
 
 def _norms(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
-    """The L1 norm and the L2 norm of the gradients; clipping makes one of them alike on all ranks.
+    """Return the L1 norm and the L2 norm of the gradients.
 
-    Gradients of sharded parameters are left out: they differ, and are reduced.
+    Clipping makes one of the norms equal on all ranks, so both are compared. Gradients of sharded
+    parameters are left out: they differ although they are reduced.
     """
     given = [p.grad.detach() for p in parameters if p.grad is not None and not is_dtensor(p)]
     absolute = sum(_norm(gradient, 1) for gradient in given)
@@ -269,7 +271,6 @@ def _norm(gradient: torch.Tensor, order: int) -> float:
 
 
 def _described(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> str:
-    """An optimiser in words that are the same on all ranks."""
     shape = list(parameters[0].shape)
     count = f"{len(parameters)} parameter{'s' if len(parameters) > 1 else ''}"
     return f"{type(optimiser).__name__} with {count}, the first of shape {shape},"

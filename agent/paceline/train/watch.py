@@ -1,4 +1,4 @@
-"""Tells what a rank is doing when that takes long, so that a run that hangs can be explained."""
+"""Liveness of a rank: reports of phases that take long, so that a hanging run can be explained."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import TypeAlias
 
 from paceline.wire import LongPhase, Phase
 
-LONG_S = 10.0  # so long a phase is told, and told again
-Activity: TypeAlias = tuple[int, Phase]  # step and phase that a rank is in
+# A phase that takes this long is reported, and again after each further such interval.
+LONG_S = 10.0
+# Step and phase that a rank is in.
+Activity: TypeAlias = tuple[int, Phase]
 
 
 class Watch:
-    """Watches one rank from another thread, which calls `look` a few times a second.
-
-    Args:
-        attempt: of the run.
-        rank: that is watched.
-        activity: what the rank does at present.
-        clock: monotonic time in s.
-    """
+    """Watch of one rank from another thread, which calls `look` a few times a second."""
 
     def __init__(
         self,
@@ -34,10 +29,11 @@ class Watch:
         self._activity = activity
         self._clock = clock
         self._last: Activity | None = None
-        self._began = self._due = 0.0  # clock's times
+        # Times of the clock.
+        self._began = self._due = 0.0
 
     def look(self) -> LongPhase | None:
-        """What the rank has been doing for long, if it is time to tell."""
+        """Return a report if the rank has been in its phase for long and a report is due."""
         activity, at = self._activity(), self._clock()
         if activity != self._last:
             self._last, self._began, self._due = activity, at, at + LONG_S

@@ -1,4 +1,8 @@
-"""The parts of a training rank, connected when the loader's first iteration begins."""
+"""Construction of a rank's parts when the loader's first iteration begins.
+
+`loop.Loop` calls `agree_on_lookahead`, `describe` and `connect`, in this order. Before the first
+iteration a session has no background threads, and the control plane has no facts about the run.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +39,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a rank has from the loader's first iteration on."""
+    """Parts of a rank from the loader's first iteration on."""
 
     follower: Follower
-    leader: Leader | None  # on rank 0
-    reporter: Reporter | SilentReporter | None  # where a control plane knows the run
-    rounds: RoundReporter | None  # there, too
-    on_fallback: OnFallback | None  # on rank 0, in such a run
-    exit_stack: ExitStack  # ends the background threads that there are
+    # Set on rank 0.
+    leader: Leader | None
+    # Set if the run has a control plane.
+    reporter: Reporter | SilentReporter | None
+    rounds: RoundReporter | None
+    # Set on rank 0, if the run has a control plane.
+    on_fallback: OnFallback | None
+    # Ends the background threads.
+    exit_stack: ExitStack
 
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
-        """Ends the background threads, delivering what they hold, in a few seconds at most.
+        """End the background threads within a few seconds; they deliver pending messages first.
 
-        Args:
-            ran_out: the loop over the loader ran to its end.
-            failed: returns whether ranks are out of step.
+        `ran_out` is True if the loop over the loader ran to its end.
         """
         if self.leader is not None:
             self.leader.wait_for_readers(at_the_end=ran_out, failed=failed)
@@ -66,22 +72,17 @@ def connect(
     uneven: Callable[[], bool],
     hello: Hello | None,
 ) -> Wiring:
-    """Make a rank's parts, and announce the attempt.
+    """Make a rank's parts, and announce the attempt to the control plane with `hello`.
 
-    Args:
-        context: of the run.
-        meeting: what the ranks know of each other.
-        start: where training begins.
-        activity: what the rank does at present.
-        uneven: whether ranks may have different numbers of turns of the script's loop.
-        hello: on rank 0, the run's description for the control plane.
+    `uneven` returns True if ranks may have different numbers of iterations of the script's loop.
     """
     environment, data = context.environment, context.data
     by_size = context.terms.loss_mean == "size"
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = leader = times = None
     reporter: Reporter | SilentReporter | None = None
-    with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
+    # The exit stack ends the threads if a later part cannot be made.
+    with ExitStack() as exit_stack:
         if run is not None and meeting.speaks:
             emitter = emitter_of(
                 environment, run, rank, context.device.memory, Watch(attempt, rank, activity)
@@ -116,17 +117,16 @@ def connect(
 
 
 def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
-    """Checks that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
+    """Check that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
-    Raises:
-        ValueError: it does not; the message names the option.
+    Different numbers raise a ValueError whose message names the option.
     """
     rank = meeting.process
     if meeting.leads:
         for store in meeting.stores or [meeting.store]:
             store.set("lookahead", str(lookahead))
     elif (of_leader := int(meeting.store.get("lookahead"))) != lookahead:
-        # A rank that needs the plan earlier than the leader makes it would wait for ever.
+        # A rank that needs the plan earlier than the leader makes it would wait forever.
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
             "give num_workers and prefetch_factor the same values on every rank"
@@ -135,14 +135,10 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """Facts that a session has found before its first iteration.
+    """Facts that a session has collected before its first iteration.
 
-    Args:
-        lookahead: steps that the loader fetches before training reaches them.
-        epochs: that the script trains; None: the session does not know.
-        devices: of each rank; empty: the script has wrapped no model.
-        profiles: of each rank; empty: there was no profiling phase.
-        gradient_bytes: of all gradients of a rank; None: the script has wrapped no model.
+    `lookahead` counts steps. `devices` and `profiles` have one entry for each rank, or none.
+    `epochs` and `gradient_bytes` (of one rank) may be unknown.
     """
 
     lookahead: int
@@ -155,14 +151,7 @@ class Findings:
 def describe(
     context: RunContext, meeting: Meeting, start: Position, findings: Findings
 ) -> Hello | None:
-    """Return the run's description for the control plane; None on other ranks than rank 0.
-
-    Args:
-        context: of the run.
-        meeting: what the ranks know of each other.
-        start: where training begins.
-        findings: by the session.
-    """
+    """Return the run's description for the control plane; None on other ranks than rank 0."""
     if meeting.sizes is None:
         return None
     terms, device, limits = context.terms, context.device, context.limits
@@ -201,7 +190,7 @@ def describe(
 
 
 def _placement(meeting: Meeting, environment: Environment) -> list[str]:
-    """Each rank's node; of a group of ranks, that of its first one. Empty: not known."""
+    """Return each rank's node, or the node of each group's first rank; empty: unknown."""
     lanes = meeting.lanes
     if lanes is None:
         return environment.placed(meeting.world)
@@ -212,14 +201,10 @@ def _placement(meeting: Meeting, environment: Environment) -> list[str]:
 def warn_of_restarts(
     environment: Environment, start: Position, rank: int, *, saves: bool, streams: bool = False
 ) -> None:
-    """Says on rank 0 what a restart costs, or has cost, in a run without `Session.checkpoint`.
+    """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    Args:
-        environment: what the launcher told this rank.
-        start: where training begins; where the script loaded a state itself, nothing is said.
-        rank: this rank.
-        saves: the script declares checkpoints.
-        streams: the data is a stream, for which it cannot.
+    There is no warning if the script saves checkpoints (`saves`) or loaded a state itself. The hint
+    is another one if the data is a stream, for which a script cannot declare checkpoints.
     """
     if rank > 0 or saves or start.used is not None:
         return
@@ -246,15 +231,7 @@ def warn_of_restarts(
 def emitter_of(
     environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Watch
 ) -> Emitter:
-    """The thread that sends what a rank of a run reports.
-
-    Args:
-        environment: what the launcher told this rank.
-        run: public run id.
-        rank: this rank.
-        memory: measures the memory in use, in bytes.
-        watch: tells what the rank does for long.
-    """
+    """Make the thread that sends the telemetry of a rank."""
     spool = None
     if environment.spool is not None:
         name = f"attempt{environment.attempt}-rank{rank}"
@@ -271,7 +248,7 @@ def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
 
 
 def _proposals(environment: Environment) -> Proposals | None:
-    """The thread that hears the control plane's plans; None: there is no run, or no bus."""
+    """Make the thread that receives the control plane's plans; None without a run or a bus."""
     run, bus = environment.run, environment.bus
     if run is None or bus is None:
         return None
