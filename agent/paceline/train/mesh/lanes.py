@@ -1,4 +1,4 @@
-"""Who shares this rank's batches, and who has the same place in the other groups."""
+"""Finds the group that shares this rank's batches, and the lane that reduces its gradients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BESIDE = {
 
 
 def described(mesh: Any) -> list[Any] | None:
-    """What must be the same of a mesh on all ranks.
+    """Return the shape and dimension names of a mesh, which must be equal on all ranks.
 
     Raises:
-        TypeError: it is no device mesh.
+        TypeError: the value is not a device mesh.
     """
     if mesh is None:
         return None
@@ -35,15 +35,15 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
-    """Refuses what groups of several ranks do not go together with.
+    """Refuse options that groups of several ranks do not support.
 
     Args:
-        mesh: of `Session`.
-        dataset: of the session.
+        mesh: the mesh as given to `Session`.
+        dataset: the session's data set.
         switches: further arguments of `Session`, by name.
 
     Raises:
-        ValueError: the message names the argument.
+        ValueError: an option is not supported; the message names it.
     """
     if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
         return
@@ -59,10 +59,10 @@ def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None
 
 
 def refuse_profile(lanes: Lanes | None) -> None:
-    """Refuses `Session.profile` for groups of several ranks.
+    """Refuse `Session.profile` for groups of several ranks.
 
     Raises:
-        PacelineError: there are such groups.
+        PacelineError: there are groups of several ranks.
     """
     if lanes is not None:
         raise PacelineError(
@@ -72,15 +72,15 @@ def refuse_profile(lanes: Lanes | None) -> None:
 
 
 def laned(meeting: Meeting, mesh: Any) -> Meeting:
-    """The meeting of this rank's lane; all ranks call it.
+    """Narrow a rendezvous of all ranks to this rank's lane. Collective.
 
     Args:
-        meeting: of all ranks.
-        mesh: the data-parallel part of a mesh; None, or of all ranks: each rank is a group.
+        meeting: the rendezvous of all ranks.
+        mesh: the data-parallel part of a mesh. None, or one of all ranks: each rank is a group.
 
     Raises:
-        ValueError: the mesh does not split the ranks into groups of equal size, or does not have
-            them in their order.
+        ValueError: the mesh does not split the ranks into groups of equal size, or its ranks do
+            not ascend.
     """
     if mesh is None:
         return meeting
@@ -90,7 +90,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
         return meeting
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
-    # The default backend: models reduce their statistics in it, on the device that they are on.
+    # Models reduce their statistics in this group, on their device, so it has the default backend.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
@@ -102,10 +102,10 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """The lanes, in order.
+    """Return the lanes in order, each as its ranks.
 
     Args:
-        words: by rank, the ranks of the data-parallel mesh that it is in.
+        words: by rank, the ranks of the data-parallel mesh that has this rank.
 
     Raises:
         ValueError: see `laned`.
