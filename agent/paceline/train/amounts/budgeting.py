@@ -1,4 +1,8 @@
-"""`Session(token_budget=…)`: what it goes with, and what the ranks know of its steps."""
+"""Checks `Session(token_budget=…)` and its limits, and counts the steps that follow from them.
+
+`Session` calls these functions once, before training. The budget and the limits are in the unit of
+the sizes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ _BESIDE = {
 
 
 def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
-    """Samples of a step, as far as they are known before the sizes are, and the token budget.
+    """Return the samples of a step, 1 with a token budget, and the checked token budget.
 
     Raises:
         TypeError, ValueError: not exactly one of both is given, or the budget is no number above 0.
@@ -57,13 +61,13 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
 def budgeted(
     dataset: Any, token_budget: float | None, token_limits: Any, beside: Mapping[str, Any]
 ) -> list[float]:
-    """The limits of the ranks' parts: one for each rank, or one for all; empty: none.
+    """Check the token limits: one for each rank, or one for all; empty if there are none.
 
     Args:
-        dataset: of the session.
-        token_budget: of the session.
-        token_limits: as the script gave them.
-        beside: other options of `Session`, which a token budget does not go with.
+        dataset: the session's data set.
+        token_budget: the session's token budget, if it has one.
+        token_limits: the limits as the script gave them.
+        beside: other options of `Session`, none of which a token budget supports.
 
     Raises:
         TypeError, ValueError: the limits are no numbers above 0, there is no token budget for them,
@@ -93,14 +97,10 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """The limit of each rank, [W]; empty: none.
-
-    Args:
-        token_limits: of each rank, or one for all; empty: none.
-        world: W.
+    """Expand the token limits to one for each of `world` ranks; empty if there are none.
 
     Raises:
-        ValueError: there are other numbers of both.
+        ValueError: there are neither one nor `world` limits.
     """
     if len(token_limits) not in (0, 1, world):
         raise ValueError(
@@ -126,10 +126,10 @@ def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
 
 
 def refuse_profile(token_budget: float | None) -> None:
-    """Refuses `Session.profile` with a token budget.
+    """Refuse `Session.profile` with a token budget.
 
     Raises:
-        PacelineError: there is one.
+        PacelineError: there is a token budget.
     """
     if token_budget is not None:
         raise PacelineError(
@@ -145,13 +145,13 @@ def checked_sizes(
     workers: int,
     micro_batches: bool,
 ) -> Floats:
-    """The sizes, none of which is more than the budget, if any step fits into the limits.
+    """Return the sizes after checking that budget and limits have room for any sample and step.
 
     Args:
         sizes: λ of each sample, [N].
-        token_budget: of a step.
-        token_limits: of each worker, or one for all; empty: none.
-        workers: of the plan: ranks, or groups of them.
+        token_budget: the budget of a step, if there is one.
+        token_limits: of each worker, or one for all; empty if there are none.
+        workers: workers of the plan: ranks, or groups of them.
         micro_batches: see `Session`.
 
     Raises:
@@ -178,17 +178,18 @@ def with_learned(
     budget: Budget,
     devices: Sequence[RankDevice] = (),
 ) -> Limits:
-    """The limits, and what ranks learned where their memory ran out in earlier attempts.
+    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
 
-    With micro-batches it holds for all ranks on such devices, which costs a micro-batch more and
-    saves them from running out, too; and a micro-batch holds the largest sample, if more than that
-    is what ran out. Otherwise what does not fit on a rank needs the others' room.
+    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
+    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
+    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
+    the samples that no longer fit.
 
     Args:
-        limits: of the session.
-        learned: by each rank, [W]; None: its memory has not run out.
-        budget: of the run.
-        devices: of each rank, [W]; empty: not known.
+        limits: the session's limits.
+        learned: by rank, [W]; None where memory has not run out.
+        budget: the run's token budget.
+        devices: by rank, [W]; empty if unknown.
 
     Raises:
         PacelineError: not every step fits into the ranks' memory.
@@ -197,7 +198,8 @@ def with_learned(
     if not known:
         return limits
     longest = float(budget.sizes.max())
-    tokens = list(limits.tokens) or [budget.tokens] * len(learned)  # a part is never more than that
+    # Without a limit, a rank's local batch holds at most the whole budget.
+    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
     for by, word in known.items():
         alike, fits = [by], word.limit
         if limits.micro_batches:
@@ -220,7 +222,7 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
-    """The terms with the mean number of samples of a step, and the steps; each rank calls it."""
+    """Return the terms with the mean number of samples of a step, and the steps. Collective."""
     if terms.token_budget is None:
         return terms, EpochSteps(terms)
     steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(meeting)))
