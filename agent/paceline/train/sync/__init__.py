@@ -1,4 +1,8 @@
-"""How gradients meet, besides the all-reduce in DDP: a synchroniser is a name and parameters."""
+"""Relaxed synchronisers, which replace the all-reduce in DDP for a segment.
+
+A synchroniser is given by a name and parameters in the plan. `SyncGate` calls `make` for each
+segment that has a relaxed one.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,17 @@ def make(
     outer: Outer,
     on_round: OnRound | None = None,
 ) -> Synchroniser:
-    """The synchroniser of a segment on one rank; each makes it.
+    """Make the synchroniser of a segment on one rank. Every rank calls it.
 
     Args:
-        what: the plan's, not the all-reduce.
-        ranks: that take part.
-        prefix: of keys in the store, new for each segment.
-        parameters: that are trained, in the same order on all ranks.
-        optimiser: of them.
-        seed: of what is drawn at random, new for each segment.
+        what: the plan's synchronisation, which is not the all-reduce.
+        ranks: the participating ranks.
+        prefix: prefix of keys in the store, new for each segment.
+        parameters: trained parameters, in the same order on all ranks.
+        optimiser: the optimiser of these parameters.
+        seed: seed of all random draws, new for each segment.
         outer: the session's outer optimiser, which some synchronisers use.
-        on_round: called with each round, on one of the ranks that are in it.
+        on_round: called with each round, on one of its ranks.
     """
     of_first = on_round if ranks.rank == 0 else None
     match what:
