@@ -50,11 +50,7 @@ class Whereabouts:
 
 
 def whereabouts(driver_place: str) -> Whereabouts:
-    """Return this rank's location.
-
-    Args:
-        driver_place: the result of `meeting.place` in the driver.
-    """
+    """Return this rank's location, given the result of `meeting.place` in the driver."""
     return Whereabouts(default_name(), place() == driver_place)
 
 
@@ -68,14 +64,8 @@ def tell(variables: Mapping[str, str]) -> None:
 def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None:
     """Return the run's variables from this driver process, to the first caller only.
 
-    Later callers, and scripts outside of a run, get variables without a run.
-
-    Args:
-        environ: the environment of this process.
-        adapter: the adapter's name, for messages.
-
-    Returns:
-        The variables, or None if the ranks are observed and keep their own.
+    Later callers, and scripts outside of a run, get variables without a run. None: the ranks are
+    observed and keep their own variables. `adapter` names the caller in messages.
 
     Raises:
         PacelineError: the process is one of several ranks.
@@ -115,10 +105,8 @@ def variables_of(
 ) -> list[dict[str, str]]:
     """Return the variables of each rank, [W].
 
-    Args:
-        given: the driver's variables, from `of_driver`.
-        ranks: each rank's location, [W].
-        starts: how often the ranks were started before. Each start is an attempt.
+    `given` is the result of `of_driver`. `starts` counts how often the ranks were started before;
+    each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)
     if "PACELINE_RUN" not in given:

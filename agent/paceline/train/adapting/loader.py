@@ -10,15 +10,10 @@ from paceline.train.session import Session
 
 
 class DrivenLoader:
-    """A session's loader for the loop of a framework.
+    """A session's loader for the loop of a framework. `place` moves a batch to the device.
 
     Frameworks count epochs themselves. If a session continues from the very end of an epoch, the
     next pass is therefore the next epoch, whereas `Session.loader` gives an empty pass first.
-
-    Args:
-        session: the session whose loader is wrapped.
-        place: moves a batch to the device.
-        options: options of `Session.loader`.
     """
 
     def __init__(

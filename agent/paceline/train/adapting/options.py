@@ -39,10 +39,6 @@ _DECIDED = {
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
     """Split an adapter's options into those for `Session` and the `batchnorm` of `Session.wrap`.
 
-    Args:
-        options: the options as the script gave them.
-        name: the name of the adapter's argument, for messages.
-
     Raises:
         TypeError: an option is unknown, or the framework decides it.
     """
@@ -110,9 +106,5 @@ def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def refuse(problem: str, mend: str) -> None:
-    """Refuse a setting of a framework.
-
-    Raises:
-        PacelineError: always.
-    """
+    """Raise a PacelineError for a setting of a framework."""
     raise PacelineError(f"{problem}: {mend}")

@@ -63,11 +63,7 @@ def budgeted(
 ) -> list[float]:
     """Check the token limits: one for each rank, or one for all; empty if there are none.
 
-    Args:
-        dataset: the session's data set.
-        token_budget: the session's token budget, if it has one.
-        token_limits: the limits as the script gave them.
-        beside: other options of `Session`, none of which a token budget supports.
+    A token budget supports none of the `Session` options in `beside`.
 
     Raises:
         TypeError, ValueError: the limits are no numbers above 0, there is no token budget for them,
@@ -126,11 +122,7 @@ def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
 
 
 def refuse_profile(token_budget: float | None) -> None:
-    """Refuse `Session.profile` with a token budget.
-
-    Raises:
-        PacelineError: there is a token budget.
-    """
+    """Raise a PacelineError for `Session.profile` with a token budget."""
     if token_budget is not None:
         raise PacelineError(
             "profile: it finds how many samples fit into memory, and with token_budget a step's "
@@ -145,14 +137,10 @@ def checked_sizes(
     workers: int,
     micro_batches: bool,
 ) -> Floats:
-    """Return the sizes after checking that budget and limits have room for any sample and step.
+    """Return the sizes λ, [N], if budget and limits have room for any sample and step.
 
-    Args:
-        sizes: λ of each sample, [N].
-        token_budget: the budget of a step, if there is one.
-        token_limits: of each worker, or one for all; empty if there are none.
-        workers: workers of the plan: ranks, or groups of them.
-        micro_batches: see `Session`.
+    `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
+    for all; empty if there are none.
 
     Raises:
         ValueError: a sample is too large, or the limits are too tight.
@@ -183,13 +171,7 @@ def with_learned(
     With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
     micro-batch and prevents them from running out, too. If more than the largest sample ran out,
     a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
-    the samples that no longer fit.
-
-    Args:
-        limits: the session's limits.
-        learned: by rank, [W]; None where memory has not run out.
-        budget: the run's token budget.
-        devices: by rank, [W]; empty if unknown.
+    the samples that no longer fit. `learned` and `devices` are by rank, [W].
 
     Raises:
         PacelineError: not every step fits into the ranks' memory.

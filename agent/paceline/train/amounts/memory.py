@@ -47,13 +47,9 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """Return what each worker of the plan learned, [W]. Collective.
+    """Return what each worker of the plan learned, [W], given what this rank knows. Collective.
 
     Among ranks that share each batch, the one with the smallest limit decides.
-
-    Args:
-        meeting: the rendezvous of the ranks.
-        known: what this rank learned, if anything.
     """
     if meeting.lanes is None:
         return gathered(meeting.world, known)
@@ -67,11 +63,8 @@ class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. For one thread.
 
     The loop calls `fitted` after each iteration, `left` when an exception ended the loop, and
-    `close`, which learns if that exception reports that memory ran out.
-
-    Args:
-        path: the file of this rank's device; None outside of a run.
-        rank: number of this rank, for messages.
+    `close`, which learns if that exception reports that memory ran out. `path` is the file of this
+    rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:

@@ -65,11 +65,7 @@ class Contents:
                 yield f"optimizer/{number}", parameter
 
     def load(self, state: State) -> None:
-        """Load a state into the objects.
-
-        Raises:
-            RuntimeError, ValueError: the model or the optimiser has other parameters.
-        """
+        """Load a state into the objects; torch raises if these have other parameters."""
         prefix = "model/"
         model = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         self.model.load_state_dict(model)
@@ -86,11 +82,7 @@ class Contents:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None,
         scaler: torch.amp.GradScaler | None,
     ) -> Contents:
-        """Check the arguments of `Session.checkpoint`.
-
-        Raises:
-            TypeError: an argument is of another kind; the message names the argument.
-        """
+        """Check the arguments of `Session.checkpoint`; the TypeError names a wrong argument."""
         kinds: list[tuple[str, Any, Any]] = [
             ("model", model, nn.Module),
             ("optimizer", optimizer, torch.optim.Optimizer),
@@ -131,7 +123,6 @@ def _split(optimizer: State) -> State:
 
 
 def _joined(state: State) -> State:
-    """Reverse `_split`."""
     optimizer: State = state["optimizer"]
     for key, value in state.items():
         if key.startswith("optimizer/"):

@@ -12,15 +12,11 @@ _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
 
 
 class Folder:
-    """The checkpoints of one training. Only rank 0 changes the directory.
+    """The newest `keep` checkpoints of one training. Only rank 0 changes the directory.
 
     A checkpoint is written under a hidden name and then renamed. Before deletion it gets a hidden
     name again. So a process that is killed at any time leaves whole checkpoints, and hidden
     directories that `clear` deletes.
-
-    Args:
-        path: the directory, which `make` creates.
-        keep: number of checkpoints to keep, at least 1.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -74,7 +70,6 @@ class Folder:
 
 
 def _flush(directory: Path) -> None:
-    """Wait until the disk has the names in a directory."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -34,7 +34,7 @@ class Position:
 
     @staticmethod
     def of_state(state: dict[str, Any], samples: int) -> Position:
-        """Restore a position from the result of `as_state`.
+        """Restore a position.
 
         Raises:
             ValueError: the state is of a data set of another length, or not rank 0's.

@@ -42,13 +42,10 @@ _REPORTED_S = 10.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Directory, frequency and number of checkpoints, the same on all ranks.
+    """Directory, frequency and number of checkpoints, the same on all ranks; checks its arguments.
 
     `every_steps` is the maximum of steps that are trained again after all ranks were killed. Rank 0
     counts `every_s`.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
     directory: Path
@@ -78,13 +75,6 @@ class Saver:
     each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
     these are copied to the CPU; a thread writes the copy. Training also waits for the thread if
     more than `every_steps` steps would have to be trained again if all ranks were killed.
-
-    Args:
-        schedule: directory, frequency and number of checkpoints.
-        contents: the objects that the script trains with.
-        rank: number of this rank.
-        samples: number of samples N.
-        outer: the session's outer optimiser.
     """
 
     def __init__(
@@ -138,10 +128,8 @@ class Saver:
     def due(self, step: Step, stepped: bool) -> bool:
         """Return whether to save after a step that all ranks are done with. Collective.
 
-        Args:
-            step: the step.
-            stepped: whether an optimiser has stepped in it. Otherwise gradients accumulate on this
-                rank and would be lost, so a checkpoint is due later.
+        If no optimiser has `stepped` in it, gradients accumulate on this rank and would be lost, so
+        a checkpoint is due later.
         """
         self._hold(step.step + 1)
         steps, s = self._schedule.interval, self._schedule.every_s
@@ -154,10 +142,8 @@ class Saver:
     def save_last(self, position: Position | None, reported: threading.Event | None) -> None:
         """Save before this process ends; wait until all ranks have saved.
 
-        Args:
-            position: the position of the last optimiser step; None if gradients accumulate since a
-                step before the epoch, whose position is unknown.
-            reported: see `save`.
+        `position` is that of the last optimiser step; None if gradients accumulate since a step
+        before the epoch, whose position is unknown.
         """
         if position is None and self._rank == 0:
             logger.error(
@@ -172,7 +158,6 @@ class Saver:
         self._all(True)
 
     def _all(self, vote: bool) -> bool:
-        """Return whether all ranks vote yes."""
         votes = torch.tensor([vote], dtype=torch.int)
         if self._group is not None:
             dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
@@ -181,10 +166,8 @@ class Saver:
     def save(self, position: Position, reported: threading.Event | None = None) -> None:
         """Save a checkpoint, after the previous one is written. A failure is logged.
 
-        Args:
-            position: the position in training.
-            reported: set once the control plane will know of all steps before. The checkpoint
-                becomes whole only then, because those steps are not trained again.
+        `reported` is set once the control plane will know of all steps before. The checkpoint
+        becomes whole only then, because those steps are not trained again.
         """
         self.wait()
         self._steps, self._time = position.step, time.monotonic()
@@ -200,10 +183,7 @@ class Saver:
         self._hold(position.step)
 
     def _copied(self, position: Position) -> State | None:
-        """Copy this rank's state; None if a ``state_dict()`` failed on any rank.
-
-        All ranks agree, as they write together.
-        """
+        """Copy this rank's state; None if a ``state_dict()`` failed on any rank."""
         state, failure = None, ""
         try:
             state = copied(self._state(position))

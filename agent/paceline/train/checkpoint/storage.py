@@ -43,11 +43,7 @@ def read(
 ) -> State:
     """Read a checkpoint's entries, except for those of other ranks alone.
 
-    Args:
-        directory: the checkpoint's directory.
-        rank: number of this rank.
-        group: the ranks that read; None: a single process.
-        layout: see `Contents.layout`; of an entry that is split over ranks, a rank reads its part.
+    Of an entry that `layout` splits over ranks (see `Contents.layout`), a rank reads its part.
 
     Raises:
         PacelineError: a rank failed, which the message names.
@@ -61,7 +57,6 @@ def read(
 
 
 def _template(reader: FileSystemReader, rank: int, layout: Mapping[str, torch.Tensor]) -> State:
-    """Return a state of empty tensors to read into."""
     return {
         key: _empty(entry, layout.get(_place(key)))
         if isinstance(entry, TensorStorageMetadata)

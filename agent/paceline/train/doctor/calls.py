@@ -11,12 +11,7 @@ from torch import nn
 
 
 class Calls:
-    """Record of a model's calls in training.
-
-    Args:
-        model: the model as the script gave it to `Session.wrap`.
-        in_step: returns whether the script is in a training step.
-    """
+    """Record of a model's calls in training. `in_step` returns whether the script is in a step."""
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model

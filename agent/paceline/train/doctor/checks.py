@@ -244,15 +244,7 @@ def _plain(number: float) -> str:
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
     """Return the mean ratio of the most loaded rank to the mean rank, if samples are dealt evenly.
 
-    Args:
-        given: sizes, [N].
-        batch: samples of a step.
-        world: number of ranks.
-        seed: seed of the samples' order.
-
-    Returns:
-        The ratio where a batch costs the sum of its sizes, and where it is padded to its longest
-        sample.
+    The first ratio is for batches that cost the sum of their sizes, the second for padded ones.
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
@@ -266,11 +258,7 @@ def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float,
 
 
 def load(known: SeenSession, index: int) -> Any:
-    """Load a sample as the session's loader does in its current epoch.
-
-    Raises:
-        Exception: any error of the data set.
-    """
+    """Load a sample as the session's loader does in its current epoch. The data set may raise."""
     if known.loader is None:
         return known.dataset[index]
     with known.loader._epoch:
@@ -278,11 +266,7 @@ def load(known: SeenSession, index: int) -> Any:
 
 
 def collated(known: SeenSession, samples: list[Any]) -> Any:
-    """Collate samples as the session's loader does.
-
-    Raises:
-        Exception: any error of the script's collate function.
-    """
+    """Collate samples as the session's loader does. The script's collate function may raise."""
     assert known.loader is not None
     with known.loader._epoch:
         made = known.loader._loader.collate_fn(samples)
@@ -418,7 +402,6 @@ def warnings(seen: Seen) -> Iterator[Finding]:
 
 
 def _named(seen: Seen, fits: Callable[[nn.Module], bool]) -> list[tuple[str, nn.Module]]:
-    """Return the matching modules of the wrapped models, with their names."""
     return [
         (name or type(module).__name__, module)
         for known in seen.sessions

@@ -111,7 +111,6 @@ def _collated(known: SeenSession) -> Any:
 
 
 def _twice(make: Callable[[], Any]) -> tuple[_Made, _Made]:
-    """Make a value twice, under two different states of the process's random numbers."""
     return _made(make, 1), _made(make, 2)
 
 
@@ -130,8 +129,7 @@ def _states() -> _States:
 def _drawn(first: _Made, second: _Made) -> bool:
     """Return whether the process's random numbers were drawn from.
 
-    A function that seeds them itself leaves the same state after both calls, whatever the state
-    before, and does not count.
+    A function that seeds them itself leaves the same state both times, and does not count.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)

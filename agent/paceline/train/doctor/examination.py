@@ -54,13 +54,7 @@ class _AskedToEndError(SystemExit):
 
 
 class Examination:
-    """One rank's examination of a script.
-
-    Args:
-        folder: the folder to which this rank's findings are written.
-        steps: the number of steps after which the script ends.
-        rank: the number of this rank.
-    """
+    """One rank's examination of a script for some steps; writes its findings into a folder."""
 
     def __init__(self, folder: Path, steps: int, rank: int) -> None:
         self._folder, self._steps, self._rank = folder, steps, rank
@@ -68,12 +62,7 @@ class Examination:
         self._concluded = self._concluding = False
 
     def run(self, script: str) -> None:
-        """Run the script as Python runs it, up to its last examined step; exit as the script does.
-
-        Raises:
-            SystemExit: the script ended itself.
-            BaseException: any error that the script raises.
-        """
+        """Run the script as Python runs it, up to its last examined step; exit as it does."""
         # The launcher sends SIGTERM when another rank has failed.
         signal.signal(signal.SIGTERM, self._asked_to_end)
         watch(self._seen, self._folder, self._steps, self._end)
@@ -101,7 +90,6 @@ class Examination:
             self._close()
 
     def _end(self) -> NoReturn:
-        """End the script; the loop calls it after the examined steps."""
         self._conclude(None)
         raise EnoughError(0)
 
@@ -170,10 +158,7 @@ def _finite(finding: Finding) -> Finding:
 
 
 def _failure(error: BaseException) -> Finding:
-    """Turn the script's last exception into a finding.
-
-    An error that Paceline raised says itself how to fix the script.
-    """
+    """Turn the script's last exception into a finding; Paceline's errors name the fix."""
     frames = traceback.extract_tb(error.__traceback__)
     refused = isinstance(error, PacelineError) or (
         isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)

@@ -79,13 +79,10 @@ class Seen:
 
 
 def watch(seen: Seen, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
-    """Install the wrappers, which record the script's calls for as long as the process lives.
+    """Install the wrappers, which fill `seen` for as long as the process lives.
 
-    Args:
-        seen: the record that the wrappers fill.
-        folder: receives checkpoints in place of the script's folder, whose files stay untouched.
-        steps: the number of steps after which `end` is called.
-        end: raises the exception that ends the script.
+    `folder` receives checkpoints in place of the script's folder, whose files stay untouched.
+    After `steps` steps, `end` raises the exception that ends the script.
     """
     _note_sessions(seen)
     _note_models(seen)
@@ -230,7 +227,6 @@ def _watched(
 
 
 def _rehearsed(known: SeenSession, loader: Loader) -> Generator[Any]:
-    """Yield the further batches of the loop that prove its loss."""
     known.rehearsal = Rehearsal(loader._loop, loader)
     yield from known.rehearsal.batches()
     known.answer, known.rehearsal = known.rehearsal.answer, None
@@ -264,5 +260,4 @@ def where() -> str:
 
 
 def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function by a wrapper for as long as the process lives."""
     setattr(owner, name, make(getattr(owner, name)))

@@ -35,10 +35,6 @@ class WeightedFSDP(nn.Module):
     each time. Each gradient of a whole parameter is weighed when autograd has computed it, before
     FSDP adds it to one from an earlier pass or reduces it. So gradients that accumulate are weighed
     with the weights of their own steps, and FSDP's mean over ranks is that of the global batch.
-
-    Args:
-        module: a model that `refuse` has accepted.
-        current: the session's current step.
     """
 
     static_graph = False
@@ -107,11 +103,7 @@ class WeightedFSDP(nn.Module):
         """Do nothing: the script alone decides whether passes reduce gradients."""
 
     def unreduced(self) -> Any:
-        """Refuse, because a rank's passes need the other ranks.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError, because a rank's passes need the other ranks."""
         raise ValueError(_PROFILE)
 
     def close(self) -> None:
@@ -128,23 +120,14 @@ Wrapped = WeightedDDP | SingleProcess | WeightedFSDP
 
 
 def wrap(model: nn.Module, current: CurrentStep, options: dict[str, Any]) -> Wrapped:
-    """Wrap a model for a session.
-
-    Args:
-        model: a model that `refuse_model` has accepted.
-        current: the session's current step.
-        options: options of DistributedDataParallel.
-    """
+    """Wrap a model that `refuse_model` has accepted; `options` are DistributedDataParallel's."""
     if is_unit(model):
         return WeightedFSDP(model, current)
     return ddp.wrap(model, current, options)
 
 
 def device_of(model: Wrapped) -> torch.device | None:
-    """Return the device on which a wrapped model computes; None if it has no parameter.
-
-    Parameters of a sharded model may be kept on the CPU.
-    """
+    """Return the computing device, even if parameters are on the CPU; None without parameters."""
     if isinstance(model, WeightedFSDP):
         return next((unit.device for unit in units(model.module)), None)
     return next((parameter.device for parameter in model.parameters()), None)

@@ -82,8 +82,7 @@ class Unit:
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
         """Return why the unit cannot be weighed, in words that follow its name; None if it can.
 
-        Args:
-            ranks: the ranks with batches of their own; None: all ranks.
+        `ranks` are those with batches of their own; None: all ranks.
         """
         given = self.ranks
         world = dist.get_world_size() if ranks is None else len(ranks)
@@ -113,9 +112,7 @@ def units(model: nn.Module) -> Iterator[Unit]:
 def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
     """Refuse a sharded model whose gradients would be wrong.
 
-    Args:
-        model: a model for which `fully_shard` was called.
-        ranks: the ranks with batches of their own; None: all ranks.
+    `ranks` are those with batches of their own; None: all ranks.
 
     Raises:
         ValueError: the message names the unit or the parameter, and the fix.
@@ -136,10 +133,6 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
 
     Each rank of the group computes with its own copy, and a checkpoint has one of them. All ranks
     raise together.
-
-    Args:
-        model: a model for which `fully_shard` was called.
-        lanes: the lanes of the mesh.
 
     Raises:
         ValueError: the message names the parameter and the ranks.

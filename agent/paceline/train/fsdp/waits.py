@@ -30,9 +30,6 @@ class Waits:
 
     The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
     that is where ranks wait for a slow rank.
-
-    Args:
-        current: the session's current step.
     """
 
     def __init__(self, current: CurrentStep) -> None:
@@ -48,11 +45,7 @@ class Waits:
         self._ends = False
 
     def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
-        """Put hooks around FSDP's; return the handles that remove them.
-
-        Args:
-            modules: modules for which `fully_shard` was called.
-        """
+        """Put hooks around FSDP's hooks on these modules; return the handles that remove them."""
         handles = []
         for module in modules:
             handles += [

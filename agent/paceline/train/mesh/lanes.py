@@ -35,12 +35,7 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
-    """Refuse options that groups of several ranks do not support.
-
-    Args:
-        mesh: the mesh as given to `Session`.
-        dataset: the session's data set.
-        switches: further arguments of `Session`, by name.
+    """Refuse arguments of `Session`, by name, that groups of several ranks do not support.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -59,11 +54,7 @@ def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None
 
 
 def refuse_profile(lanes: Lanes | None) -> None:
-    """Refuse `Session.profile` for groups of several ranks.
-
-    Raises:
-        PacelineError: there are groups of several ranks.
-    """
+    """Raise a PacelineError for `Session.profile` with groups of several ranks."""
     if lanes is not None:
         raise PacelineError(
             "profile: ranks of a group compute each batch together, so no rank can try batches by "
@@ -74,9 +65,7 @@ def refuse_profile(lanes: Lanes | None) -> None:
 def laned(meeting: Meeting, mesh: Any) -> Meeting:
     """Narrow a rendezvous of all ranks to this rank's lane. Collective.
 
-    Args:
-        meeting: the rendezvous of all ranks.
-        mesh: the data-parallel part of a mesh. None, or one of all ranks: each rank is a group.
+    If the mesh, the data-parallel part, is None or has all ranks, each rank is a group.
 
     Raises:
         ValueError: the mesh does not split the ranks into groups of equal size, or its ranks do
@@ -102,10 +91,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes in order, each as its ranks.
-
-    Args:
-        words: by rank, the ranks of the data-parallel mesh that has this rank.
+    """Return the lanes in order, from each rank's part of the data-parallel mesh.
 
     Raises:
         ValueError: see `laned`.

@@ -85,14 +85,10 @@ class GroupTimes:
 
 
 def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
-    """Return a step's record with the times of a group.
+    """Return the reporting rank's record with the times (data_s, compute_s) of a group's ranks.
 
     Loading takes as long as on the rank that loads longest. Ranks that load faster wait for it
     within their passes, and that wait is not computing. Computing ends when the last rank ends it.
-
-    Args:
-        record: the record of the rank that reports for the group.
-        times: data_s and compute_s of each rank of the group.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
@@ -103,10 +99,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
 
 
 class SilentReporter:
-    """Replacement for the reporter on ranks that do not report for their group.
-
-    It sends the rank's step times to the other ranks of the group, and nothing else.
-    """
+    """Sender of a rank's step times to its group, on ranks that do not report for the group."""
 
     def __init__(self, times: GroupTimes) -> None:
         self._times = times

@@ -43,16 +43,7 @@ class Counting:
 
 
 class NodeData:
-    """A rank's data on its node. The keeper runs in the first rank of each node.
-
-    Args:
-        data: the data set.
-        rank: number of this rank.
-        node: the node's name, for records.
-        shards: the shards of all nodes.
-        keeper: this node's keeper; None on its other ranks.
-        attempt: number of the attempt.
-    """
+    """A rank's data on its node. The keeper runs in the first rank of each node."""
 
     def __init__(
         self,
@@ -86,12 +77,7 @@ class NodeData:
         self._data.take_misses()
 
     def unpacked(self, loaded: Loaded, data_s: float) -> Any:
-        """Count a batch's misses and return the batch.
-
-        Args:
-            loaded: the result of `Counting`.
-            data_s: how long the script waited for the batch.
-        """
+        """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
         misses = Misses(*loaded.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)

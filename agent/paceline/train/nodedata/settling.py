@@ -23,10 +23,7 @@ _LONGEST_NAME = 200
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
     """Find out which ranks share a node, and which samples each node has. Collective.
 
-    Args:
-        dataset: the session's data set. The result is None unless it is `Sharded`, on all ranks.
-        meeting: the rendezvous of the ranks.
-        environment: this rank's variables from the launcher.
+    The result is None unless the data set is `Sharded`, on all ranks.
 
     Raises:
         PacelineError, OSError: a node's directory cannot be used; raised on each rank.

@@ -19,11 +19,8 @@ from paceline.train.parts import Step
 class RunningStatistics:
     """Running statistics of local BatchNorm layers, which become their mean over the ranks.
 
-    The mean weighs each rank by the samples that it has trained since the previous mean.
-
-    Args:
-        current: the session's current step.
-        models: the models that the session wraps. The session appends to this list later.
+    The mean weighs each rank by the samples that it has trained since the previous mean. The
+    session appends to `models` after construction.
     """
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:

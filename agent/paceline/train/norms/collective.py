@@ -39,12 +39,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Exchange:
-    """All-reduces over the ranks, within the step whose forward pass created it.
-
-    Args:
-        current: the session's current step.
-        running: the step of the forward pass.
-    """
+    """All-reduces over the ranks, within the step whose forward pass created it."""
 
     current: CurrentStep
     running: RunningStep
@@ -82,7 +77,7 @@ def shared(values: Tensor, exchange: Exchange) -> Shared:
 
 
 def _own(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of one rank's values, [C] each, in float32 at least."""
+    """Return mean and variance of one rank's values, [C] each, in float32 at least."""
     kept = torch.promote_types(values.dtype, torch.float32)
     # Its dtype sets the precision of the results.
     unused = torch.zeros(values.size(1), dtype=kept, device=values.device)

@@ -77,7 +77,6 @@ class Synchronised(Adapted):
         return out
 
     def _keep(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics towards those of a batch."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         momentum = self.momentum
@@ -119,12 +118,9 @@ class Local(Adapted):
 
 
 def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
-    """Change a model's BatchNorm layers in place.
+    """Change in place the BatchNorm layers of a model that `refuse_model` has accepted.
 
-    Args:
-        model: a model that `refuse_model` has accepted.
-        how: "sync" or "local". SyncBatchNorm layers are synchronised in any case.
-        current: the session's current step.
+    `how` is "sync" or "local". SyncBatchNorm layers are synchronised in any case.
     """
     for layer in model.modules():
         if not isinstance(layer, _BatchNorm):
@@ -165,9 +161,7 @@ class _AnyDimension(_BatchNorm):
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
     """Return whether ranks wait for each other in this model's forward pass.
 
-    Args:
-        model: adapted or not.
-        batchnorm: the mode that `adapt` will use; "sync" makes every BatchNorm layer wait.
+    The model may still have to be adapted, with `batchnorm`: "sync" makes every layer wait.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
@@ -179,12 +173,7 @@ def is_shared(layer: _BatchNorm) -> bool:
 
 
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
-    """Return why a layer cannot be synchronised, in words that follow its name; None if it can.
-
-    Args:
-        layer: any module of a model.
-        batchnorm: see `Session.wrap`.
-    """
+    """Return why a layer cannot be synchronised, in words that follow its name; None if it can."""
     if not isinstance(layer, _BatchNorm):
         return None
     original = _original(layer)

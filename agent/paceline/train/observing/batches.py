@@ -42,15 +42,10 @@ NOTHING = BatchSize(0, 0.0, 0.0, 0.0)
 
 
 def size_of(batch: Any, samples: int | None = None) -> BatchSize:
-    """Return the size of a loader's batch or of a model's input.
+    """Return the size of a batch or of a model's input: tensors in lists, tuples and mappings.
 
-    Args:
-        batch: tensors in lists, tuples and mappings.
-        samples: the batch size of the loader's batch sampler, if it has one.
-
-    Returns:
-        The size, whose number of samples is the first dimension of the first tensor that has one,
-        else `samples`, else 1.
+    The number of samples is the first dimension of the first tensor that has one, else `samples`,
+    the batch size of the loader's batch sampler, else 1.
     """
     first, most = None, 0
     for tensor in _tensors(batch, _DEEP):

@@ -16,10 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that calls each hook once, after its module was executed.
+    """A finder that calls each hook, by its module's name, once after the module was executed.
 
-    Args:
-        hooks: hooks by the module's name. An import succeeds even if its hook raises.
+    An import succeeds even if its hook raises.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:

@@ -233,6 +233,5 @@ def _captures() -> bool:
 
 
 def _at_the_end(callback: Any) -> None:
-    """Call a function at the end of the current backward pass."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

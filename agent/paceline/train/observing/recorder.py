@@ -28,14 +28,7 @@ _MOST_SAMPLES = 2_000_000
 
 
 class Recorder:
-    """A rank's timeline, and the thread that sends its records.
-
-    Args:
-        variables: the environment of a process of an observed run.
-        rank: number of this rank.
-        world: number of ranks.
-        device: the model's device.
-    """
+    """A rank's timeline, and the thread that sends its records."""
 
     def __init__(
         self, variables: Mapping[str, str], rank: int, world: int, device: torch.device

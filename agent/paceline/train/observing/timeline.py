@@ -63,9 +63,6 @@ class Timeline:
     counts as neither. A step lasts until the next one begins. If the script reads other data in
     between, as for an evaluation, the step ends with its optimiser's step and the loading of the
     next batch.
-
-    Args:
-        clock: the clock of the model's device.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -128,13 +125,9 @@ class Timeline:
             self._loads = False
 
     def loaded(self, took_s: float, data: int, size: BatchSize, *, first: bool) -> None:
-        """Take a batch from a loader.
+        """Take a batch from a loader, for which the script waited `took_s` seconds.
 
-        Args:
-            took_s: how long the script waited for the batch, in seconds.
-            data: identifies the loader's data set.
-            size: the size of the batch.
-            first: whether the batch begins a pass over the data.
+        `data` identifies the loader's data set, and `first` marks the start of a pass over it.
         """
         if self._paused is not None:
             if not self._open.spans:

@@ -17,11 +17,8 @@ Floats = npt.NDArray[np.float64]
 def cut_part(part: Part, most: float, sizes: Floats, terms: Terms) -> Part:
     """Cut the steps of a rank's part with more than `most` into micro-batches.
 
-    Args:
-        part: the part, in which no step is cut yet.
-        most: maximum of a micro-batch in samples, or in size units with a token budget.
-        sizes: λ of each sample, [N].
-        terms: the run's terms.
+    `most` is in samples, or in size units with a token budget. No step of the part is cut yet.
+    `sizes` has λ of each sample, [N].
     """
     by_tokens = terms.token_budget is not None
     amounts = part.loads if by_tokens else part.counts

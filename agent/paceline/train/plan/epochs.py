@@ -20,12 +20,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 class EpochSteps:
-    """Counter of the steps of each epoch. With a token budget, they depend on the epoch's order.
-
-    Args:
-        terms: the run's terms.
-        budget: the token budget of a step; None if steps have a global batch of samples.
-    """
+    """Counter of the steps of each epoch. With a token budget, they depend on the epoch's order."""
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms
@@ -49,11 +44,8 @@ class EpochSteps:
     def ends(self, epoch: int, used: Ints | None = None) -> Ints | None:
         """Return the cumulative number of samples at each step's end, [S].
 
-        Without a token budget return None: all steps have the same number of samples.
-
-        Args:
-            epoch: number of the epoch.
-            used: samples that the epoch has used already; they do not count.
+        Samples in `used` do not count. Without a token budget return None: all steps have the same
+        number of samples.
         """
         if self.budget is None:
             return None

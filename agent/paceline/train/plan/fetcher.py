@@ -30,11 +30,8 @@ _JOIN_S = 2.0
 class Fetcher:
     """Queue of one rank's parts, in the order of their segments. Call `close` in the end.
 
-    Args:
-        store: the ranks' store. The thread has a connection of its own, because a call that waits
-            blocks all others on its connection.
-        rank: the rank whose parts to fetch.
-        on_node: called in the thread with each segment's part for this rank's node.
+    The thread has its own connection to the store, because a call that waits blocks all others on
+    its connection. It calls `on_node` with each segment's part for this rank's node.
     """
 
     def __init__(

@@ -21,13 +21,8 @@ class Follower:
     """Reader of one rank's steps from the ranks' store, segment by segment. For one thread.
 
     Every rank has a follower and must `close` it. On rank 0 the follower also drives the leader,
-    which adopts the next segment when the follower needs it.
-
-    Args:
-        store: the ranks' store.
-        rank: the rank whose parts to read.
-        leader: the leader on rank 0; None on the other ranks.
-        on_node: called, in any thread, with each segment's part for this rank's node.
+    which adopts the next segment when the follower needs it. The follower calls `on_node`, in any
+    thread, with each segment's part for this rank's node.
     """
 
     def __init__(
@@ -50,10 +45,8 @@ class Follower:
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
         """Yield the steps of an epoch, waiting for each segment until the leader has stored it.
 
-        Args:
-            epoch: number of the epoch.
-            ahead: yield a step only when this many later steps are planned, too. Rank 0 needs that
-                if its loader fetches fewer steps ahead than those of other ranks.
+        A step is only yielded when `ahead` later steps are planned, too. Rank 0 needs that if its
+        loader fetches fewer steps ahead than those of other ranks.
 
         Raises:
             PacelineError: the ranks are not in the same epoch, or the plan cannot continue.

@@ -14,10 +14,7 @@ Ints = npt.NDArray[np.int64]
 class Homes:
     """The home of each sample: the node that trained it last, or that it was moved to.
 
-    For one thread.
-
-    Args:
-        shards: the nodes' shards when the attempt begins.
+    For one thread. `shards` has the homes when the attempt begins.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -61,7 +58,6 @@ class Homes:
         ]
 
     def _moved(self, moves: Moves) -> Ints:
-        """Return the homes after the moves, [N]."""
         samples, ranks = moves.arrays()
         after = self.of.copy()
         after[samples] = self.nodes[ranks]

@@ -179,8 +179,7 @@ class Leader:
     def advance(self, epoch: int) -> Part:
         """Distribute the next segment of an epoch, or the order to stop or to re-form.
 
-        Returns:
-            Rank 0's part, which is not in the store.
+        Return rank 0's part, which is not in the store.
         """
         if epoch != self._ledger.epoch:
             self._ledger = self._ledger_of(epoch)
@@ -200,15 +199,10 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan without the controller from now on, with equal local batches.
-
-        Args:
-            why: why the script's loss allows no others, in sentences for the operator.
-        """
+        """Plan without the controller from now on, with equal local batches, because of `why`."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
-        """Return whether an operator or a signal has ended the run."""
         return self.asked_to_end or (
             self._proposals is not None and self._proposals.stop_reason is not None
         )
@@ -221,8 +215,7 @@ class Leader:
     def used(self, step: int) -> Ints:
         """Return the epoch's samples used by steps up to and including `step`, ascending.
 
-        Args:
-            step: not before the newest one in which the optimiser stepped.
+        `step` is not before the newest one in which the optimiser stepped.
         """
         planned = [samples for number, samples in self._ahead if number > step]
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
@@ -237,10 +230,8 @@ class Leader:
         """Wait until no other rank needs the store, because it ends with this rank.
 
         A rank that has read the end of the plan no longer needs it, nor does a rank that has left.
-
-        Args:
-            at_the_end: the loop ran to its end here, so ranks that still compute will read it too.
-            failed: returns whether ranks are out of step, so that some never read the end.
+        `at_the_end`: the loop ran to its end here, so ranks that still compute will read it too.
+        `failed` returns whether ranks are out of step, so that some never read the end.
         """
         needed = self.unread if at_the_end else self._present
         began = time.monotonic()
@@ -265,7 +256,6 @@ class Leader:
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
     def _end(self, epoch: int, *, reform: bool, failed: str = "") -> Part:
-        """End the plan of all ranks; return rank 0's part."""
         end = Part(
             *(epoch, self.seq, self._step, [], [], [], [], b"", False),
             stop=True,
@@ -276,7 +266,6 @@ class Leader:
         return end
 
     def _put(self, seq: int, parts: list[Part]) -> None:
-        """Store the parts of all ranks but this one."""
         self._newest = seq
         for store in self._stores:
             for rank, part in enumerate(parts):
@@ -306,7 +295,6 @@ class Leader:
         return made
 
     def _taken(self, proposals: Proposals, deadline: float) -> Segment | None:
-        """Return the first valid proposal that comes before the deadline."""
         while proposal := proposals.take(self.seq, deadline - time.monotonic()):
             segment = proposal.segment
             refusal = self._ledger.refusal(segment, self._world)
@@ -330,7 +318,6 @@ class Leader:
             self._waits.late()
 
     def _most_coasted(self) -> int:
-        """Return the maximum of steps of a coasted segment, from the newest segments' times."""
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
@@ -418,7 +405,6 @@ class Leader:
         return parts[0]
 
     def _pools(self, segment: Segment) -> bool:
-        """Return whether ranks share a segment's batches."""
         return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
 
     def _parts(self, segment: Segment) -> list[Part]:
@@ -468,10 +454,8 @@ class Leader:
 def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
     """Return each rank's weight in the update, [steps, W].
 
-    Args:
-        loss_mean: see `Session`.
-        counts: samples, [steps, W].
-        loads: sums of the samples' sizes, [steps, W].
+    `counts` are samples, `loads` the sums of their sizes, [steps, W] each. See `Session` for
+    `loss_mean`.
     """
     if loss_mean == "ranks":
         of_ranks: Floats = (counts > 0) / counts.shape[1]
@@ -482,12 +466,7 @@ def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
 
 
 def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:
-    """Regroup samples from step-major to rank-major order, one entry per rank.
-
-    Args:
-        flat: samples by step and then by rank.
-        counts: samples of each step and rank, [steps, W].
-    """
+    """Regroup samples from step-major to rank-major order, by the `counts`, [steps, W]."""
     ranks = np.tile(np.arange(counts.shape[1]), counts.shape[0])
     packed = flat[np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")].tobytes()
     ends = np.cumsum(counts.sum(axis=0) * flat.itemsize).tolist()

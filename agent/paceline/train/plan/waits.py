@@ -21,9 +21,6 @@ class Waits:
     Longer coasting helps, but not beyond an epoch's end, and epochs may be short. Without a wait,
     no plan and no switch of the policy would ever take effect. A single plan helps for long,
     because coasting keeps the ranks' shares of the last plan.
-
-    Args:
-        clock: monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -24,11 +24,7 @@ class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
     It is a context around the loading of samples in this process, and is not entered twice at once.
-
-    Args:
-        seed: the session's seed.
-        shared: whether DataLoader workers see the number change, as they may live for several
-            epochs.
+    If `shared`, DataLoader workers see the number change, as they may live for several epochs.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:

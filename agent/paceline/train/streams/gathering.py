@@ -28,15 +28,7 @@ _LONG_S = 60.0
 
 
 class Gathering:
-    """The leader's view of a stream, on rank 0. For one thread.
-
-    Args:
-        stream: the stream that the ranks read.
-        terms: the run's terms.
-        world: number of ranks W.
-        store: the ranks' store.
-        limits: maximum of samples of each rank in a step, [W]; None: no limits.
-    """
+    """The leader's view of a stream, on rank 0. For one thread."""
 
     def __init__(
         self, stream: Stream, terms: Terms, world: int, store: Store, limits: Ints | None
@@ -61,13 +53,9 @@ class Gathering:
         return self.ledger
 
     def gather(self, stops: Callable[[], bool]) -> str:
-        """Wait until the next segment can be planned.
+        """Wait until the next segment can be planned, or `stops` returns that the run ends.
 
-        Args:
-            stops: returns whether the run ends, so that no plan is needed.
-
-        Returns:
-            The reason why there is no plan: a rank could not read, or read nothing. Else empty.
+        Return the reason why there is no plan: a rank could not read, or read nothing. Else empty.
         """
         try:
             self._gather(self.ledger, stops)
@@ -96,7 +84,6 @@ class Gathering:
             )
 
     def _hear(self, ledger: StreamLedger, rank: int) -> None:
-        """Read a rank's pending news."""
         while True:
             key = news.news_key(ledger.epoch, rank, self._numbers[rank])
             if not self._store.check([key]):
@@ -111,7 +98,6 @@ class Gathering:
                 return
 
     def _answer(self, ledger: StreamLedger) -> None:
-        """Send ranks the new sizes of their buffers, if they have changed."""
         rooms = ledger.rooms
         if rooms == self._rooms:
             return

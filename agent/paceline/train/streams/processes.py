@@ -26,8 +26,6 @@ _ALIVE_S = 5.0
 
 
 class _Pieces(IterableDataset[Any]):
-    """The samples that one of a rank's processes reads."""
-
     def __init__(self, reading: Reading, epoch: int, claimed: Any) -> None:
         self._reading, self._epoch, self._claimed = reading, epoch, claimed
 
@@ -74,13 +72,8 @@ def in_processes(
     """Yield the samples of a rank in an epoch, as they come. Close it in the end.
 
     A source that yields the rank's own part must split it among its processes, as any
-    ``IterableDataset`` must.
-
-    Args:
-        reading: how to read the stream.
-        epoch: number of the epoch.
-        claim: see `paceline.data.stream.Claiming`; called in another thread of this process.
-        options: options of a DataLoader, only those in `OPTIONS`.
+    ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
+    thread of this process. `options` are those in `OPTIONS`, of a DataLoader.
     """
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):

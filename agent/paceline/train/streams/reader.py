@@ -46,11 +46,7 @@ class Reader:
     A sample's number is the number of samples that the rank had read before it in the epoch. The
     thread reads on while there is room. It withholds the newest sample until it knows whether
     another one follows. So a rank that has not reported its end has at least one more sample.
-
-    Args:
-        stream: the stream to read.
-        meeting: the rendezvous of the ranks.
-        seed: seed of the order of a source's shards.
+    `seed` seeds the order of a source's shards.
     """
 
     def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
@@ -178,7 +174,6 @@ class Reader:
             )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
-        """Yield this rank's samples, read in this thread or in processes."""
         # A separate connection, because another thread claims for processes.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
         claims = Claims(
@@ -239,8 +234,6 @@ class Reader:
 
 
 class _Telling:
-    """Sender of a rank's reports to the leader in an epoch, a few samples at a time."""
-
     def __init__(self, store: Store, epoch: int, rank: int) -> None:
         self._store, self._epoch, self._rank = store, epoch, rank
         self._sizes: list[float] = []

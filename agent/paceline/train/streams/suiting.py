@@ -18,18 +18,7 @@ def refuse_arguments(
     shapes: Shapes,
     switches: dict[str, bool],
 ) -> None:
-    """Refuse arguments of `Session` that a stream does not support.
-
-    Args:
-        stream: the data.
-        global_batch: samples of a step.
-        sizes: the `sizes` of `Session`.
-        shapes: the `shapes` of `Session`.
-        switches: further arguments of `Session`, by name.
-
-    Raises:
-        ValueError: the message names the argument.
-    """
+    """Refuse arguments of `Session` that a stream does not support. The ValueError names one."""
     if sizes != "auto":
         raise ValueError("sizes: a stream has its own; give paceline.data.Stream(size=…) alone")
     if shapes != Shapes():
@@ -45,11 +34,7 @@ def refuse_arguments(
 
 
 def refuse_call(reader: Reader | None, call: str) -> None:
-    """Refuse a method of a session of a stream.
-
-    Raises:
-        PacelineError: the data is a stream.
-    """
+    """Raise a PacelineError for a method of a session whose data is a stream."""
     if reader is not None:
         raise PacelineError(f"{call}: not with a stream, {_WHY[call]}")
 

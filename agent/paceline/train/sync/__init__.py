@@ -32,15 +32,9 @@ def make(
 ) -> Synchroniser:
     """Make the synchroniser of a segment on one rank. Every rank calls it.
 
-    Args:
-        what: the plan's synchronisation, which is not the all-reduce.
-        ranks: the participating ranks.
-        prefix: prefix of keys in the store, new for each segment.
-        parameters: trained parameters, in the same order on all ranks.
-        optimiser: the optimiser of these parameters.
-        seed: seed of all random draws, new for each segment.
-        outer: the session's outer optimiser, which some synchronisers use.
-        on_round: called with each round, on one of its ranks.
+    `what` is not the all-reduce. `prefix` (of keys in the store) and `seed` are new for each
+    segment. `parameters` have the same order on all ranks. `on_round` is called with each round,
+    on one of its ranks.
     """
     of_first = on_round if ranks.rank == 0 else None
     match what:

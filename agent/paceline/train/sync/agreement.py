@@ -36,11 +36,7 @@ class LoopAgreement:
         self._took_s = 0.0
 
     def begin(self, step: int) -> None:
-        """Start a step.
-
-        Raises:
-            PacelineError: another rank left its loop before that step; the message says which.
-        """
+        """Start a step; raise a PacelineError if another rank left its loop before that step."""
         now = time.monotonic()
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
@@ -58,10 +54,8 @@ class LoopAgreement:
     def leave(self, step: int, raised: bool) -> None:
         """Leave the loop in a step, and wait until all ranks have left.
 
-        Args:
-            step: number of the step.
-            raised: whether an exception ended the loop. Other ranks may then wait for this one in
-                a collective of the script's own, so this rank waits less long.
+        If an exception ended the loop (`raised`), other ranks may wait for this one in a collective
+        of the script's own, so this rank waits less long.
 
         Raises:
             PacelineError: another rank went on, or no rank moves; the message says which.
@@ -83,10 +77,6 @@ class LoopAgreement:
     def through(self, step: int, raised: bool) -> None:
         """Reach the end of an epoch's last step; if this rank raised, wait for all others.
 
-        Args:
-            step: number of the step.
-            raised: see `leave`.
-
         Raises:
             PacelineError: no rank moves; the message says which are missing.
         """
@@ -105,11 +95,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly, as long as ranks go on or leave.
-
-        Raises:
-            PacelineError: no rank went on or left for too long.
-        """
+        """Yield the ranks' steps repeatedly; raise if no rank goes on or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
@@ -147,7 +133,6 @@ class LoopAgreement:
         return int(self._store.add(self._key("count"), 1))
 
     def _left(self) -> dict[int, int]:
-        """Return the step in which each rank left that has left."""
         steps = {rank: self._read(self._key(str(rank))) for rank in range(self._ranks.world)}
         return {rank: step for rank, step in steps.items() if step is not None}
 

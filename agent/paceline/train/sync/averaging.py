@@ -34,14 +34,6 @@ class Averaging:
     DiLoCo with overlapping communication, 2025). Then a rank's replica still weighs with α of the
     work that it had when the mean was begun. If all ranks meet, a mean in flight takes effect
     first. So no mean outlives a meeting or is in a checkpoint.
-
-    Args:
-        ranks: the participating ranks.
-        parameters: trained parameters, in the same order on all ranks.
-        rules: when there is a mean, of which parts, and how it is applied.
-        outer: the session's outer optimiser.
-        prefix: prefix of keys in the store, new each time, for means in flight.
-        on_round: called with each mean.
     """
 
     goes_on, weighs = True, False
@@ -176,7 +168,6 @@ class Averaging:
         self._tell(givers, time.perf_counter() - began, size)
 
     def _tell(self, givers: int, took_s: float, size: int) -> None:
-        """Report a mean: number of contributors, time of this rank in it, and bytes."""
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
             self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))

@@ -9,12 +9,7 @@ _GO, _ABORT = "go", "abort "
 
 
 class RoundCalls:
-    """The calls of a segment's rounds. For two threads: one of them alone may `wait` and `forget`.
-
-    Args:
-        ranks: the participating ranks.
-        prefix: prefix of keys in the store, new for each segment.
-    """
+    """The calls of a segment's rounds. For two threads: only one may call `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix
@@ -34,21 +29,15 @@ class RoundCalls:
     def abort(self, number: int, reason: str) -> None:
         """End all ranks' rounds, because this rank leaves.
 
-        Args:
-            number: the next or current round. If it has been called, it completes, and the one
-                after it ends with the reason.
-            reason: message for the other ranks.
+        If round `number`, the next or current one, has been called, it completes, and the one after
+        it ends with the reason.
         """
         word = f"{_ABORT}rank {self._ranks.of_run(self._ranks.rank)} {reason}"
         while self._ranks.store.compare_set(self.key(number), "", word) != word.encode():
             number += 1
 
     def wait(self, number: int) -> None:
-        """Wait until a round is called.
-
-        Raises:
-            PacelineError: a rank has left; the message names it.
-        """
+        """Wait until a round is called; raise a PacelineError if a rank has left instead."""
         word = self._ranks.blocking_store.get(self.key(number)).decode()
         if word.startswith(_ABORT):
             raise PacelineError(word.removeprefix(_ABORT))

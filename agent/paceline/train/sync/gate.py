@@ -79,14 +79,8 @@ class SyncGate:
 
     The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
-    steps its optimiser; torch's hook calls the gate before each of these steps.
-
-    Args:
-        current: the session's current step.
-        store: the ranks' store.
-        rank: number of this rank.
-        seed: seed of the run.
-        lanes: the lanes, if several ranks share each batch.
+    steps its optimiser; torch's hook calls the gate before each of these steps. These methods raise
+    a PacelineError if another rank left its loop elsewhere; the message says which.
     """
 
     def __init__(
@@ -161,11 +155,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begin a step. If the synchroniser changes, all ranks meet first.
-
-        Raises:
-            PacelineError: a rank left its loop; the message says which rank, and where.
-        """
+        """Begin a step. If the synchroniser changes, all ranks meet first."""
         self._unwrapped.look()
         sharded.begin(self.models)
         before, self._step = self._step, step
@@ -226,10 +216,7 @@ class SyncGate:
             raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def body_done(self, closing: bool) -> None:
-        """End the loop's body.
-
-        Args:
-            closing: whether the script left the loop.
+        """End the loop's body; `closing` if the script left the loop.
 
         Raises:
             PacelineError: an exception ended the loop here, and other ranks went on or are silent.
@@ -258,13 +245,9 @@ class SyncGate:
         return self._relaxed is not None and step.pooled
 
     def end_step(self, step: Step) -> None:
-        """End a step of the plan on this rank. After a segment's last step, all ranks meet.
+        """End a step of the plan, in which this rank had any number of batches.
 
-        Args:
-            step: the planned step; this rank may have had no batch in it, or several.
-
-        Raises:
-            PacelineError: a rank left; the message says which.
+        After a segment's last step, all ranks meet.
         """
         if self._relaxed is None:
             return
@@ -277,14 +260,7 @@ class SyncGate:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
-        """End the epoch: all ranks meet.
-
-        Args:
-            ran_out: whether the loop ended after the last step; else the script left it.
-
-        Raises:
-            PacelineError: other ranks went on where this one left; the message says which.
-        """
+        """End the epoch: all ranks meet, after the last step (`ran_out`) or an early end."""
         # `close` reports the failure to ranks that wait for this one.
         if self._failure is not None:
             return

@@ -46,9 +46,7 @@ _LISTS = ("allgather", "reduce_scatter")
 def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
     """Install the check; return a function that removes it.
 
-    Args:
-        current: the session's current step.
-        is_sharded: returns whether the session has wrapped a model of `fully_shard`.
+    `is_sharded` returns whether the session has wrapped a model of `fully_shard`.
     """
     thread = threading.get_ident()
 
@@ -90,7 +88,6 @@ def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Seque
 
 
 def _gathered(mine: torch.Tensor, group: dist.ProcessGroup) -> list[tuple[int, ...]]:
-    """All-gather the shape of each rank's tensor."""
     words = [mine.dim(), *mine.shape, *[0] * (_DIMENSIONS - mine.dim())]
     shape = torch.tensor(words, device=mine.device)
     gathered = [torch.empty_like(shape) for _ in range(group.size())]

@@ -34,11 +34,8 @@ class Flat:
 
     The sum of such vectors gives the summed gradients, the parameters for which any rank has a
     gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So all
-    replicas apply it equally, wherever their schedules are. On the CPU, in 32 bits.
-
-    Args:
-        parameters: trained parameters, in the same order on all ranks.
-        optimiser: the optimiser of these parameters.
+    replicas apply it equally, wherever their schedules are. On the CPU, in 32 bits. `parameters`
+    have the same order on all ranks.
     """
 
     def __init__(
@@ -58,15 +55,10 @@ class Flat:
     def read(
         self, optimiser: torch.optim.Optimizer, factor: float, weight: float, samples: int
     ) -> Gradient:
-        """Read the gradients in ``.grad`` as one contributor's vector.
+        """Read the gradients in ``.grad``, times a factor, as one contributor's vector.
 
-        From a single GPU, they are copied concurrently with its next computation.
-
-        Args:
-            optimiser: the optimiser whose settings are read.
-            factor: factor of the gradients.
-            weight: the contributor's weight; those of all ranks sum up to 1.
-            samples: number of samples of the gradients.
+        From a single GPU, they are copied concurrently with its next computation. The `weight` of
+        all ranks sums up to 1. `samples` is the gradients' number of samples.
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
@@ -202,12 +194,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return all values as one vector, on the CPU in 32 bits; from one device by one copy.
-
-    Args:
-        tensors: tensors of one device or several.
-        out: the vector to fill; None: a new one.
-    """
+    """Return all values as one vector, on the CPU in 32 bits; from one device by one copy."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -229,12 +216,9 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class Mean:
-    """Weighted mean of tensors over ranks, with their values at construction.
+    """Weighted mean over ranks of floating-point tensors, which are copied at construction.
 
-    Args:
-        tensors: floating-point tensors, of equal shapes on all ranks. They are copied.
-        weight: weight of this rank.
-        counts: a few numbers to be summed over ranks.
+    `counts` are a few further numbers to be summed over ranks.
     """
 
     def __init__(
@@ -267,17 +251,10 @@ def averaged(
     counts: Sequence[float] = (),
     then: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[float]:
-    """Replace tensors by their weighted mean over ranks, in place.
+    """Replace tensors by their weighted mean over ranks, in place; return the sums of `counts`.
 
-    Args:
-        tensors: floating-point tensors, of equal shapes on all ranks.
-        weight: weight of this rank. If all weights are 0, each rank keeps its own tensors.
-        group: process group of the ranks.
-        counts: a few numbers to be summed over ranks.
-        then: maps the mean, a vector, to the new value; None: the mean itself is the new value.
-
-    Returns:
-        The sums of `counts`.
+    The tensors are floating-point, of equal shapes on all ranks. If all weights are 0, each rank
+    keeps its own. `then` maps the mean, a vector, to the new value.
     """
     mean = Mean(tensors, weight, counts)
     mean.reduce(group)

@@ -23,11 +23,8 @@ from paceline.train.sync.rounds import Sum
 class Server:
     """Parameter server on rank 0, in a thread of its own, to which groups push their changes.
 
-    Args:
-        ranks: all ranks.
-        prefix: prefix of keys in the store, new for each segment.
-        parameters: trained parameters, with the same values on all ranks now.
-        share: this rank's group's fraction of all ranks.
+    All ranks start with equal parameters. `share` is this rank's group's fraction of all ranks. If
+    a rank leaves or is silent for too long, methods raise a PacelineError that names it.
     """
 
     def __init__(
@@ -43,11 +40,7 @@ class Server:
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Add the group's weighted change; return the parameters after it.
-
-        Raises:
-            PacelineError: rank 0 left, or was silent for too long.
-        """
+        """Add the group's weighted change; return the parameters after it."""
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:
@@ -55,11 +48,7 @@ class Server:
         self._peers.check()
 
     def finish(self) -> torch.Tensor:
-        """End this rank's pushes, wait until all ranks have ended theirs; return the parameters.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """End this rank's pushes, wait until all ranks have ended theirs; return the parameters."""
         self._peers.finish()
         dist.broadcast(self._values, group=self.ranks.group, group_src=0)
         return self._values
@@ -83,22 +72,11 @@ class Hierarchical(Partial):
     times M/(ranks of the group). The server takes the fraction (ranks of the group)/M of the
     change. So each gradient moves the server's parameters by w_j·g_j, as under the all-reduce.
 
-    Every few rounds the group's first rank pushes the group's change and pulls the server's
+    Every `every` rounds the group's first rank pushes the group's change and pulls the server's
     parameters, while the group trains on. The pulled parameters reach all ranks of the group with
     the same later round, as a correction, which keeps the steps that the group made meanwhile. So
     replicas within a group stay equal. When all ranks meet, each group pushes the rest of its
-    change, and all ranks take the server's parameters.
-
-    Args:
-        group: this rank's group.
-        prefix: prefix of keys in the store, new for each segment and group.
-        parameters: trained parameters, in the same order on all ranks.
-        optimiser: the optimiser of these parameters.
-        call: the rule for who calls a round.
-        drift: the bounds on the drift within a group.
-        server: the server between the groups.
-        every: rounds between two pushes; None: only when all ranks meet.
-        on_round: called with each round of the group, in another thread.
+    change, and all ranks take the server's parameters. With None, groups push only then.
     """
 
     def __init__(

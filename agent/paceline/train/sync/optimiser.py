@@ -41,13 +41,7 @@ class ScriptOptimiser:
         scaler: torch.amp.GradScaler | None,
         parameters: Sequence[nn.Parameter],
     ) -> None:
-        """Declare the optimiser and its scaler; see `Session.optimizer`, also for the errors.
-
-        Args:
-            optimiser: the script's optimiser.
-            scaler: the script's gradient scaler, if it has one.
-            parameters: the wrapped models' parameters.
-        """
+        """Declare the optimiser and its scaler; see `Session.optimizer`, also for the errors."""
         if not isinstance(optimiser, torch.optim.Optimizer):
             raise TypeError(
                 f"session.optimizer({type(optimiser).__name__}): give it a torch.optim.Optimizer, "
@@ -73,11 +67,7 @@ class ScriptOptimiser:
     def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
         """Select the optimiser that relaxed synchronisers step.
 
-        Args:
-            parameters: the wrapped models' parameters.
-
-        Returns:
-            The reason why there is no such optimiser; None if there is one.
+        Return the reason why there is no such optimiser; None if there is one.
         """
         mine = {id(p) for p in parameters}
         candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
@@ -109,11 +99,7 @@ class ScriptOptimiser:
         return None
 
     def chosen(self) -> torch.optim.Optimizer:
-        """Return the optimiser that `choose` selected.
-
-        Raises:
-            PacelineError: the script dropped it.
-        """
+        """Return the selected optimiser; raise a PacelineError if the script dropped it."""
         optimiser = self._chosen() if self._chosen is not None else None
         if optimiser is None:
             raise PacelineError(
@@ -138,9 +124,7 @@ class ScriptOptimiser:
     ) -> bool:
         """Return whether an optimiser that is about to step has parameters of the wrapped models.
 
-        Args:
-            optimiser: any optimiser of the process.
-            parameters: returns the wrapped models' parameters; called for a new optimiser only.
+        `parameters` is only called for a new optimiser.
         """
         if optimiser in self._training:
             return True

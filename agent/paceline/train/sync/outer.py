@@ -38,24 +38,14 @@ class Outer:
         self._what = what
 
     def begin(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Start at the current parameters, unless the state continues from before.
-
-        Args:
-            parts: the parameters of each part, equal on all ranks.
-        """
+        """Start at the current parameters of each part, unless the state continues from before."""
         lengths = [sum(tensor.numel() for tensor in part) for part in parts]
         if [len(anchor) for anchor in self._anchors] != lengths:
             self._anchors = [joined(part) if part else torch.empty(0) for part in parts]
             self._velocities = [torch.zeros(length) for length in lengths]
 
     def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
-        """Step a part of the parameters; return its new value.
-
-        Args:
-            rules: rate η and momentum μ.
-            part: number of the part.
-            mean: the mean of the replicas; not used afterwards.
-        """
+        """Step a part of the parameters from the replicas' mean, which it consumes; return the value."""
         anchor, velocity = self._anchors[part], self._velocities[part]
         change = anchor - mean
         velocity.mul_(rules.momentum).add_(change)

@@ -33,12 +33,7 @@ class Pairwise(Averaging):
     all replicas moves by Σw_j·g_j, whatever the sizes of the batches. When all ranks meet, replicas
     become their mean. All weigh the same in it, because each has steps of all ranks.
 
-    Args:
-        ranks: the participating ranks.
-        prefix: prefix of keys in the store, new each time.
-        parameters: trained parameters, in the same order on all ranks.
-        seed: seed of the choice of partners.
-        on_round: called with each mean of two, on the rank that asked, in another thread.
+    `on_round` is called with each mean of two, on the rank that asked, in another thread.
     """
 
     weighs = True

@@ -17,18 +17,8 @@ from paceline.train.sync.rounds import Rounds, Sum
 class Partial:
     """Partial all-reduce: each optimiser step applies the rounds that ended since the last step.
 
-    A round's step is scaled by its contributors' share of the work; see `Flat.applying`.
-
-    Args:
-        ranks: the participating ranks.
-        prefix: prefix of keys in the store, new for each segment.
-        parameters: trained parameters, in the same order on all ranks.
-        optimiser: the optimiser of these parameters.
-        call: the rule for who calls a round.
-        drift: the bounds on the ranks' drift.
-        on_round: called with each round, in another thread.
-        extra: see `Rounds`.
-        share: the fraction of the run's ranks that participates.
+    A round's step is scaled by its contributors' share of the work; see `Flat.applying`. `share` is
+    the fraction of the run's ranks that participates. `on_round` is called in another thread.
     """
 
     goes_on, weighs = False, True

@@ -42,16 +42,10 @@ class Answer:
 class Peers:
     """One rank's part in questions and answers. Each rank makes one when the segment begins.
 
-    Any thread may ask, but only one at a time.
-
-    Args:
-        ranks: the participating ranks. Other messages of their process group have other tags, and
-            no other thread uses their `blocking_store`.
-        prefix: prefix of keys in the store, new for each segment.
-        answering: the ranks that answer.
-        length: length of a question's and of an answer's vector.
-        answer: returns the answer to a rank's vector. Called on ranks that answer, in the answering
-            thread.
+    Any thread may ask, but only one at a time. Ranks in `answering` call `answer` in a thread of
+    their own. Other messages of the ranks' process group must have other tags, and no other thread
+    may use their `blocking_store`. If a rank leaves or is silent for too long, methods raise a
+    PacelineError that names it.
     """
 
     def __init__(
@@ -71,15 +65,7 @@ class Peers:
             self._thread.start()
 
     def ask(self, rank: int, vector: torch.Tensor) -> Answer:
-        """Send a vector to a rank, and wait for its answer.
-
-        Args:
-            rank: a rank that answers, or this rank itself.
-            vector: a vector on the CPU, 32 bits.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """Send a vector (on the CPU, 32 bits) to a rank that answers, and wait for its answer."""
         if rank == self._ranks.rank:
             return Answer(self._answer(rank, vector), 0.0, 0.0)
         store = self._ranks.store
@@ -101,11 +87,7 @@ class Peers:
         _raise(self._error)
 
     def finish(self) -> None:
-        """End this rank's questions, and wait until all ranks have done so and have answers.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """End this rank's questions, and wait until all ranks have done so and have answers."""
         store, ranks = self._ranks.store, self._ranks
         store.set(self._key("through", ranks.rank), "")
         if store.add(self._key("through"), 1) == ranks.world:
@@ -155,7 +137,6 @@ class Peers:
         return True
 
     def _forget(self) -> None:
-        """Delete the remaining keys, which all ranks have read."""
         names: list[tuple[str | int, ...]] = [("closed",), ("through",), ("read",)]
         names += [("through", rank) for rank in range(self._ranks.world)]
         names += [(rank, "asked") for rank in self._answering]
@@ -220,11 +201,7 @@ def _raise(error: BaseException | None) -> None:
 
 
 class Courier:
-    """A thread that does one task at a time, while the training thread continues.
-
-    Args:
-        timeout_s: maximum wait for a task.
-    """
+    """A thread that does one task at a time, while the training thread continues."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -257,11 +234,7 @@ class Courier:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread once it is idle.
-
-        Args:
-            timeout_s: maximum wait until it is idle; None: as long as `wait`.
-        """
+        """End the thread once it is idle, waiting for that as long as `wait` by default."""
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 

@@ -54,12 +54,7 @@ def ends_span(step: Step) -> bool:
 
 
 def put(store: Store, parts: list[Part]) -> None:
-    """Store a segment's pool, before any rank reads it.
-
-    Args:
-        store: the ranks' store.
-        parts: the parts of all ranks, [W].
-    """
+    """Store the pool of a segment, from all ranks' parts, [W], before any rank reads it."""
     segment = parts[0].segment
     keys, values = [], []
     for rank, part in enumerate(parts):
@@ -75,14 +70,7 @@ class Pool:
     """One rank's view of the pools of its segments. For one thread.
 
     Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns
-    None.
-
-    Args:
-        store: the ranks' store.
-        rank: number of this rank.
-        world: number of ranks.
-        limits: maximum of samples that fit into each rank's memory, [W]; empty: no limit.
-        clock: monotonic time in seconds.
+    None. `limits` has the maximum of samples that fit into each rank's memory, [W]; empty: any.
     """
 
     def __init__(
@@ -112,9 +100,7 @@ class Pool:
     def begins(self, step: Step, *, may_leave: bool) -> bool:
         """Begin this rank's next planned batch; False if other ranks train it.
 
-        Args:
-            step: the planned step, which has samples.
-            may_leave: whether this rank may leave the batch to others, if these finish sooner.
+        With `may_leave`, this rank may leave the batch to others, if these finish sooner.
         """
         self._enter(step)
         if may_leave and self._leaves():
@@ -125,11 +111,7 @@ class Pool:
         return share.begin(self._pace.batch_s) if share.left else None
 
     def is_lost(self, step: Step) -> bool:
-        """Return whether this rank certainly does not train a planned batch, nor has to load it.
-
-        Args:
-            step: this rank's next step that has not begun.
-        """
+        """Return whether this rank certainly does not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
             return False
@@ -141,12 +123,9 @@ class Pool:
         self._worked_at = self._clock()
 
     def takes_over(self, step: Step) -> Step | None:
-        """Take over another rank's batch of this span and return it.
+        """Take over another rank's batch of this span and return it, given the span's last step.
 
         None: no batch of the span is left for this rank. To be called again after each batch.
-
-        Args:
-            step: the last step of the span, as planned for this rank.
         """
         self._enter(step)
         entries = self._look()
@@ -262,7 +241,6 @@ class Pool:
         ]
 
     def _fits_all(self, mine: Share) -> bool:
-        """Return whether each remaining batch of this rank fits into any rank's memory."""
         least = self._least_limit
         if least is None:
             return True

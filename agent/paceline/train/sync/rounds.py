@@ -52,18 +52,11 @@ class Sum:
 class Rounds:
     """One rank's part in the rounds of a segment.
 
-    The thread that trains calls `offer`, `take` and `finish`. Sums come in the order of rounds. A
-    rank that lags behind holds the sums that it has not taken yet.
-
-    Args:
-        ranks: the participating ranks. No other object may use their process group, because two
-            threads that use one group get wrong sums.
-        prefix: prefix of keys in the store, new for each segment.
-        length: length of a gradient's vector.
-        call: the rule for who calls a round.
-        drift: the bounds on the ranks' drift.
-        on_round: called with each round, in the communication thread.
-        extra: length of the vector that rank 0 may `give`.
+    The thread that trains calls `offer`, `take` and `finish`, which raise a PacelineError if a rank
+    has left or was silent for too long; the message names it. Sums come in the order of rounds. A
+    rank that lags behind holds the sums that it has not taken yet. No other object may use the
+    ranks' process group, because two threads that use one group get wrong sums. `on_round` is
+    called in the communication thread. `extra` is the length of the vector that rank 0 may `give`.
     """
 
     def __init__(
@@ -97,16 +90,10 @@ class Rounds:
         self._thread.start()
 
     def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
-        """Offer a gradient that this rank has computed to the next rounds.
+        """Offer a gradient to the next rounds; None: a step has ended without a gradient.
 
-        Waits while there is a `WaitReason`; a wait of more than a second is logged.
-
-        Args:
-            gradient: the computed gradient; None: a step has ended without a gradient.
-            ends_step: whether the gradient is the first of its step.
-
-        Raises:
-            PacelineError: a rank has left, or was silent for too long; the message names it.
+        Waits while there is a `WaitReason`; a wait of more than a second is logged. `ends_step`
+        marks the first gradient of its step.
         """
         with self._changed:
             if gradient is None:
@@ -119,11 +106,7 @@ class Rounds:
             self._member.waiting = None
 
     def take(self) -> list[Sum]:
-        """Return the sums since the last call, in order.
-
-        Raises:
-            PacelineError: see `offer`.
-        """
+        """Return the sums since the last call, in order."""
         with self._changed:
             self._check()
             sums, self._sums = self._sums, []
@@ -142,11 +125,7 @@ class Rounds:
             return self._member.ahead
 
     def finish(self) -> list[Sum]:
-        """Wait until no rank has further steps; return the last sums.
-
-        Raises:
-            PacelineError: see `offer`.
-        """
+        """Wait until no rank has further steps; return the last sums."""
         self._wait(lambda: WaitReason.COPYING if self._member.underway else None)
         with self._changed:
             self._member.through()
@@ -235,7 +214,6 @@ class Rounds:
         )
 
     def _others(self, ranks: Iterable[int]) -> list[int]:
-        """Return the run's numbers of these ranks, without this rank."""
         return [self._ranks.of_run(rank) for rank in ranks if rank != self._rank]
 
     def _check(self) -> None:
@@ -244,11 +222,7 @@ class Rounds:
             raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Act on the result of `Member.announce`; the lock is held.
-
-        Args:
-            calls: call the round in any case.
-        """
+        """Act on the result of `Member.announce`, or call the round anyway; the lock is held."""
         progress = self._progress
         if progress.reducing or not progress.working:
             return
@@ -291,10 +265,9 @@ class Rounds:
             )
 
     def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """Prepare this rank's contribution; the lock is held.
+        """Return the vector to reduce, rank 0's extra vector, and seconds of copying.
 
-        Returns:
-            The vector to reduce, the vector that rank 0 gives to all, and seconds of copying.
+        The lock is held.
         """
         tally = Tally(self._drift)
         entries = self._member.contribute(tally)

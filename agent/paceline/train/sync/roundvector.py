@@ -36,10 +36,7 @@ class Facts:
 class RoundVector:
     """Layout of the vector: gradients, counts, ages, then two numbers of each rank.
 
-    Args:
-        length: length of a gradient's vector.
-        bins: number of ages that a round distinguishes.
-        world: number of participating ranks.
+    `length` is that of a gradient's vector, `bins` the number of ages that a round distinguishes.
     """
 
     def __init__(self, length: int, bins: int, world: int) -> None:
@@ -56,16 +53,7 @@ class RoundVector:
         clock: int,
         through: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector.
-
-        Args:
-            gradients: the contributed gradients, with their weights.
-            tally: the counts of contributed and dropped gradients.
-            extra: whether the rank is rank 0 and broadcasts a vector after the round.
-            rank: number of the rank.
-            clock: steps that the rank has done.
-            through: whether the rank has no further steps.
-        """
+        """Build one rank's vector from its weighted gradients and facts; see `Facts`."""
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
         if not gradients:

@@ -50,10 +50,6 @@ class Suitability:
     policy that a run begins with may end training. A script's way of stepping is known only after
     a step, so gradients are all-reduced until the optimiser has stepped once. The reason for the
     all-reduce is reported once for each segment; a missing first step, only after many steps.
-
-    Args:
-        script: this rank's optimiser and scalers.
-        models: the models that this rank's session wraps.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
@@ -72,20 +68,12 @@ class Suitability:
         """Update the answer. Collective.
 
         While an optimiser has not stepped, scripts are not examined again, as that takes long.
-
-        Args:
-            name: name of the synchroniser, for messages.
-            ranks: the participating ranks.
         """
         if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Report that a segment is all-reduced in spite of its synchroniser, once for each segment.
-
-        Args:
-            step: the current step; its synchroniser is relaxed, and not in force.
-        """
+        """Report a segment that is all-reduced in spite of its synchroniser, once for each."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment

@@ -36,13 +36,8 @@ _REFUSED_BEFORE_LAST = (
 def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
     """Refuse the script's own collectives in iterations that not all ranks have.
 
-    Otherwise the ranks that call one would wait for the others for half an hour.
-
-    Args:
-        current: the session's current step.
-
-    Returns:
-        A function that removes the check.
+    Otherwise the ranks that call one would wait for the others for half an hour. Return a function
+    that removes the check.
     """
     thread = threading.get_ident()
 
@@ -69,9 +64,6 @@ class Schedules:
     these calls do nothing, and this class steps the schedule by the numbers of steps instead. It
     leaves alone a schedule that was not stepped exactly once in each iteration before. For one
     thread.
-
-    Args:
-        current: the session's current step.
     """
 
     def __init__(self, current: CurrentStep) -> None:
@@ -93,9 +85,7 @@ class Schedules:
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        Args:
-            optimiser: the schedules' optimiser; None: all schedules. Schedules that are made later
-                are held back, too, while micro-batches follow.
+        None: all schedules; later ones are held back, too, while micro-batches follow.
         """
         if self._looked:
             return
@@ -117,12 +107,7 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules up to the step that the ranks' work has reached.
-
-        Args:
-            step: a step of the segment.
-            number: number of the reached step.
-        """
+        """Step the schedules of a segment up to step `number`, which the work has reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
@@ -170,7 +155,6 @@ class Schedules:
 
 
 def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
-    """Yield a class and its subclasses that define a `step`."""
     if "step" in vars(kind):
         yield kind
     for derived in kind.__subclasses__():
@@ -178,8 +162,6 @@ def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 class _Schedule:
-    """A schedule, with the script's calls and its progress in the segment."""
-
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
         # The script's calls, in steps that all ranks made together.

@@ -50,10 +50,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _of_dynamo(module: str, name: str) -> object:
-    """Return an attribute of TorchDynamo; None if it is missing or TorchDynamo is not imported.
-
-    Importing TorchDynamo takes seconds, and a script that compiles has imported it.
-    """
+    """Return an attribute of TorchDynamo; None if it is not imported, which takes seconds."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -67,12 +64,7 @@ class ShapeWarning:
     """A single warning in this rank's log about the cost of changing numbers of samples.
 
     There is no warning with `Session(shapes=…)`, nor with one rank, whose local batches are whole
-    global batches.
-
-    Args:
-        terms: the run's terms.
-        world: number of ranks W.
-        models: models that the session has wrapped; more may follow.
+    global batches. The session appends to `models` after construction.
     """
 
     def __init__(self, terms: Terms, world: int, models: Sequence[nn.Module]) -> None:

@@ -13,11 +13,7 @@ Value = torch.Tensor | float
 
 
 class MetricNames:
-    """Checker of metrics, which also limits the number of names in a run.
-
-    Args:
-        call: name of the session's method, for messages.
-    """
+    """Checker of metrics, which also limits the number of names in a run."""
 
     def __init__(self, call: str) -> None:
         self._call = call

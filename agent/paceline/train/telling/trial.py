@@ -24,13 +24,9 @@ _OTHERS = (4096, torch.float16)
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
     """Return floating-point operations/s of square matrix products over `TRIAL_S` seconds.
 
-    Args:
-        device: the model's device.
-        hold: called after each product with its start time; waits until the emulated device would
-            be done, if a device is emulated.
-
-    Returns:
-        None if the device fails, for example because its memory is full.
+    `hold` is called after each product with its start time; it waits until the emulated device
+    would be done, if a device is emulated. None: the device failed, for example because its memory
+    is full.
     """
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:
