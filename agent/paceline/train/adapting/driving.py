@@ -1,7 +1,7 @@
 """Environment variables that a driver passes to the ranks that it starts; see `core.driver`.
 
-The driver calls `of_driver` and `variables_of`. Each rank calls `whereabouts` before, on which
-the variables depend, and `tell` to set them.
+The driver calls `of_driver` and, with the `whereabouts` of each rank, `variables_of`. Each rank
+then calls `tell` with its variables.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def wrapped(
 ) -> nn.Module:
     """Wrap a model for a framework's loop; with a single process, return the model itself.
 
-    Frameworks recognise DistributedDataParallel by its class when they unwrap a model, and no other
-    wrapper.
+    To unwrap a model, frameworks only recognise DistributedDataParallel, by its class.
     """
     made = session.wrap(model, batchnorm=batchnorm, **options)
     return model if isinstance(made, SingleProcess) else made
@@ -81,8 +80,7 @@ def is_shuffled(loader: object) -> bool:
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the options of a script's DataLoader that `Session.loader` takes.
 
-    Raises:
-        ValueError: its sampling is not compatible with a plan.
+    Raise a ValueError if no plan can replace its sampling.
     """
     sampler = loader.sampler
     if type(loader.batch_sampler) is not torch.utils.data.BatchSampler or not isinstance(

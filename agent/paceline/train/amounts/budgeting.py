@@ -93,11 +93,7 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """Expand the token limits to one for each of `world` ranks; empty if there are none.
-
-    Raises:
-        ValueError: there are neither one nor `world` limits.
-    """
+    """Expand one token limit, or none, to `world` ranks; raise a ValueError for other counts."""
     if len(token_limits) not in (0, 1, world):
         raise ValueError(
             f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"

@@ -65,7 +65,11 @@ class Contents:
                 yield f"optimizer/{number}", parameter
 
     def load(self, state: State) -> None:
-        """Load a state into the objects; torch raises if these have other parameters."""
+        """Load a state into the objects.
+
+        Raises:
+            RuntimeError, ValueError: the model or the optimiser has other parameters.
+        """
         prefix = "model/"
         model = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         self.model.load_state_dict(model)

@@ -75,8 +75,7 @@ class WeightedFSDP(nn.Module):
     def begin(self) -> None:
         """Prepare a step, so that each gradient is weighed. Collective.
 
-        Raises:
-            ValueError: the script has changed the model to one that `refuse` refuses.
+        Raise a ValueError if the script has changed the model to one that `refuse` refuses.
         """
         trained = [parameter.requires_grad for parameter in self.parameters()]
         if trained == self._trained:

@@ -26,7 +26,7 @@ _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class Waits:
-    """Counter of FSDP's collectives of one model as waiting. For one thread.
+    """Hooks that count FSDP's collectives of one model as waiting. For one thread.
 
     The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
     that is where ranks wait for a slow rank.

@@ -19,10 +19,9 @@ _BESIDE = {
 
 
 def described(mesh: Any) -> list[Any] | None:
-    """Return the shape and dimension names of a mesh, which must be equal on all ranks.
+    """Return a mesh's shape and dimension names, which must be equal on all ranks.
 
-    Raises:
-        TypeError: the value is not a device mesh.
+    Raise a TypeError for other values.
     """
     if mesh is None:
         return None
@@ -35,10 +34,9 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
-    """Refuse arguments of `Session`, by name, that groups of several ranks do not support.
+    """Refuse arguments of `Session` that groups of several ranks do not support.
 
-    Raises:
-        ValueError: an option is not supported; the message names it.
+    The ValueError names the argument.
     """
     if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
         return
@@ -91,11 +89,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes in order, from each rank's part of the data-parallel mesh.
-
-    Raises:
-        ValueError: see `laned`.
-    """
+    """Return the lanes in order, from each rank's part of the mesh; raise as `laned` does."""
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))

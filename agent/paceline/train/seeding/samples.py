@@ -142,11 +142,7 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
 def sequence_of(
     seed: int, epoch: int, index: SupportsIndex, use: Use = Use.DATA, stream: int = 0
 ) -> np.random.SeedSequence:
-    """Return the seed sequence of a sample, which is different for different arguments.
-
-    Raises:
-        TypeError, ValueError: see `generator`.
-    """
+    """Return the seed sequence of a sample, which is different for different arguments."""
     # Always two words of 32 bits, so that different seeds give different sequences.
     low, high = seed % 2**32, seed >> 32
     own = use, whole("stream", stream, 0)

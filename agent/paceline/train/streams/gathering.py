@@ -28,7 +28,10 @@ _LONG_S = 60.0
 
 
 class Gathering:
-    """The leader's view of a stream, on rank 0. For one thread."""
+    """The leader's view of a stream, on rank 0. For one thread.
+
+    `limits` has the maximum of samples of each rank in a step, [W].
+    """
 
     def __init__(
         self, stream: Stream, terms: Terms, world: int, store: Store, limits: Ints | None

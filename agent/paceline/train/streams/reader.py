@@ -81,8 +81,7 @@ class Reader:
     def take(self, numbers: list[int]) -> list[Any]:
         """Return samples for a batch. Each is returned once, except for the filler.
 
-        Raises:
-            PacelineError: the leader asks for a sample that this rank has not read.
+        Raise a PacelineError if the leader asks for a sample that this rank has not read.
         """
         with self._changed:
             try:
@@ -103,11 +102,7 @@ class Reader:
         self._pass = self._thread = None
 
     def _filler(self) -> Any:
-        """Return the smallest sample that was read here, or a sample of another rank.
-
-        Raises:
-            PacelineError: the other ranks' samples cannot be pickled, or no rank wrote the sample.
-        """
+        """Return the smallest sample that was read here, or a sample of another rank."""
         if self._smallest is None:
             pickled = opened(self._store.get(news.FILLER), self._key)
             if not pickled:
@@ -280,8 +275,7 @@ def signed(pickled: bytes, key: bytes) -> bytes:
 def opened(word: bytes, key: bytes) -> bytes:
     """Check the MAC and return the pickle.
 
-    Raises:
-        PacelineError: no rank of this session wrote the pickle.
+    Raise a PacelineError if no rank of this session wrote it.
     """
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):

@@ -77,8 +77,7 @@ class LoopAgreement:
     def through(self, step: int, raised: bool) -> None:
         """Reach the end of an epoch's last step; if this rank raised, wait for all others.
 
-        Raises:
-            PacelineError: no rank moves; the message says which are missing.
+        Raise a PacelineError if no rank moves; the message says which are missing.
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:

@@ -22,7 +22,7 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
 class Averaging:
-    """Averaging: every few steps, all ranks' parameters become their mean.
+    """Synchroniser that averages all ranks' parameters every few steps.
 
     In the mean, a rank weighs as much as the work that it has done since the previous mean. With an
     outer optimiser, parameters become the result of its step from the mean. If all ranks meet

@@ -75,7 +75,7 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Switch of this rank to each segment's synchroniser. For one thread.
+    """Gate between this rank's training loop and each segment's synchroniser. For one thread.
 
     The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
@@ -203,8 +203,7 @@ class SyncGate:
     def turn_done(self, closing: bool) -> None:
         """End the loop's body after a micro-batch that is not the step's last.
 
-        Raises:
-            PacelineError: the script left the loop here without an exception.
+        Raise a PacelineError if the script left the loop here without an exception.
         """
         assert self._step is not None
         if not closing:
@@ -216,10 +215,9 @@ class SyncGate:
             raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def body_done(self, closing: bool) -> None:
-        """End the loop's body; `closing` if the script left the loop.
+        """End the loop's body. `closing`: the script left the loop.
 
-        Raises:
-            PacelineError: an exception ended the loop here, and other ranks went on or are silent.
+        Raise a PacelineError if an exception ended the loop and other ranks went on or are silent.
         """
         self._body = self._step
         if self._held_back and not closing:

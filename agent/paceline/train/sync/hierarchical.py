@@ -66,7 +66,7 @@ class Server:
 
 
 class Hierarchical(Partial):
-    """Hierarchical synchronisation (RNA, Sec. 4).
+    """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
 
     A group steps as if there were no other groups: a round's sum is Σw_j·g_j of the group's ranks
     times M/(ranks of the group). The server takes the fraction (ranks of the group)/M of the
@@ -76,7 +76,7 @@ class Hierarchical(Partial):
     parameters, while the group trains on. The pulled parameters reach all ranks of the group with
     the same later round, as a correction, which keeps the steps that the group made meanwhile. So
     replicas within a group stay equal. When all ranks meet, each group pushes the rest of its
-    change, and all ranks take the server's parameters. With None, groups push only then.
+    change, and all ranks take the server's parameters. If `every` is None, groups push only then.
     """
 
     def __init__(

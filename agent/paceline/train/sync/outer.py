@@ -45,7 +45,7 @@ class Outer:
             self._velocities = [torch.zeros(length) for length in lengths]
 
     def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
-        """Step a part of the parameters from the replicas' mean, which it consumes; return the value."""
+        """Step a part from the replicas' mean, which is consumed; return its parameters."""
         anchor, velocity = self._anchors[part], self._velocities[part]
         change = anchor - mean
         velocity.mul_(rules.momentum).add_(change)

@@ -22,12 +22,13 @@ from paceline.wire.synchronisation import AveragingRules
 
 
 class Pairwise(Averaging):
-    """Pairwise averaging: even ranks ask and odd ranks answer, so waits cannot form a cycle.
+    """Synchroniser that averages two replicas at a time.
 
-    This is the paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. The rank
-    adds its own steps to the shadow, and at each exchange half of the difference between the two
-    ranks' shadows. So the sum of all shadows is the sum of all ranks' steps. A rank copies its
-    shadow to the parameters at the end of each step: only the script's thread changes parameters.
+    Even ranks ask and odd ranks answer, so waits cannot form a cycle: this is the paper's bipartite
+    graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own steps to the shadow,
+    and at each exchange half of the difference between the two ranks' shadows. So the sum of all
+    shadows is the sum of all ranks' steps. A rank copies its shadow to the parameters at the end of
+    each step: only the script's thread changes parameters.
 
     A rank steps with its batch's mean gradient times its weight · M. So with plain SGD the mean of
     all replicas moves by Σw_j·g_j, whatever the sizes of the batches. When all ranks meet, replicas

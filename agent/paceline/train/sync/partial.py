@@ -15,10 +15,11 @@ from paceline.train.sync.rounds import Rounds, Sum
 
 
 class Partial:
-    """Partial all-reduce: each optimiser step applies the rounds that ended since the last step.
+    """Synchroniser with a partial all-reduce.
 
-    A round's step is scaled by its contributors' share of the work; see `Flat.applying`. `share` is
-    the fraction of the run's ranks that participates. `on_round` is called in another thread.
+    Each optimiser step applies the rounds that ended since the last step. A round's step is scaled
+    by its contributors' share of the work; see `Flat.applying`. `share` is the fraction of the
+    run's ranks that participates. `on_round` is called in another thread.
     """
 
     goes_on, weighs = False, True

@@ -265,10 +265,7 @@ class Rounds:
             )
 
     def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """Return the vector to reduce, rank 0's extra vector, and seconds of copying.
-
-        The lock is held.
-        """
+        """Return the vector to reduce, rank 0's extra vector, and seconds of copying; lock held."""
         tally = Tally(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()
