@@ -15,9 +15,9 @@ class Calls:
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
-        # Whether the model was called in a step.
+        # The model was called in a step.
         self.called = False
-        # Whether the model draws random numbers in its forward pass.
+        # The model draws random numbers in its forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""

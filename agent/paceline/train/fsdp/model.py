@@ -46,7 +46,7 @@ class WeightedFSDP(nn.Module):
         self._units: list[Any] = [part for part in module.modules() if is_unit(part)]
         # Whole parameters by their `id`.
         self._weighed: dict[int, nn.Parameter] = {}
-        # Which of the sharded parameters were trained at the last check.
+        # For each sharded parameter: it was trained at the last check.
         self._trained: list[bool] = []
         self._handles: list[RemovableHandle] = Waits(current).watch(self._units)
         # Contexts of a filler's forward pass.

@@ -20,7 +20,7 @@ from paceline.wire import Evaluation, StepRecord
 
 logger = logging.getLogger(__name__)
 
-# How long to wait for a rank of the group that may have ended.
+# Maximum wait for a rank of the group, which may have ended.
 _PATIENCE = timedelta(seconds=5)
 
 

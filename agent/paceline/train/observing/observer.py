@@ -22,7 +22,7 @@ from paceline.train.telling.metrics import Value
 
 logger = logging.getLogger(__name__)
 
-# How many of a model's parameters get a hook that detects the start of a backward pass.
+# Number of a model's parameters with a hook that detects the start of a backward pass.
 _HOOKED = 16
 # Far above the number in any step, which is about 6 for each group of parameters and micro-batch
 # under FSDP2.

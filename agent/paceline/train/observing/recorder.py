@@ -23,7 +23,7 @@ from paceline.wire import Hello, StepRecord
 
 logger = logging.getLogger(__name__)
 
-# Of a data set. The Hello has 8 bytes for each sample.
+# Maximum number of samples to report: the Hello has 8 bytes for each sample.
 _MOST_SAMPLES = 2_000_000
 
 
@@ -42,7 +42,7 @@ class Recorder:
         self._seq = 0
         # By data set: its number of samples. The newest data set is last.
         self._lengths: dict[int, int] = {}
-        # Whether the Hello is sent, by rank 0.
+        # The Hello is sent, or this rank is not rank 0, which sends it.
         self._said = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
         # Under another launcher, no agent reads the files of the stacks.

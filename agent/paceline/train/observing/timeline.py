@@ -74,12 +74,12 @@ class Timeline:
         self._ready: Any = None
         # The size of the newest batch from a loader.
         self._fetched = NOTHING
-        # Whether the step's size includes the batch that is being computed.
+        # The step's size includes the batch that is being computed.
         self._counted = False
-        # Whether a batch was counted since the loader's newest one.
+        # A batch was counted since the loader's newest one.
         self._sized = False
         self._loads = False
-        # Whether no batch has come since the optimiser's newest step.
+        # No batch has come since the optimiser's newest step.
         self._between = True
         # The data set of the newest batch.
         self._data = 0
@@ -88,7 +88,7 @@ class Timeline:
         self._begun: set[int] = set()
         # Data sets whose passes continue from step to step.
         self.trained: set[int] = set()
-        # When the rank stopped computing to load more of the step's data.
+        # The stamp at which the rank stopped computing to load more of the step's data.
         self._paused: Any = None
         self._epoch = -1
         # By data set: seconds of waiting for its batches that no step has counted yet.

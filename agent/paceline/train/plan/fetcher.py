@@ -51,7 +51,7 @@ class Fetcher:
         # The rank's current epoch.
         self._epoch = -1
         self._closing = False
-        # Whether the thread may be in a call that waits.
+        # The thread may be in a call that waits.
         self._calls = False
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()

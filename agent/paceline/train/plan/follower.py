@@ -37,9 +37,9 @@ class Follower:
         self._on_node = on_node
         self._fetcher = Fetcher(store, rank, on_node) if leader is None else None
         self.stopped = False
-        # Whether the plan ended because nodes join or leave.
+        # The plan ended because nodes join or leave.
         self.reforms = False
-        # Whether the follower is waiting for a segment; read from any thread.
+        # The follower is waiting for a segment. Any thread may read this.
         self.waits = False
 
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:

@@ -150,7 +150,7 @@ class Leader:
         # More than the terms' while the controller's plans arrive too late.
         self._coast_steps = terms.coast_steps
         self._waits = Waits()
-        # When the newest segments were chosen, and their first steps.
+        # The times at which the newest segments were chosen, and their first steps.
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
         # The epoch's adopted steps with their samples, from the newest step on after which no
         # gradients accumulate.
@@ -244,8 +244,8 @@ class Leader:
                 logger.warning("waiting for a rank that has not come to the end of the plan yet")
                 warned = True
             time.sleep(0.01)
-        # Most ranks leave at the same moment. A rank that writes its leave to a store that has
-        # ended gets an error, whose trace torch prints.
+        # Most ranks leave at the same moment. A rank that announces this to a store that
+        # has ended gets an error, whose trace torch prints.
         until = time.monotonic() + _LEAVING_S
         while at_the_end and time.monotonic() < until and self._present():
             time.sleep(0.01)

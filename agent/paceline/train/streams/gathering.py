@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.002
-# After this time, the log names the ranks for which the leader waits.
+# After this time in seconds, the log reports that the leader waits for ranks.
 _LONG_S = 60.0
 
 

@@ -61,7 +61,7 @@ class Reader:
         self._pass: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
-        # Whether a warning was logged that a shard's order varies.
+        # A warning was logged that a shard's order varies.
         self._warned = False
         # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}

@@ -28,7 +28,7 @@ class LoopAgreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._store = ranks, ranks.store
-        # How often all ranks have left so far.
+        # The number of times that all ranks have left so far.
         self._times = 0
         # The current step, when it began, and how long the step before it took.
         self._step: int | None = None

@@ -32,7 +32,7 @@ class ScriptOptimiser:
         # Optimisers that have stepped, with parameters of wrapped models, and without any.
         self._training: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # Whether the script steps an optimiser of wrapped models with a closure.
+        # The script steps an optimiser of wrapped models with a closure.
         self.closures = False
 
     def declare(

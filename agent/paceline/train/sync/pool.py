@@ -88,7 +88,7 @@ class Pool:
         self._clock, self._worked_at = clock, clock()
         # The paces that ranks reported last, also in earlier spans.
         self._paces = [0.0] * world
-        # How long reading all shares took last.
+        # The time that the last reading of all shares took.
         self._look_s = 0.0
         self._segment, self._span = -1, 0
         # This rank's entry in the store as last seen; None if unknown.
