@@ -112,7 +112,7 @@ class SyncGate:
         self._scales = Scales(self._script)
         # The optimiser stepped without effect, because micro-batches follow.
         self._held_back = False
-        # Steps in a row in which that happened and the optimiser did not step in the last iteration.
+        # Steps in a row in which that happened without a step in the last iteration.
         self._missed = 0
         self._ranks_made: Ranks | None = None
         # None until a policy asks for a relaxed synchroniser.
