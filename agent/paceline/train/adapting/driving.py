@@ -1,4 +1,8 @@
-"""What a driver hands on to ranks that it starts itself, on whichever nodes; see `core.driver`."""
+"""Environment variables that a driver passes to the ranks that it starts; see `core.driver`.
+
+The driver calls `of_driver` and, with the `whereabouts` of each rank, `variables_of`. Each rank
+then calls `tell` with its variables.
+"""
 
 from __future__ import annotations
 
@@ -20,53 +24,48 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPT = "PACELINE_ATTEMPT"
 _EMULATE = "PACELINE_EMULATE"
-# What ranks get, wherever they are.
+# Variables for all ranks, on any node.
 _EVERYWHERE = (
     *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
-_DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")  # of the run
-# For ranks on the driver's machine: only there somebody reads the spool, and are these files.
+# Directories of the run.
+_DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
+# Variables for ranks on the driver's machine: only there is the spool read, and do these files
+# exist.
 _BESIDE = (*_DIRECTORIES, "PACELINE_CA_FILE")
 _OF_RUN = (*_EVERYWHERE, _PLACEMENT, *_DIRECTORIES)
 
-_taken: set[str] = set()  # runs whose variables this process has handed on
+# Runs whose variables this process has passed to ranks.
+_taken: set[str] = set()
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where a rank is: the node as an agent there would call it."""
+    """Location of a rank: the node's name as an agent gives it, and whether the driver is there."""
 
     node: str
-    beside_driver: bool  # on the driver's machine
+    beside_driver: bool
 
 
 def whereabouts(driver_place: str) -> Whereabouts:
-    """Where this rank is.
-
-    Args:
-        driver_place: `meeting.place` of the driver.
-    """
+    """Return this rank's location, given the result of `meeting.place` in the driver."""
     return Whereabouts(default_name(), place() == driver_place)
 
 
 def tell(variables: Mapping[str, str]) -> None:
-    """Sets this rank's variables. Its node may have been started within another run."""
+    """Set this rank's variables, and unset any of another run that its node was started in."""
     for name in _OF_RUN:
         os.environ.pop(name, None)
     os.environ.update(variables)
 
 
 def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None:
-    """What this process, a driver, knows of its run: the first time that it asks.
+    """Return the run's variables from this driver process, to the first caller only.
 
-    Args:
-        environ: its variables.
-        adapter: who asks, for messages.
-
-    Returns:
-        Variables, of a run or without one; None: the ranks are observed, and keep theirs.
+    Later callers, and scripts outside of a run, get variables without a run. None: the ranks are
+    observed and keep their own variables. `adapter` names the caller in messages.
 
     Raises:
         PacelineError: the process is one of several ranks.
@@ -104,12 +103,10 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
 def variables_of(
     given: Mapping[str, str], ranks: Sequence[Whereabouts], starts: int
 ) -> list[dict[str, str]]:
-    """Each rank's variables, [W].
+    """Return the variables of each rank, [W].
 
-    Args:
-        given: what the driver knows.
-        ranks: where each is.
-        starts: how often the ranks were started before. Each start is an attempt.
+    `given` is the result of `of_driver`. `starts` counts how often the ranks were started before;
+    each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)
     if "PACELINE_RUN" not in given:

@@ -1,4 +1,4 @@
-"""The loader that a framework's loop reads."""
+"""A loader that a framework's training loop reads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from paceline.train.session import Session
 
 
 class DrivenLoader:
-    """A session's loader for the loop of a framework.
+    """A session's loader for the loop of a framework. `place` moves a batch to the device.
 
-    Frameworks count epochs themselves. So where a session goes on from the very end of an epoch,
-    the next pass is the next epoch: `Session.loader` would give an empty pass first.
-
-    Args:
-        session: whose loader it is.
-        place: puts a batch onto the device.
-        options: of `Session.loader`.
+    Frameworks count epochs themselves. If a session continues from the very end of an epoch, the
+    next pass is therefore the next epoch, whereas `Session.loader` gives an empty pass first.
     """
 
     def __init__(
@@ -29,17 +24,19 @@ class DrivenLoader:
         self._place = place
         self._loader = session.loader(**options)
         self._passing: Generator[Any] | None = None
-        self.begins: Callable[[], None] | None = None  # called once, before the first batch
+        # Called once, before the first batch.
+        self.begins: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        """Steps in a whole epoch."""
+        """Return the number of steps of a whole epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        if self._passing is not None:  # the framework left it early, and may still hold it
+        # The framework left the last pass early, and may still hold it.
+        if self._passing is not None:
             self._passing.close()
         passing = self._passing = self._loader.__iter__()
         for batch in passing:
@@ -47,34 +44,34 @@ class DrivenLoader:
 
     @property
     def running(self) -> bool:
-        """Whether the framework's loop is in a step."""
+        """Return whether the framework's loop is in a step."""
         return self.session._loop.current.running is not None
 
     @property
     def in_last_step(self) -> bool:
-        """Whether the loop is in an epoch's last step."""
+        """Return whether the loop is in the last step of an epoch."""
         return self.running and self.session._loop.running().step.epoch_end
 
     def finish(self) -> None:
-        """Ends the epoch if the loop is in its last step.
+        """End the epoch if the loop is in its last step.
 
-        A framework that counts steps asks for no batch after the last one, so the loader would not
-        know that the loop's body has ended.
+        A framework that counts steps does not ask for a batch after the last one, so without this
+        call the loader does not learn that the loop's body has ended.
         """
         if self.in_last_step and self._passing is not None:
             next(self._passing, None)
             self._passing = None
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a collective of the framework's: waiting in it does not count as computing."""
+        """Return a context for a collective of the framework, whose wait is not computing."""
         return self.session._loop.running().meeting() if self.running else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """The session's."""
+        """Return the session's state."""
         return self.session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the state was taken; if that was an epoch's end, with the next epoch."""
+        """Continue from a state; if it was taken at an epoch's end, with the next epoch."""
         self.session.load_state_dict(state)
         if self.session._loop.at_epoch_end:
             for _ in self._loader:

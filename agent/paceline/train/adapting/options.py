@@ -1,4 +1,4 @@
-"""What a script gives an adapter, checked, and what it gave its DataLoader and its model."""
+"""Checks the options of an adapter, and reads those of the script's DataLoader and model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import SingleProcess
 from paceline.train.session import Session
 
-# The options of Session and Session.wrap that an adapter hands on.
+# Options that an adapter passes to Session and Session.wrap.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# The options of a DataLoader that say how batches are loaded.
+# Options of a DataLoader that concern how batches are loaded.
 _LOADING = [
     "num_workers",
     "collate_fn",
@@ -37,11 +37,7 @@ _DECIDED = {
 
 
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
-    """An adapter's options for `Session`, and the `batchnorm` of `Session.wrap`.
-
-    Args:
-        options: as the script gave them.
-        name: of the adapter's argument.
+    """Split an adapter's options into those for `Session` and the `batchnorm` of `Session.wrap`.
 
     Raises:
         TypeError: an option is unknown, or the framework decides it.
@@ -57,16 +53,16 @@ def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str 
 def wrapped(
     session: Session, model: nn.Module, batchnorm: str | None, options: Mapping[str, Any]
 ) -> nn.Module:
-    """The model as a framework trains it: in a single process, itself.
+    """Wrap a model for a framework's loop; with a single process, return the model itself.
 
-    Frameworks take DistributedDataParallel off a model by its class, and know of no other wrapper.
+    To unwrap a model, frameworks only recognise DistributedDataParallel, by its class.
     """
     made = session.wrap(model, batchnorm=batchnorm, **options)
     return model if isinstance(made, SingleProcess) else made
 
 
 def ranks_seed(seed: int) -> int:
-    """Rank 0's seed, on all ranks: frameworks may seed each rank's random numbers differently."""
+    """Return rank 0's seed on all ranks, since frameworks may seed each rank differently."""
     if not dist.is_initialized():
         return seed
     box = [seed]
@@ -75,17 +71,16 @@ def ranks_seed(seed: int) -> int:
 
 
 def is_shuffled(loader: object) -> bool:
-    """Whether it is a DataLoader with ``shuffle=True``."""
+    """Return whether a loader is a DataLoader with ``shuffle=True``."""
     return isinstance(loader, DataLoader) and isinstance(
         getattr(loader.batch_sampler, "sampler", loader.sampler), RandomSampler
     )
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a script's DataLoader that `Session.loader` takes.
+    """Return the options of a script's DataLoader that `Session.loader` takes.
 
-    Raises:
-        ValueError: it samples in a way that the plan cannot follow.
+    Raise a ValueError if no plan can replace its sampling.
     """
     sampler = loader.sampler
     if type(loader.batch_sampler) is not torch.utils.data.BatchSampler or not isinstance(
@@ -104,14 +99,10 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """How a DataLoader loads its batches."""
+    """Return the options with which a DataLoader loads its batches."""
     return {name: getattr(loader, name) for name in _LOADING}
 
 
 def refuse(problem: str, mend: str) -> None:
-    """Refuses what a framework was set to.
-
-    Raises:
-        PacelineError: always.
-    """
+    """Raise a PacelineError for a setting of a framework."""
     raise PacelineError(f"{problem}: {mend}")

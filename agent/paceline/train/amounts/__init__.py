@@ -1,1 +1,1 @@
-"""How much a step holds: sizes, a budget of tokens, memory, and packed sequences."""
+"""Limits on the contents of a step: sizes, a token budget, memory, and packed sequences."""

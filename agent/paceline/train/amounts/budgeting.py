@@ -1,4 +1,8 @@
-"""`Session(token_budget=…)`: what it goes with, and what the ranks know of its steps."""
+"""Checks `Session(token_budget=…)` and its limits, and counts the steps that follow from them.
+
+`Session` calls these functions once, before training. The budget and the limits are in the unit of
+the sizes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ _BESIDE = {
 
 
 def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
-    """Samples of a step, as far as they are known before the sizes are, and the token budget.
+    """Return the samples of a step, 1 with a token budget, and the checked token budget.
 
     Raises:
         TypeError, ValueError: not exactly one of both is given, or the budget is no number above 0.
@@ -57,13 +61,9 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
 def budgeted(
     dataset: Any, token_budget: float | None, token_limits: Any, beside: Mapping[str, Any]
 ) -> list[float]:
-    """The limits of the ranks' parts: one for each rank, or one for all; empty: none.
+    """Check the token limits: one for each rank, or one for all; empty if there are none.
 
-    Args:
-        dataset: of the session.
-        token_budget: of the session.
-        token_limits: as the script gave them.
-        beside: other options of `Session`, which a token budget does not go with.
+    A token budget supports none of the `Session` options in `beside`.
 
     Raises:
         TypeError, ValueError: the limits are no numbers above 0, there is no token budget for them,
@@ -93,15 +93,7 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """The limit of each rank, [W]; empty: none.
-
-    Args:
-        token_limits: of each rank, or one for all; empty: none.
-        world: W.
-
-    Raises:
-        ValueError: there are other numbers of both.
-    """
+    """Expand one token limit, or none, to `world` ranks; raise a ValueError for other counts."""
     if len(token_limits) not in (0, 1, world):
         raise ValueError(
             f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"
@@ -126,11 +118,7 @@ def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
 
 
 def refuse_profile(token_budget: float | None) -> None:
-    """Refuses `Session.profile` with a token budget.
-
-    Raises:
-        PacelineError: there is one.
-    """
+    """Raise a PacelineError for `Session.profile` with a token budget."""
     if token_budget is not None:
         raise PacelineError(
             "profile: it finds how many samples fit into memory, and with token_budget a step's "
@@ -145,14 +133,10 @@ def checked_sizes(
     workers: int,
     micro_batches: bool,
 ) -> Floats:
-    """The sizes, none of which is more than the budget, if any step fits into the limits.
+    """Return the sizes λ, [N], if budget and limits have room for any sample and step.
 
-    Args:
-        sizes: λ of each sample, [N].
-        token_budget: of a step.
-        token_limits: of each worker, or one for all; empty: none.
-        workers: of the plan: ranks, or groups of them.
-        micro_batches: see `Session`.
+    `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
+    for all; empty if there are none.
 
     Raises:
         ValueError: a sample is too large, or the limits are too tight.
@@ -178,17 +162,12 @@ def with_learned(
     budget: Budget,
     devices: Sequence[RankDevice] = (),
 ) -> Limits:
-    """The limits, and what ranks learned where their memory ran out in earlier attempts.
+    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
 
-    With micro-batches it holds for all ranks on such devices, which costs a micro-batch more and
-    saves them from running out, too; and a micro-batch holds the largest sample, if more than that
-    is what ran out. Otherwise what does not fit on a rank needs the others' room.
-
-    Args:
-        limits: of the session.
-        learned: by each rank, [W]; None: its memory has not run out.
-        budget: of the run.
-        devices: of each rank, [W]; empty: not known.
+    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
+    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
+    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
+    the samples that no longer fit. `learned` and `devices` are by rank, [W].
 
     Raises:
         PacelineError: not every step fits into the ranks' memory.
@@ -197,7 +176,8 @@ def with_learned(
     if not known:
         return limits
     longest = float(budget.sizes.max())
-    tokens = list(limits.tokens) or [budget.tokens] * len(learned)  # a part is never more than that
+    # Without a limit, a rank's local batch holds at most the whole budget.
+    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
     for by, word in known.items():
         alike, fits = [by], word.limit
         if limits.micro_batches:
@@ -220,7 +200,7 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
-    """The terms with the mean number of samples of a step, and the steps; each rank calls it."""
+    """Return the terms with the mean number of samples of a step, and the steps. Collective."""
     if terms.token_budget is None:
         return terms, EpochSteps(terms)
     steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(meeting)))

@@ -1,8 +1,8 @@
-"""What fits into a rank's memory, learned where it ran out, for the run's later attempts.
+"""Learns what fits into a rank's memory when it runs out, for the run's later attempts.
 
-The script owns the loop, so the step in which memory runs out ends the rank. The launcher starts
-all ranks again, and they train that step again from the checkpoint. `Memory` keeps what was learned
-in a file of the run on the rank's node, because memory is a device's and not a rank's.
+The script owns the training loop, so running out of memory ends the rank. The launcher restarts all
+ranks, and they repeat that step from the checkpoint. `Memory` stores the learned limit in a file of
+the run on the rank's node, because memory belongs to a device and not to a rank.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from paceline.train.profile import out_of_memory
 
 logger = logging.getLogger(__name__)
 
-_MARGIN = 0.9  # of what did not fit, at most: memory is in pieces, and not each batch is alike
+# Maximum of the new limit, as a fraction of the load that did not fit: memory is fragmented, and
+# batches with the same load differ.
+_MARGIN = 0.9
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What a device's memory holds of a step, in the unit of the sizes."""
+    """Learned capacity of a device, in the unit of the sizes.
 
-    limit: float  # what a rank may hold there at once from now on
-    ran_out: float  # what it held when memory ran out
-    held: float  # the most that it had held before, in the same attempt; 0: nothing
+    `limit` is the load that a rank may hold at once from now on. `ran_out` is the load of the batch
+    in which memory ran out, `held` the largest load before that, in the same attempt; 0: none.
+    """
+
+    limit: float
+    ran_out: float
+    held: float
 
     @staticmethod
     def of(ran_out: float, held: float) -> Learned:
-        """What is learned from memory that ran out.
+        """Derive the limit from a load that did not fit, and the largest one that did.
 
-        What was held before fits. If that is less than half of what did not fit, half of it is
-        tried, so that the first steps of a run do not bind all others.
+        The limit is at least half of the load that did not fit, so that small batches in the first
+        steps of a run do not limit all later ones.
         """
         return Learned(min(max(held, ran_out / 2), _MARGIN * ran_out), ran_out, held)
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """What each worker of the plan learned, [W]; each rank calls it.
+    """Return what each worker of the plan learned, [W], given what this rank knows. Collective.
 
-    Of ranks that share each batch, the one whose memory holds the least decides.
-
-    Args:
-        meeting: of the ranks.
-        known: what this rank learned; None: nothing.
+    Among ranks that share each batch, the one with the smallest limit decides.
     """
     if meeting.lanes is None:
         return gathered(meeting.world, known)
@@ -58,14 +60,11 @@ def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
 
 
 class Memory:
-    """What one rank learns of its memory. For one thread.
+    """Record of one rank's loads, which learns a limit when memory runs out. For one thread.
 
-    The loop calls `fitted` for each turn that ran to its end, `left` where an exception ended the
-    loop, and `close`, which learns if that exception says that memory ran out.
-
-    Args:
-        path: the file of this rank's device; None: there is none, as outside of a run.
-        rank: this rank.
+    The loop calls `fitted` after each iteration, `left` when an exception ended the loop, and
+    `close`, which learns if that exception reports that memory ran out. `path` is the file of this
+    rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
@@ -75,18 +74,18 @@ class Memory:
         self._left: float | None = None
 
     def fitted(self, load: float) -> None:
-        """This rank has computed a batch whose sizes sum up to `load`."""
+        """Take the load of a batch that this rank has computed."""
         self._held = max(self._held, load)
         self._left = None
 
     def left(self, load: float) -> None:
-        """An exception has ended the loop over the loader, in a batch of `load`."""
+        """Take the load of a batch in which an exception ended the loop over the loader."""
         self._left = load
 
     def close(self) -> None:
-        """Learns, if the exception that ended the loop is ending the script.
+        """Learn a limit if the exception that ended the loop is now ending the script.
 
-        It is the one that is handled now, or the one for which the interpreter ends.
+        That exception is the one being handled, or the last one that the interpreter reported.
         """
         load, self._left = self._left, None
         error = sys.exception() or getattr(sys, "last_value", None)
@@ -108,7 +107,7 @@ class Memory:
 
 
 def _says_so(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that memory ran out."""
+    """Return whether an error, or one that it was raised from, reports that memory ran out."""
     while error is not None:
         if out_of_memory(error):
             return True

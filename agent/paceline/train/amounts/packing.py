@@ -1,4 +1,4 @@
-"""Packs sequences end to end, so that a batch has no padding: a collate function, and its batch."""
+"""Packs sequences end to end, so that a batch has no padding: a collate function and its batch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """Sequences end to end. n sequences have T positions together.
+    """Sequences end to end: n sequences with T positions together.
 
-    The fields are what attention over sequences of different lengths takes, such as
-    ``flash_attn_varlen_func`` of FlashAttention.
+    The fields are the arguments of attention over sequences of different lengths, such as
+    ``flash_attn_varlen_func`` of FlashAttention. `values` has each field of the samples, [T, …].
+    `position_ids` counts 0, 1, … in each sequence, [T]. Sequence i is at ``cu_seqlens[i]`` …
+    ``cu_seqlens[i + 1]``, [n + 1] int32. `max_seqlen` is the length of the longest sequence.
     """
 
-    values: tuple[Tensor, ...]  # each field of the samples, [T, …]
-    position_ids: Tensor  # [T] 0, 1, … in each sequence
-    cu_seqlens: Tensor  # [n + 1] int32: sequence i is at cu_seqlens[i] … cu_seqlens[i + 1]
-    max_seqlen: int  # the longest sequence
+    values: tuple[Tensor, ...]
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
 
 
 def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
-    """Puts a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
+    """Put a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
 
     Args:
         samples: a tensor each, [L_i, …]; or tuples of tensors that share L_i, such as tokens and
             labels. At least one.
 
     Raises:
-        TypeError: a sample is none of these.
+        TypeError: a sample is neither a tensor nor a tuple of tensors.
         ValueError: there is no sample, or a sample's tensors differ in length.
     """
     if not samples:

@@ -1,4 +1,4 @@
-"""The sizes of a data set's samples: read from where the user keeps them, and checked."""
+"""Reads and checks the sizes of a data set's samples, for `Session`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-Sizes = (
-    str
-    | Sequence[float]
-    | npt.NDArray[Any]
-    | torch.Tensor
-    | Callable[[Any], float]  # sample → its size
-)
+# A callable maps a sample to its size.
+Sizes = str | Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[Any], float]
 
 _FIX = "give one positive number per sample, for example max(1, number of frames)"
 
 
 def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
-    """λ of every sample, shape [N], float64, all > 0.
+    """Return λ of every sample, shape [N], float64, all > 0.
 
-    A size of 0 is refused: the mean over the size units of a batch without any is 0/0.
+    A size of 0 is refused: in a batch of such samples, the mean per size unit would be 0/0.
 
     Args:
-        sizes: numbers, one per sample; or a callable, which is called once with every sample; or
-            "auto": ``dataset.sizes``, or all 1 where the data set has no sizes.
-        dataset: map-style.
+        sizes: one number per sample; or a callable, which is called once with every sample; or
+            "auto": ``dataset.sizes``, or all 1 if the data set has no sizes.
+        dataset: a map-style data set.
 
     Raises:
         TypeError: sizes are not numbers.

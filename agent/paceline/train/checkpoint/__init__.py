@@ -1,10 +1,10 @@
-"""Checkpoints: where training is, and everything that it needs to go on from there.
+"""Checkpoints: a position in training, and all state that is needed to continue from there.
 
-`position.Position` is a point in training. `contents.Contents` turns model, optimiser, scheduler
-and scaler into values and back. `folder.Folder` keeps whole checkpoints apart from unfinished ones.
-`storage` writes and reads files.
-`saver.Saver` brings these together: `Session.checkpoint` makes it on every rank, it loads the
-newest checkpoint, and the loop asks it after each step whether a checkpoint is due::
+`position.Position` is a point in training. `contents.Contents` converts model, optimiser, scheduler
+and scaler to values and back. `folder.Folder` separates whole checkpoints from unfinished ones.
+`storage` writes and reads files. `saver.Saver` combines these: `Session.checkpoint` makes it on
+every rank, it loads the newest checkpoint, and the loop asks it after each step whether a
+checkpoint is due::
 
     saver = Saver(Schedule(directory, 100, None, 2), contents, rank, samples, gate.outer)
     position = saver.load()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a script's objects, and of torch's random numbers."""
+"""A checkpoint's contents: the state of a script's objects, and torch's random numbers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from torch import nn
 from paceline.train.ddp import SingleProcess, WeightedDDP
 from paceline.train.fsdp.kinds import is_dtensor, is_sharded
 
-State = dict[str, Any]  # key → tensor, or a value that pickle knows
+# Maps a key to a tensor, or to a value that can be pickled.
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a script trains with.
+    """Objects that a script trains with. `model` is without the session's wrapper.
 
-    Its state is flat, so that each tensor is an entry of its own in the checkpoint: keys are
+    The state is flat, so that each tensor is an entry of its own in the checkpoint: keys are
     ``model/NAME``, ``optimizer/PARAMETER/NAME``, and ``optimizer``, ``scheduler`` and ``scaler``
     for the rest.
     """
 
-    model: nn.Module  # without the wrapper
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     scaler: torch.amp.GradScaler | None
 
     def state(self) -> State:
-        """The state of all of them."""
+        """Return the state of all objects."""
         state: State = {f"model/{name}": v for name, v in self.model.state_dict().items()}
         state |= _split(self.optimizer.state_dict())
         if self.scheduler is not None:
@@ -41,15 +42,15 @@ class Contents:
         return state
 
     def shards(self) -> State:
-        """Of the state, tensors of which each rank has a part; none where no model is sharded."""
+        """Return the tensors of the state of which each rank has a part; empty if unsharded."""
         if not is_sharded(self.model):
             return {}
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Tensors of which each rank has a part, by the keys of what is split over ranks like them.
+        """Return tensors split over ranks, by the keys of entries that are split like them.
 
-        Of an optimiser's state, which may not be there yet, the key ends with the parameter:
+        An optimiser's state may not exist yet, so its key ends with the parameter:
         ``optimizer/PARAMETER``.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}
@@ -64,7 +65,7 @@ class Contents:
                 yield f"optimizer/{number}", parameter
 
     def load(self, state: State) -> None:
-        """Puts a state into them.
+        """Load a state into the objects.
 
         Raises:
             RuntimeError, ValueError: the model or the optimiser has other parameters.
@@ -85,11 +86,7 @@ class Contents:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None,
         scaler: torch.amp.GradScaler | None,
     ) -> Contents:
-        """The arguments of `Session.checkpoint`, checked.
-
-        Raises:
-            TypeError: an argument is of another kind; the message names the argument.
-        """
+        """Check the arguments of `Session.checkpoint`; the TypeError names a wrong argument."""
         kinds: list[tuple[str, Any, Any]] = [
             ("model", model, nn.Module),
             ("optimizer", optimizer, torch.optim.Optimizer),
@@ -111,12 +108,12 @@ class Contents:
 
     @property
     def given(self) -> dict[str, bool]:
-        """Which of the optional objects there are, by name."""
+        """Return which of the optional objects are present, by name."""
         return {"scheduler": self.scheduler is not None, "scaler": self.scaler is not None}
 
 
 def _split(optimizer: State) -> State:
-    """The tensors of an optimiser's state, each under its own key, and the rest."""
+    """Give each tensor of an optimiser's state a key of its own; keep the rest as one entry."""
     tensors: State = {}
     rest: State = {}
     for parameter, values in optimizer["state"].items():
@@ -130,7 +127,6 @@ def _split(optimizer: State) -> State:
 
 
 def _joined(state: State) -> State:
-    """The optimiser's state of which `_split` made these entries."""
     optimizer: State = state["optimizer"]
     for key, value in state.items():
         if key.startswith("optimizer/"):
@@ -140,7 +136,7 @@ def _joined(state: State) -> State:
 
 
 def copied(state: State) -> State:
-    """A copy on the CPU, which training does not change any more."""
+    """Return a copy on the CPU, which training does not change."""
     return {
         key: value.detach().to("cpu", copy=True)
         if isinstance(value, torch.Tensor)
@@ -150,7 +146,7 @@ def copied(state: State) -> State:
 
 
 def random_state(rank: int) -> State:
-    """The states of torch's random numbers on this rank: of the CPU, and of its CUDA device."""
+    """Return the states of torch's random numbers on this rank's CPU and CUDA device."""
     state: State = {f"random/{rank}/cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state[f"random/{rank}/cuda"] = torch.cuda.get_rng_state()
@@ -158,12 +154,12 @@ def random_state(rank: int) -> State:
 
 
 def of_rank(key: str, rank: int) -> bool:
-    """Whether an entry is for a rank to read: one of all ranks, or its own random numbers."""
+    """Return whether a rank reads an entry: one for all ranks, or its own random numbers."""
     return not key.startswith("random/") or key.startswith(f"random/{rank}/")
 
 
 def set_random_state(state: State, rank: int) -> None:
-    """Goes on with random numbers as in a state, if the rank was there when it was saved."""
+    """Restore the random numbers from a state, if the rank was present when it was saved."""
     if (cpu := state.get(f"random/{rank}/cpu")) is not None:
         torch.set_rng_state(cpu)
     if (cuda := state.get(f"random/{rank}/cuda")) is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A directory of checkpoints, in which a checkpoint is either whole or not there."""
+"""A directory of checkpoints, in which a checkpoint is either whole or absent."""
 
 from __future__ import annotations
 
@@ -12,54 +12,51 @@ _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
 
 
 class Folder:
-    """The checkpoints of one training. Only rank 0 changes the directory.
+    """The newest `keep` checkpoints of one training. Only rank 0 changes the directory.
 
-    A checkpoint is written under a hidden name and then renamed. Before it is deleted it is renamed
-    back. So a process that is killed at any time leaves whole checkpoints, and hidden directories
-    that `clear` deletes.
-
-    Args:
-        path: the directory; `make` makes it.
-        keep: how many checkpoints stay, 1 or more.
+    A checkpoint is written under a hidden name and then renamed. Before deletion it gets a hidden
+    name again. So a process that is killed at any time leaves whole checkpoints, and hidden
+    directories that `clear` deletes.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
 
     def make(self) -> None:
-        """Makes the directory if need be, and deletes what killed processes left."""
+        """Create the directory if needed, and delete leftovers of killed processes."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.clear()
 
     def steps(self) -> list[int]:
-        """How many steps training had made at each whole checkpoint, ascending."""
+        """Return the number of steps at each whole checkpoint, ascending."""
         matches = [_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir()]
         return sorted(int(match[1]) for match in matches if match)
 
     def newest(self) -> int | None:
-        """The steps of the newest whole checkpoint; None: there is none."""
+        """Return the number of steps at the newest whole checkpoint, if there is one."""
         return max(self.steps(), default=None)
 
     def whole(self, steps: int) -> Path:
-        """Where the whole checkpoint of that many steps is."""
+        """Return the path of the whole checkpoint with that many steps."""
         return self.path / f"step-{steps:09d}"
 
     def unfinished(self, steps: int) -> Path:
-        """Where the checkpoint of that many steps is written."""
+        """Return the path at which the checkpoint with that many steps is written."""
         return self.path / f".step-{steps:09d}.new"
 
     def finish(self, steps: int) -> None:
-        """Makes a written checkpoint a whole one, and deletes those that are too many."""
+        """Turn a written checkpoint into a whole one, and delete the oldest beyond `keep`."""
         written = self.unfinished(steps)
         _flush(written)
-        self._remove(steps)  # of an earlier training that came this far
+        # An earlier training that came this far may have left one.
+        self._remove(steps)
         written.rename(self.whole(steps))
         _flush(self.path)
         for old in self.steps()[: -self.keep]:
             self._remove(old)
 
     def clear(self) -> None:
-        """Deletes what is not a whole checkpoint but was to be one, or was one."""
+        """Delete unfinished and half-deleted checkpoints."""
         for entry in list(self.path.iterdir()):
             if _UNFINISHED.fullmatch(entry.name):
                 shutil.rmtree(entry)
@@ -73,7 +70,6 @@ class Folder:
 
 
 def _flush(directory: Path) -> None:
-    """Waits until the disk has the names in a directory."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Where training is, as a checkpoint keeps it."""
+"""A position in training, as a checkpoint stores it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import torch
 
 @dataclass(frozen=True)
 class Position:
-    """A point in training: its start, or a point in or after an epoch."""
+    """A point in training: its start, or a point in or after an epoch.
+
+    `step` is the number of the next step. `used` has the samples used in the epoch, on rank 0.
+    """
 
     epoch: int = 0
-    step: int = 0  # number of the next step
-    used: npt.NDArray[np.int64] | None = None  # samples used in the epoch; rank 0 knows them
+    step: int = 0
+    used: npt.NDArray[np.int64] | None = None
 
     def as_state(self, samples: int, rank: int) -> dict[str, Any]:
-        """The position as values that ``torch.load(weights_only=True)`` accepts."""
+        """Return the position as values that ``torch.load(weights_only=True)`` accepts."""
         used = np.empty(0, np.int64) if self.used is None else self.used
         return {
             "samples": samples,
@@ -31,7 +34,7 @@ class Position:
 
     @staticmethod
     def of_state(state: dict[str, Any], samples: int) -> Position:
-        """The position that `as_state` made a state of.
+        """Restore a position.
 
         Raises:
             ValueError: the state is of a data set of another length, or not rank 0's.

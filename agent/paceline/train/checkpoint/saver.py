@@ -1,4 +1,9 @@
-"""Saves and loads checkpoints, on all ranks at once."""
+"""Saves and loads checkpoints, on all ranks at once.
+
+`Session.checkpoint` makes a `Saver` and loads the newest checkpoint. The loop calls `due` after
+each step and `save` if a checkpoint is due. A failed save never ends training: the log has the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +36,21 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-_REPORTED_S = 10.0  # a bus and a disk that hang hold up no checkpoint for longer
+# Maximum wait for the control plane in seconds, so that a bus or disk that hangs delays no longer.
+_REPORTED_S = 10.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where checkpoints are, how often to save, and how many to keep, the same on all ranks.
+    """Directory, frequency and number of checkpoints, the same on all ranks; checks its arguments.
 
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names the argument.
+    `every_steps` is the maximum of steps that are trained again after all ranks were killed. Rank 0
+    counts `every_s`.
     """
 
     directory: Path
-    every_steps: int | None  # the most that are trained again after all ranks were killed
-    every_s: float | None  # counted by rank 0
+    every_steps: int | None
+    every_s: float | None
     keep: int
 
     def __post_init__(self) -> None:
@@ -58,46 +64,43 @@ class Schedule:
 
     @property
     def interval(self) -> int | None:
-        """Steps from one save's beginning to the next one's; the rest is time to write."""
+        """Return the steps between two saves; the rest of `every_steps` is time to write."""
         return self.every_steps and self.every_steps - self.every_steps // 10
 
 
 class Saver:
-    """Loads the newest checkpoint and saves further ones. All ranks make the same calls.
+    """Loader and writer of checkpoints. All ranks make the same calls.
 
-    A checkpoint holds rank 0's model and optimiser, since replicas are equal where it is saved, and
-    each rank's random numbers. Of what is sharded, each rank saves its part. Training waits until
-    these are copied to the CPU. A thread writes the copy. Training waits for the thread where more
-    than `every_steps` steps would have to be trained again if all ranks were killed.
-
-    Args:
-        schedule: where, how often, and how many.
-        contents: what the script trains with.
-        rank: this rank.
-        samples: N.
-        outer: the session's outer optimiser.
+    A checkpoint has rank 0's model and optimiser, since replicas are equal when it is saved, and
+    each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
+    these are copied to the CPU; a thread writes the copy. Training also waits for the thread if
+    more than `every_steps` steps would have to be trained again if all ranks were killed.
     """
 
     def __init__(
         self, schedule: Schedule, contents: Contents, rank: int, samples: int, outer: Outer
     ) -> None:
-        # It takes a second: not in a step, nor in a thread while data loaders fork.
+        # Imported here, because it takes a second: not in a step, nor in a thread while data
+        # loaders fork.
         importlib.import_module("paceline.train.checkpoint.storage")
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # Of its own: the default one may be NCCL's, and a synchroniser's threads use theirs.
+        # Separate groups: the default one may be NCCL's, and a synchroniser's threads use theirs.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
-        self._thread: threading.Thread | None = None  # writes the newest checkpoint
-        self._steps = 0  # made at the newest checkpoint, or attempt to save one
-        self._saved = 0  # the same, but only once it is over
+        # The thread that writes the newest checkpoint.
+        self._thread: threading.Thread | None = None
+        # Number of steps when the newest save began, and when the newest save was over.
+        self._steps = 0
+        self._saved = 0
         self._time = time.monotonic()
-        self._random: State = {}  # as it was when the loaded checkpoint was saved
+        # The random state from the loaded checkpoint.
+        self._random: State = {}
 
     def load(self) -> Position | None:
-        """Puts the newest checkpoint into the script's objects; None: there is none.
+        """Load the newest checkpoint into the script's objects, if there is one.
 
         Raises:
             ValueError: ranks have other arguments, or the checkpoint is of other data.
@@ -118,19 +121,15 @@ class Saver:
         return position
 
     def restore_random(self) -> None:
-        """Goes on with the checkpoint's random numbers, once, where training goes on."""
+        """Restore the checkpoint's random numbers, once, when training continues."""
         state, self._random = self._random, {}
         set_random_state(state, self._rank)
 
     def due(self, step: Step, stepped: bool) -> bool:
-        """Whether to save now, after a step that all ranks are through with.
+        """Return whether to save after a step that all ranks are done with. Collective.
 
-        The ranks agree.
-
-        Args:
-            step: the step.
-            stepped: an optimiser has stepped in it. Otherwise gradients accumulate on this rank,
-                and would be lost: then a checkpoint is due later.
+        If no optimiser has `stepped` in it, gradients accumulate on this rank and would be lost, so
+        a checkpoint is due later.
         """
         self._hold(step.step + 1)
         steps, s = self._schedule.interval, self._schedule.every_s
@@ -141,12 +140,10 @@ class Saver:
         return self._all(stepped and (by_steps or by_time or self._rank > 0))
 
     def save_last(self, position: Position | None, reported: threading.Event | None) -> None:
-        """Saves where training is before this process ends; waits until all ranks have saved it.
+        """Save before this process ends; wait until all ranks have saved.
 
-        Args:
-            position: where the optimiser has stepped last; None: gradients accumulate since a step
-                that cannot be gone back to.
-            reported: see `save`.
+        `position` is that of the last optimiser step; None if gradients accumulate since a step
+        before the epoch, whose position is unknown.
         """
         if position is None and self._rank == 0:
             logger.error(
@@ -157,22 +154,20 @@ class Saver:
         if self._all(position is not None and position.step > self._steps) and position is not None:
             self.save(position, reported)
         self.wait()
-        self._all(True)  # the first node that ends has the others' ranks ended soon after
+        # Wait for all ranks: soon after the first node ends, the other nodes' ranks are ended.
+        self._all(True)
 
     def _all(self, vote: bool) -> bool:
-        """Whether all ranks say yes."""
         votes = torch.tensor([vote], dtype=torch.int)
         if self._group is not None:
             dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
         return bool(votes.item())
 
     def save(self, position: Position, reported: threading.Event | None = None) -> None:
-        """Saves a checkpoint, after the one before. If that fails, the log says why.
+        """Save a checkpoint, after the previous one is written. A failure is logged.
 
-        Args:
-            position: where training is.
-            reported: set once the control plane will know of all steps before. A checkpoint is not
-                whole before that: those steps are not trained again.
+        `reported` is set once the control plane will know of all steps before. The checkpoint
+        becomes whole only then, because those steps are not trained again.
         """
         self.wait()
         self._steps, self._time = position.step, time.monotonic()
@@ -188,14 +183,12 @@ class Saver:
         self._hold(position.step)
 
     def _copied(self, position: Position) -> State | None:
-        """This rank's state; None: a ``state_dict()`` failed, on this rank or another one.
-
-        All ranks agree, as they write together.
-        """
+        """Copy this rank's state; None if a ``state_dict()`` failed on any rank."""
         state, failure = None, ""
         try:
             state = copied(self._state(position))
-        except Exception as error:  # of the script's own classes
+        # The script's own classes may raise anything.
+        except Exception as error:
             failure = f"state_dict() failed with {type(error).__name__}: {error}"
         if self._all(not failure):
             return state
@@ -204,13 +197,13 @@ class Saver:
         return None
 
     def wait(self) -> None:
-        """Waits for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Waits on rank 0, and so on all, if too many steps were trained since the newest one."""
+        """Wait on rank 0, and so on all, if too many steps were trained since the last save."""
         bound = self._schedule.every_steps
         if self._rank == 0 and bound is not None and steps - self._saved >= bound:
             self.wait()
@@ -224,27 +217,28 @@ class Saver:
             storage.write(self._folder.unfinished(steps), state, self._files)
             if self._rank == 0:
                 self._folder.finish(steps)
-        except (
-            Exception
-        ) as error:  # of the disk, of a rank that is gone, or of what cannot be pickled
+        # The disk may fail, a rank may be gone, or a value may not be picklable.
+        except Exception as error:
             if self._rank == 0:
                 self._failed(steps, error)
         self._saved = steps
 
     def _failed(self, steps: int, error: Exception | str) -> None:
         if self._rank == 0:
+            # Deleting the leftovers gives a full disk room again.
             with suppress(OSError):
-                self._folder.clear()  # a full disk has room again
+                self._folder.clear()
         text = "no checkpoint was saved at step %d: %s; a restart begins at step %d"
         logger.error(text, steps, error, self._folder.newest() or 0)
 
     def close(self) -> None:
-        """Waits for the checkpoint that is being written, and ends the process groups."""
+        """Wait for the checkpoint that is being written, and end the process groups."""
         self.wait()
         groups, self._group, self._files = (self._group, self._files), None, None
         for group in groups:
             if group is not None:
-                with suppress(ValueError):  # the script has ended all groups
+                # The script may have ended all groups.
+                with suppress(ValueError):
                     dist.destroy_process_group(group)
 
     def _state(self, position: Position) -> State:
@@ -271,7 +265,7 @@ class Saver:
             ) from error
 
     def _agree(self) -> int | None:
-        """The newest checkpoint, by rank 0; checks that all ranks have the same arguments."""
+        """Return rank 0's newest checkpoint, and check that all ranks have the same arguments."""
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
         mine = given, *(self._look() if self._rank == 0 else (None, ""))

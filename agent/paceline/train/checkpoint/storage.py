@@ -1,6 +1,6 @@
 """Writes and reads a checkpoint's files, with torch.distributed.checkpoint, on all ranks at once.
 
-Import it only where it is needed: torch.distributed.checkpoint takes a second to import.
+Import it only when needed: torch.distributed.checkpoint takes a second to import.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paceline.train.checkpoint.contents import State, of_rank
 
 
 def write(directory: Path, state: State, group: dist.ProcessGroup | None) -> None:
-    """Writes the ranks' states into a directory; returns once all of them are on the disk.
+    """Write the ranks' states into a directory; return once all of them are on the disk.
 
     Raises:
-        PacelineError: that failed on a rank, which the message names. Then all ranks raise.
+        PacelineError: a rank failed, which the message names. Then all ranks raise.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _failures_named():
@@ -41,16 +41,12 @@ def read(
     group: dist.ProcessGroup | None,
     layout: Mapping[str, torch.Tensor] | None = None,
 ) -> State:
-    """What ranks wrote into a directory, without what is of other ranks alone.
+    """Read a checkpoint's entries, except for those of other ranks alone.
 
-    Args:
-        directory: of the checkpoint.
-        rank: this rank.
-        group: of the ranks that read; None: a single process.
-        layout: see `Contents.layout`; of what is split over ranks, a rank reads its part.
+    Of an entry that `layout` splits over ranks (see `Contents.layout`), a rank reads its part.
 
     Raises:
-        PacelineError: that failed on a rank, which the message names.
+        PacelineError: a rank failed, which the message names.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = FileSystemReader(directory)
@@ -61,7 +57,6 @@ def read(
 
 
 def _template(reader: FileSystemReader, rank: int, layout: Mapping[str, torch.Tensor]) -> State:
-    """What to read into."""
     return {
         key: _empty(entry, layout.get(_place(key)))
         if isinstance(entry, TensorStorageMetadata)
@@ -72,22 +67,23 @@ def _template(reader: FileSystemReader, rank: int, layout: Mapping[str, torch.Te
 
 
 def _place(key: str) -> str:
-    """The key of a layout that says how an entry is split over ranks."""
+    """Return the layout key that describes how an entry is split over ranks."""
     return key.rpartition("/")[0] if key.startswith("optimizer/") else key
 
 
 def _empty(entry: TensorStorageMetadata, like: torch.Tensor | None) -> torch.Tensor:
     dtype = entry.properties.dtype
-    if like is None or like.shape != entry.size:  # such as an optimiser's number of steps
+    # An entry such as an optimiser's number of steps is not split like its parameter.
+    if like is None or like.shape != entry.size:
         return torch.empty(entry.size, dtype=dtype)
     return torch.empty_like(like, dtype=dtype, requires_grad=False)
 
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """Raises failures as a PacelineError. Leaves out the warning that there is a single process."""
+    """Convert failures to a PacelineError, and suppress the warning about a single process."""
     try:
-        # For good: another thread may use the filters meanwhile.
+        # Not restored, because another thread may use the filters meanwhile.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
     except CheckpointException as error:

@@ -1,14 +1,16 @@
-"""What `paceline doctor` does inside a rank: runs the script, watches its first steps, looks at it.
+"""The part of `paceline doctor` that runs inside each rank.
+
+It runs the script, records what the script does in its first steps, and derives findings:
 
 - `inside`: the program that becomes the script;
-- `watching`: what is noted while the script runs, by functions around Paceline's and torch's own;
-- `calls`: the first calls of the model;
-- `checks`, `drawing`: what follows from it, in sentences.
+- `watching`: wrappers around Paceline's and torch's functions, which record the script's calls;
+- `calls`: records the model's first forward calls;
+- `checks`, `drawing`: turn the record into findings, in sentences.
 
-After the steps, the script's loop makes a few further turns, without a step of an optimiser, in
-which `paceline.train.proof` proves its loss.
+After the examined steps, the script's loop runs a few further iterations without an optimiser step,
+in which `paceline.train.proof` proves that its loss can be balanced.
 
-`paceline.node.starting.examining` starts the ranks and gathers what each of them leaves::
+`paceline.node.starting.examining` starts the ranks and collects the file that each rank leaves::
 
     examination = Examination(folder, steps=2, rank=0)
     examination.run("train.py")

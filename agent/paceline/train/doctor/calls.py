@@ -1,4 +1,4 @@
-"""The first calls of a model in a step of training."""
+"""Records the first calls of a model within training steps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import nn
 
 
 class Calls:
-    """Notes the training calls of a model.
-
-    Args:
-        model: the script's, as it was given to `Session.wrap`.
-        in_step: whether the script is in a step now.
-    """
+    """Record of a model's calls in training. `in_step` returns whether the script is in a step."""
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
-        self.called = False  # in a step
-        self.draws = False  # the model draws random numbers in its forward pass
-        self.random = ""  # names the state of torch's random numbers before its first call
-        self.autocast: torch.dtype | None = None  # in force in a call
+        # The model was called in a step.
+        self.called = False
+        # The model draws random numbers in its forward pass.
+        self.draws = False
+        # Hash of torch's random state before the model's first call.
+        self.random = ""
+        # The dtype of an active autocast in a call.
+        self.autocast: torch.dtype | None = None
         self._in_step = in_step
         self._before = ""
         self._hooks = [
@@ -32,7 +31,7 @@ class Calls:
         ]
 
     def close(self) -> None:
-        """Stop noting calls."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -52,9 +51,10 @@ class Calls:
 
 
 class _Hook:
-    """A function that a module calls. A copy of the module, or a pickle of it, calls nothing.
+    """A module hook that does nothing in a copy or an unpickled instance of the module.
 
-    So a teacher is not taken for the model, and a script can save the module as it is.
+    So a teacher model, which is a copy, is not taken for the model, and a script can save the
+    model without the hook.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
@@ -72,7 +72,7 @@ def _nothing(*_: Any) -> None:
 
 
 def random_state() -> str:
-    """Names the state of torch's random numbers: of the CPU, and of this rank's GPU."""
+    """Return a hash of torch's random state, of the CPU and of this rank's GPU."""
     state = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state.update(torch.cuda.get_rng_state().numpy().tobytes())

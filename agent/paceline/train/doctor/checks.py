@@ -1,4 +1,8 @@
-"""What follows from what was seen of a script, in sentences."""
+"""Checks that turn the record of a script into findings, in sentences.
+
+`Examination` calls each check once, after the script's examined steps or its failure. A check may
+load samples, but it never trains.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +35,20 @@ _FIVE_LINES = (
     "Before the loop write session = paceline.Session(data, sizes=…, global_batch=…), "
     "loader = session.loader(…) and model = session.wrap(model)."
 )
-_LOOKED_AT = 16  # samples whose shapes are compared
-_FITTING = 0.5  # rank correlation; unrelated ones of 16 samples are below in 97 of 100 cases
-_STEPS = 200  # whose loads are divided, to say how uneven sizes are
-# Loggers whose warnings other checks, or nobody, need to repeat.
+# Samples whose extents are compared.
+_LOOKED_AT = 16
+# Minimum rank correlation of sizes and extents. That of 16 unrelated samples is below it in 97 of
+# 100 cases.
+_FITTING = 0.5
+# Steps whose loads are divided to show how uneven sizes are.
+_STEPS = 200
+# Loggers whose warnings other checks already report, or that need no report.
 _TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
 
 def sessions(seen: Seen) -> Iterator[Finding]:
-    """Whether the script makes a session."""
+    """Report whether the script makes a session."""
     made = [known for known in seen.sessions if known.session is not None]
     if not seen.sessions and not seen.failed:
         yield Finding("session", Level.PROBLEM, _without_session(seen), _mend())
@@ -70,16 +78,17 @@ def _without_session(seen: Seen) -> str:
 
 
 def _mend() -> str:
-    """What a script without a session is to do, by the framework that it uses."""
+    """Return the fix for a script without a session, by the framework that it uses."""
     used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
     return used[0] if used else _FIVE_LINES
 
 
 def loader(seen: Seen) -> Iterator[Finding]:
-    """Whether the script trains on the session's loader."""
+    """Report whether the script trains on the session's loader."""
     if not any(known.session for known in seen.sessions):
         return
-    if any(known.loader is not None for known in seen.sessions):  # a stream's has no length
+    # `bool(loader)` asks for a length, which a stream's loader does not have.
+    if any(known.loader is not None for known in seen.sessions):
         yield Finding("loader", Level.OK, "The script's loop reads session.loader().")
     elif seen.outside:
         from_where = f", which it reads at {seen.other_loaders[-1]}," if seen.other_loaders else ""
@@ -93,7 +102,7 @@ def loader(seen: Seen) -> Iterator[Finding]:
 
 
 def models(seen: Seen) -> Iterator[Finding]:
-    """Whether the models that are trained are wrapped."""
+    """Report whether the trained models are wrapped."""
     for known in seen.sessions:
         if known.session is None or known.loader is None:
             continue
@@ -104,7 +113,8 @@ def models(seen: Seen) -> Iterator[Finding]:
                 Level.OK,
                 f"{type(calls.model).__name__} is wrapped, with {parameters:,} trained parameters.",
             )
-        if not known.calls and not seen.failed:  # else the failure says it
+        # If the script failed, the failure explains the missing model.
+        if not known.calls and not seen.failed:
             yield Finding(
                 "model",
                 Level.PROBLEM,
@@ -119,7 +129,7 @@ def models(seen: Seen) -> Iterator[Finding]:
 
 
 def optimiser(seen: Seen) -> Iterator[Finding]:
-    """Whether an optimiser trains what is wrapped, and whether relaxed policies find it."""
+    """Report whether an optimiser trains the wrapped models and relaxed policies can find it."""
     for known in seen.sessions:
         if known.session is None or not known.calls or not known.steps:
             continue
@@ -156,7 +166,7 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
 
 
 def sizes(seen: Seen) -> Iterator[Finding]:
-    """Where sizes are from, and how uneven they are."""
+    """Report the source of the sizes, and how uneven they are."""
     for known in seen.sessions:
         if known.sizes is None or known.session is None:
             continue
@@ -197,7 +207,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
 
 
 def fitting(seen: Seen) -> Iterator[Finding]:
-    """Whether larger samples have larger sizes."""
+    """Report whether larger samples have larger sizes."""
     for known in seen.sessions:
         given = known.sizes
         if given is None or isinstance(known.dataset, Stream) or given.min() == given.max():
@@ -205,7 +215,8 @@ def fitting(seen: Seen) -> Iterator[Finding]:
         order = np.argsort(given, kind="stable")
         numbers = order[np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)].tolist()
         extents = np.array([extent(load(known, number)) for number in numbers])
-        if extents.min() == extents.max():  # sizes may count what is in a sample
+        # Sizes may then count something inside of a sample, such as valid tokens.
+        if extents.min() == extents.max():
             continue
         by_extent, by_size = _places(extents), _places(given[numbers])
         correlation = float(np.corrcoef(by_extent, by_size)[0, 1])
@@ -222,7 +233,7 @@ def fitting(seen: Seen) -> Iterator[Finding]:
 
 
 def _places(values: npt.NDArray[Any]) -> Floats:
-    """Of each value how many smaller ones there are, equal ones counted once."""
+    """Return each value's dense rank: the number of distinct smaller values."""
     return np.unique(values, return_inverse=True)[1].astype(np.float64)
 
 
@@ -231,16 +242,9 @@ def _plain(number: float) -> str:
 
 
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
-    """How much more than the mean the most loaded of equal ranks has in a step, on average.
+    """Return the mean ratio of the most loaded rank to the mean rank, if samples are dealt evenly.
 
-    Args:
-        given: sizes, [N].
-        batch: samples of a step.
-        world: ranks.
-        seed: of the order.
-
-    Returns:
-        Where a batch costs the sum of its sizes, and where it is padded to its longest sample.
+    The first ratio is for batches that cost the sum of their sizes, the second for padded ones.
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
@@ -254,11 +258,7 @@ def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float,
 
 
 def load(known: SeenSession, index: int) -> Any:
-    """A sample, as the session's loader would load it in its present epoch.
-
-    Raises:
-        whatever the data set raises.
-    """
+    """Load a sample as the session's loader does in its current epoch. The data set may raise."""
     if known.loader is None:
         return known.dataset[index]
     with known.loader._epoch:
@@ -266,11 +266,7 @@ def load(known: SeenSession, index: int) -> Any:
 
 
 def collated(known: SeenSession, samples: list[Any]) -> Any:
-    """A batch of samples, as the session's loader would make it.
-
-    Raises:
-        whatever the script's collate function raises.
-    """
+    """Collate samples as the session's loader does. The script's collate function may raise."""
     assert known.loader is not None
     with known.loader._epoch:
         made = known.loader._loader.collate_fn(samples)
@@ -278,7 +274,7 @@ def collated(known: SeenSession, samples: list[Any]) -> Any:
 
 
 def extent(sample: Any) -> int:
-    """How many elements a sample has, in tensors, arrays, texts and lists of numbers."""
+    """Count a sample's elements in tensors, arrays, texts and lists of numbers."""
     if isinstance(sample, torch.Tensor):
         return sample.numel()
     if isinstance(sample, np.ndarray):
@@ -308,7 +304,7 @@ def loss(seen: Seen) -> Iterator[Finding]:
 
 
 def batchnorm(seen: Seen) -> Iterator[Finding]:
-    """What BatchNorm layers normalise by."""
+    """Report whether BatchNorm layers normalise by the local batch or the global batch."""
     layers = _named(seen, lambda module: isinstance(module, _BatchNorm))
     apart = [name for name, layer in layers if not is_shared(layer)]  # type: ignore[arg-type]
     if apart:
@@ -325,7 +321,7 @@ def batchnorm(seen: Seen) -> Iterator[Finding]:
 
 
 def precision(seen: Seen) -> Iterator[Finding]:
-    """In which precision the model computes, and what "exact" means then."""
+    """Report the precision in which the model computes, and what "exact" means then."""
     models = [calls for known in seen.sessions for calls in known.calls]
     if not models:
         return
@@ -349,7 +345,7 @@ def precision(seen: Seen) -> Iterator[Finding]:
 
 
 def precision_of(seen: Seen) -> torch.dtype | None:
-    """The low precision that a wrapped model computes in; None: it does not."""
+    """Return the low precision in which a wrapped model computes; None if it does not."""
     for known in seen.sessions:
         for calls in known.calls:
             kinds = {p.dtype for p in calls.model.parameters()} & {torch.bfloat16, torch.float16}
@@ -359,12 +355,13 @@ def precision_of(seen: Seen) -> torch.dtype | None:
 
 
 def checkpoint(seen: Seen) -> Iterator[Finding]:
-    """Whether the script declares checkpoints."""
+    """Report whether the script declares checkpoints."""
     made = [known for known in seen.sessions if known.session is not None]
     if not made:
         return
     if seen.failed and not any(known.loader is not None for known in made):
-        return  # it may declare one further on
+        # The script failed early and may declare a checkpoint further on.
+        return
     declared = next((known.checkpoint for known in made if known.checkpoint), "")
     own = next((known.state for known in made if known.state), "")
     if declared:
@@ -398,14 +395,13 @@ def checkpoint(seen: Seen) -> Iterator[Finding]:
 
 
 def warnings(seen: Seen) -> Iterator[Finding]:
-    """What Paceline itself has warned of."""
+    """Report the warnings that Paceline itself logged and no other check repeats."""
     for record in seen.warnings:
         if record.name not in _TOLD and record.name != _UNWRAPPED:
             yield Finding("warning", Level.NOTE, record.getMessage())
 
 
 def _named(seen: Seen, fits: Callable[[nn.Module], bool]) -> list[tuple[str, nn.Module]]:
-    """The parts of the wrapped models that fit, with their names."""
     return [
         (name or type(module).__name__, module)
         for known in seen.sessions

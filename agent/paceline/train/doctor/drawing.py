@@ -1,4 +1,4 @@
-"""Whether random numbers depend on which rank has a sample."""
+"""Checks whether random numbers depend on the rank that has a sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from paceline.train.doctor.checks import collated, load
 from paceline.train.doctor.watching import Seen, SeenSession
 from paceline.train.seeding.samples import Epoch, seeded
 
-_States = tuple[object, object, object]  # of torch's, NumPy's and Python's random numbers
+# States of torch's, NumPy's and Python's random numbers.
+_States = tuple[object, object, object]
 _LOADED = 3  # samples
 _BY_INDEX = (
     "In __getitem__ write with paceline.seeded(index): around the transforms, or draw with "
@@ -28,7 +29,7 @@ _BY_INDEX = (
 
 
 def model(seen: Seen) -> Iterator[Finding]:
-    """Random numbers that the model draws in its forward pass, such as dropout's."""
+    """Report whether the model draws random numbers in its forward pass, such as dropout's."""
     for known in seen.sessions:
         for calls in known.calls:
             if not calls.called or not known.steps:
@@ -58,9 +59,10 @@ def _drops(module: nn.Module) -> bool:
 
 
 def samples(seen: Seen) -> Iterator[Finding]:
-    """Random numbers that depend on the rank, where a sample is loaded or a batch collated."""
+    """Report whether loading or collating draws random numbers that depend on the rank."""
     for known in seen.sessions:
-        if known.loader is None or isinstance(known.dataset, Stream):  # which has no index
+        # A stream has no index.
+        if known.loader is None or isinstance(known.dataset, Stream):
             continue
         count = len(known.dataset)
         indices = sorted({0, count // 2, count - 1})[:_LOADED]
@@ -97,13 +99,7 @@ def samples(seen: Seen) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Made:
-    """What was made with certain random numbers of the process.
-
-    Args:
-        value: that was made.
-        before: the states of torch's, NumPy's and Python's random numbers.
-        after: the same, once it was made.
-    """
+    """A value made under one state of the random numbers, with the states before and after."""
 
     value: Any
     before: _States
@@ -115,7 +111,6 @@ def _collated(known: SeenSession) -> Any:
 
 
 def _twice(make: Callable[[], Any]) -> tuple[_Made, _Made]:
-    """What a function makes with two different states of the process's random numbers."""
     return _made(make, 1), _made(make, 2)
 
 
@@ -132,9 +127,9 @@ def _states() -> _States:
 
 
 def _drawn(first: _Made, second: _Made) -> bool:
-    """Whether the process's random numbers were drawn from.
+    """Return whether the process's random numbers were drawn from.
 
-    A function that seeds them itself leaves the same state both times, whatever the one before.
+    A function that seeds them itself leaves the same state both times, and does not count.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)
@@ -145,7 +140,7 @@ def _depends(first: _Made, second: _Made) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two samples are equal; what cannot be compared counts as equal."""
+    """Return whether two samples are equal. Values of unknown type count as equal."""
     if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
         equal: Any = (a == b) | ((a != a) & (b != b)) if a.shape == b.shape else None
         return equal is not None and bool(equal.all())

@@ -1,4 +1,4 @@
-"""Runs a script in this rank, watches its first steps, and says what was found."""
+"""Runs a script in this rank for a few steps and writes the findings to a file."""
 
 from __future__ import annotations
 
@@ -41,26 +41,20 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("checkpoint", checks.checkpoint),
     ("warning", checks.warnings),
 ]
-# Rank 0 has the sizes; samples load.
+# Only rank 0 has the sizes, and loading samples on one rank is enough.
 _OF_RANK_0 = {checks.sizes, checks.fitting, drawing.samples}
 
 
 class EnoughError(SystemExit):
-    """Ends the script after its steps."""
+    """Exit of the script after its examined steps."""
 
 
 class _AskedToEndError(SystemExit):
-    """Ends the script because another rank has failed."""
+    """Exit of the script because another rank has failed."""
 
 
 class Examination:
-    """One rank's examination of a script.
-
-    Args:
-        folder: where what is found is left.
-        steps: that the script makes.
-        rank: this one.
-    """
+    """One rank's examination of a script for some steps; writes its findings into a folder."""
 
     def __init__(self, folder: Path, steps: int, rank: int) -> None:
         self._folder, self._steps, self._rank = folder, steps, rank
@@ -68,13 +62,9 @@ class Examination:
         self._concluded = self._concluding = False
 
     def run(self, script: str) -> None:
-        """Runs the script as Python runs it, up to its steps; exits as the script does.
-
-        Raises:
-            SystemExit: the script ended itself.
-            whatever the script raises.
-        """
-        signal.signal(signal.SIGTERM, self._asked_to_end)  # another rank has failed
+        """Run the script as Python runs it, up to its last examined step; exit as it does."""
+        # The launcher sends SIGTERM when another rank has failed.
+        signal.signal(signal.SIGTERM, self._asked_to_end)
         watch(self._seen, self._folder, self._steps, self._end)
         path = Path(script).absolute()
         main = ModuleType("__main__")
@@ -100,12 +90,11 @@ class Examination:
             self._close()
 
     def _end(self) -> NoReturn:
-        """Called in the script's loop, after its steps."""
         self._conclude(None)
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Whether the script failed in a trial of the proof, which is an answer, too."""
+        """Return whether the script failed in a trial of the proof, and keep that as the answer."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False
@@ -117,7 +106,7 @@ class Examination:
             raise _AskedToEndError(128 + number)
 
     def _conclude(self, failure: Finding | None) -> None:
-        """Looks at what was seen, and leaves what is found; once."""
+        """Run all checks on what was recorded and write the findings, once."""
         if self._concluded:
             return
         self._concluded = self._concluding = True
@@ -146,28 +135,30 @@ class Examination:
             return []
         try:
             return [_finite(finding) for finding in check(self._seen)]
-        except Exception as error:  # of the script's own code, which a check calls
+        # A check calls the script's own code, which may raise anything.
+        except Exception as error:
             says = f"This cannot be told: {type(error).__name__}: {error}"
             return [Finding(name, Level.NOTE, says)]
 
     def _close(self) -> None:
-        """Ends what the script did not come to end itself."""
+        """Close the sessions and the process group that the script left open."""
         for seen in self._seen.sessions:
             if seen.session is not None:
                 seen.session.close()
         if dist.is_available() and dist.is_initialized():
-            with contextlib.suppress(RuntimeError, ValueError):  # other ranks may have gone
+            # Other ranks may have ended already.
+            with contextlib.suppress(RuntimeError, ValueError):
                 dist.destroy_process_group()
 
 
 def _finite(finding: Finding) -> Finding:
-    """A finding without the figures that JSON has no number for."""
+    """Drop figures that are infinite or NaN, which JSON cannot represent."""
     figures = {name: value for name, value in finding.figures.items() if math.isfinite(value)}
     return msgspec.structs.replace(finding, figures=figures)
 
 
 def _failure(error: BaseException) -> Finding:
-    """What ended the script: a refusal of Paceline's, which says what to do, or another error."""
+    """Turn the script's last exception into a finding; Paceline's errors name the fix."""
     frames = traceback.extract_tb(error.__traceback__)
     refused = isinstance(error, PacelineError) or (
         isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)
@@ -184,7 +175,7 @@ def _failure(error: BaseException) -> Finding:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the user's own code."""
+    """Return the innermost line of the user's own code, as ``file:line``."""
     place = "the script"
     trace = error.__traceback__
     while trace is not None:

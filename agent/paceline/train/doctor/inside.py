@@ -1,7 +1,7 @@
-"""Becomes a script that is examined: ``python inside.py FOLDER STEPS script args…``, in each rank.
+"""Becomes an examined script: ``python inside.py FOLDER STEPS script args…``, in each rank.
 
-It is run by path, like a script. What is imported here must not come from this file's folder, which
-Python puts first where it looks for modules.
+Python runs this file by path and puts its folder first in ``sys.path``. No import here may find a
+module of that folder, so `main` removes the entry before it imports anything else.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Examines the script that the command line names."""
+    """Examine the script that the command line names."""
     folder, steps, script, *arguments = sys.argv[1:]
     del sys.path[0]
     from pathlib import Path

@@ -1,4 +1,8 @@
-"""What is noted while a script runs, by functions put around Paceline's and torch's own."""
+"""Records what a script does, by wrapping functions of Paceline and torch.
+
+`Examination` calls `watch` before the script starts. The wrappers fill a `Seen` and end the script
+after its examined steps; the checks read it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -27,47 +31,58 @@ from paceline.train.stacks import is_users
 
 @dataclass
 class SeenSession:
-    """A session that the script made, and what it did with it."""
+    """A session that the script made, and the script's use of it.
 
-    where: str  # the script made it, such as "train.py:30"
-    session: Session | None = None  # None: it was refused
+    `where` is the line that made the session, such as "train.py:30"; `checkpoint` and `state` are
+    the lines that called `Session.checkpoint`, and that read or set the session's state.
+    """
+
+    where: str
+    # None if Paceline refused the session.
+    session: Session | None = None
     dataset: Any = None
-    sizes: npt.NDArray[np.float64] | None = None  # [N], on rank 0
+    # Known on rank 0 only, [samples].
+    sizes: npt.NDArray[np.float64] | None = None
     sizes_from: str = ""
-    calls: list[Calls] = field(default_factory=list)  # of each wrapped model
-    loader: Loader | None = None  # once the script has begun to read it
+    # One entry for each wrapped model.
+    calls: list[Calls] = field(default_factory=list)
+    # Set when the script starts to read the loader.
+    loader: Loader | None = None
     steps: int = 0
-    checkpoint: str = ""  # where session.checkpoint was called
-    rehearsal: Rehearsal | None = None  # once the script has made its steps
-    answer: Answer | None = None  # of the rehearsal
-    state: str = ""  # where the script read or set the session's state, for a checkpoint of its own
+    checkpoint: str = ""
+    # Set while the rehearsal after the examined steps is running.
+    rehearsal: Rehearsal | None = None
+    answer: Answer | None = None
+    state: str = ""
 
 
 @dataclass
 class Seen:
-    """What a script did so far."""
+    """Record of a script's use of sessions, loaders and optimisers."""
 
     sessions: list[SeenSession] = field(default_factory=list)
-    other_loaders: list[str] = field(default_factory=list)  # where the script reads a DataLoader
-    outside: dict[int, int] = field(default_factory=dict)  # optimiser's id → steps in no session
-    inside: int = 0  # steps of optimisers in a session's step
-    stepped: set[int] = field(default_factory=set)  # `id`s of the parameters that they have
-    warnings: list[logging.LogRecord] = field(default_factory=list)  # of Paceline
-    failed: bool = False  # the script ended with an error
+    # Lines at which the script reads a DataLoader of its own.
+    other_loaders: list[str] = field(default_factory=list)
+    # By the optimiser's `id`: steps made outside of any session.
+    outside: dict[int, int] = field(default_factory=dict)
+    # Steps that optimisers made within a session's step, and the `id`s of their parameters.
+    inside: int = 0
+    stepped: set[int] = field(default_factory=set)
+    # Warnings that Paceline logged.
+    warnings: list[logging.LogRecord] = field(default_factory=list)
+    # The script ended with an error.
+    failed: bool = False
 
     def of(self, session: Any) -> SeenSession | None:
-        """What is known of a session."""
+        """Return the record of a session, if there is one."""
         return next((seen for seen in self.sessions if seen.session is session), None)
 
 
 def watch(seen: Seen, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
-    """Notes from now on what the script does in this process.
+    """Install the wrappers, which fill `seen` for as long as the process lives.
 
-    Args:
-        seen: where it is noted.
-        folder: for checkpoints, in place of the script's folder: its own stay as they are.
-        steps: that the script makes.
-        end: called after them; it raises what ends the script.
+    `folder` receives checkpoints in place of the script's folder, whose files stay untouched.
+    After `steps` steps, `end` raises the exception that ends the script.
     """
     _note_sessions(seen)
     _note_models(seen)
@@ -109,7 +124,7 @@ def _note_sessions(seen: Seen) -> None:
 
 
 def _source(sizes: Any, dataset: Any) -> str:
-    """Where a session has its sizes from, in words; empty: it has none."""
+    """Describe the source of a session's sizes; empty if there is none."""
     if isinstance(sizes, str):
         return "dataset.sizes" if hasattr(dataset, "sizes") else ""
     return "a function of each sample" if callable(sizes) else "Session(sizes=…)"
@@ -163,7 +178,8 @@ def _note_loaders(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
             inner: Generator[Any] = original(loader)
             if known is None:
                 return inner
-            loader._loop.proves = False  # it is proven after the steps
+            # The rehearsal proves the loss after the examined steps.
+            loader._loop.proves = False
             return _watched(known, loader, inner, steps, end)
 
         return passing
@@ -187,7 +203,7 @@ def _watched(
     steps: int,
     end: Callable[[], NoReturn],
 ) -> Generator[Any]:
-    """The loader's batches. After the last step the epoch is left, as by a ``break``."""
+    """Yield the loader's batches. After the last step, close the epoch as a ``break`` does."""
     known.loader = loader
     try:
         for batch in inner:
@@ -203,14 +219,14 @@ def _watched(
                     yield from _rehearsed(known, loader)
                 inner.close()
                 end()
-        if known.steps and known.answer is None:  # there may be no further epoch
+        # The script may have no further epoch, so this is the last chance for the rehearsal.
+        if known.steps and known.answer is None:
             yield from _rehearsed(known, loader)
     finally:
         inner.close()
 
 
 def _rehearsed(known: SeenSession, loader: Loader) -> Generator[Any]:
-    """Further turns of the loop, which prove its loss: the script ends after them."""
     known.rehearsal = Rehearsal(loader._loop, loader)
     yield from known.rehearsal.batches()
     known.answer, known.rehearsal = known.rehearsal.answer, None
@@ -231,12 +247,12 @@ def _note_optimisers(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> Non
 
 
 def in_step(session: Session) -> bool:
-    """Whether the script is in a step of the session's loop."""
+    """Return whether the script is in a step of the session's loop."""
     return session._loop.current.running is not None
 
 
 def where() -> str:
-    """The line of the script, or of a module of the user's, that is being run."""
+    """Return the line of user code that is running, as ``file:line``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -244,5 +260,4 @@ def where() -> str:
 
 
 def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Puts a function around another one, for as long as the process lives."""
     setattr(owner, name, make(getattr(owner, name)))

@@ -1,4 +1,4 @@
-"""A sharded model whose gradients are weighed, right for uneven and for empty local batches."""
+"""A sharded model whose gradients are weighed, correct for uneven and for empty local batches."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ _PROFILE = (
     "no rank can try batches by itself: leave it out, and give Session(limits=…) if memory is short"
 )
 
-_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # sharded models, by open sessions
+# Sharded models that open sessions have wrapped.
+_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class WeightedFSDP(nn.Module):
-    """What a session keeps of a sharded model; the script keeps the model itself.
+    """A session's representation of a sharded model; the script keeps the model itself.
 
     FSDP computes with whole parameters, which it makes when it first gathers them and fills again
     each time. Each gradient of a whole parameter is weighed when autograd has computed it, before
     FSDP adds it to one from an earlier pass or reduces it. So gradients that accumulate are weighed
     with the weights of their own steps, and FSDP's mean over ranks is that of the global batch.
-
-    Args:
-        module: the model, which `refuse` has let pass.
-        current: the current step of the session.
     """
 
     static_graph = False
@@ -47,10 +44,13 @@ class WeightedFSDP(nn.Module):
         self.module = module
         self._current = current
         self._units: list[Any] = [part for part in module.modules() if is_unit(part)]
-        self._weighed: dict[int, nn.Parameter] = {}  # whole parameters, by their ids
-        self._trained: list[bool] = []  # of the sharded parameters, when they were last looked at
+        # Whole parameters by their `id`.
+        self._weighed: dict[int, nn.Parameter] = {}
+        # For each sharded parameter: it was trained at the last check.
+        self._trained: list[bool] = []
         self._handles: list[RemovableHandle] = Waits(current).watch(self._units)
-        self._uncounted = ExitStack()  # of a filler's forward pass
+        # Contexts of a filler's forward pass.
+        self._uncounted = ExitStack()
         self._handles += [
             module.register_forward_pre_hook(self._forward_begins),
             module.register_forward_hook(self._forward_ends, always_call=True),
@@ -58,7 +58,7 @@ class WeightedFSDP(nn.Module):
         _wrapped.add(module)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The sharded parameters, which the optimiser has, whatever the model computes with now."""
+        """Yield the sharded parameters, which the optimiser has, also within a pass."""
         for unit in units(self.module):
             yield from unit.parameters
 
@@ -73,10 +73,9 @@ class WeightedFSDP(nn.Module):
         self._uncounted.close()
 
     def begin(self) -> None:
-        """Before a step: sees to it that each gradient will be weighed. All ranks call it.
+        """Prepare a step, so that each gradient is weighed. Collective.
 
-        Raises:
-            ValueError: the script has changed the model to what `refuse` refuses.
+        Raise a ValueError if the script has changed the model to one that `refuse` refuses.
         """
         trained = [parameter.requires_grad for parameter in self.parameters()]
         if trained == self._trained:
@@ -84,7 +83,7 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # Those of another unit, which is sharded, are met as its own.
+        # A sharded parameter here belongs to another unit, which handles it.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()
@@ -100,18 +99,14 @@ class WeightedFSDP(nn.Module):
         self._handles.append(parameter.register_hook(self._current.weighed))  # type: ignore[no-untyped-call]
 
     def reduce(self, reduces: bool) -> None:
-        """Does nothing: whether passes reduce gradients, the script alone says."""
+        """Do nothing: the script alone decides whether passes reduce gradients."""
 
     def unreduced(self) -> Any:
-        """Refused: a rank's passes need the other ranks.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError, because a rank's passes need the other ranks."""
         raise ValueError(_PROFILE)
 
     def close(self) -> None:
-        """The session is over: the model is as before, and another session may wrap it."""
+        """Restore the model after the session's end, so that another session may wrap it."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -124,23 +119,14 @@ Wrapped = WeightedDDP | SingleProcess | WeightedFSDP
 
 
 def wrap(model: nn.Module, current: CurrentStep, options: dict[str, Any]) -> Wrapped:
-    """What a session keeps of a model.
-
-    Args:
-        model: the script's, which `refuse_model` has let pass.
-        current: the current step of the session.
-        options: of DistributedDataParallel.
-    """
+    """Wrap a model that `refuse_model` has accepted; `options` are DistributedDataParallel's."""
     if is_unit(model):
         return WeightedFSDP(model, current)
     return ddp.wrap(model, current, options)
 
 
 def device_of(model: Wrapped) -> torch.device | None:
-    """Where a wrapped model computes; None: it has no parameter.
-
-    Parameters of a sharded model may be kept on the CPU.
-    """
+    """Return the computing device, even if parameters are on the CPU; None without parameters."""
     if isinstance(model, WeightedFSDP):
         return next((unit.device for unit in units(model.module)), None)
     return next((parameter.device for parameter in model.parameters()), None)
@@ -152,19 +138,19 @@ def is_sharded(model: Wrapped) -> bool:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether an open session has wrapped this sharded model."""
+    """Return whether an open session has wrapped this sharded model."""
     return model in _wrapped
 
 
 def begin(models: Iterable[Wrapped]) -> None:
-    """Before a step; see `WeightedFSDP.begin`."""
+    """Prepare a step; see `WeightedFSDP.begin`."""
     for model in models:
         if isinstance(model, WeightedFSDP):
             model.begin()
 
 
 def close(models: Iterable[Wrapped]) -> None:
-    """After the session's end; see `WeightedFSDP.close`."""
+    """Restore the models after the session's end; see `WeightedFSDP.close`."""
     for model in models:
         if isinstance(model, WeightedFSDP):
             model.close()

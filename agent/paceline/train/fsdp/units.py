@@ -1,8 +1,8 @@
-"""What FSDP knows of a sharded model, and refusals of what would give wrong gradients.
+"""Reads FSDP's state of a sharded model, and refuses models whose gradients would be wrong.
 
-`fully_shard` has no public way to ask for its mesh, its divide factor or its hooks. So this module
-reads private attributes of torch 2.8 to 2.13. `tests/integration/train/test_fsdp.py` fails where a
-release has others.
+`fully_shard` has no public access to its mesh, its divide factor or its hooks. So this module reads
+private attributes of torch 2.8 to 2.13. `tests/integration/train/test_fsdp.py` fails if a release
+has other attributes.
 """
 
 from __future__ import annotations
@@ -47,25 +47,28 @@ _HOOK = (
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that FSDP gathers, and whose gradients it reduces, together."""
+    """Parameters that FSDP gathers together, and whose gradients it reduces together.
 
-    name: str  # of the module
-    group: Any  # torch's FSDPParamGroup
+    `name` is the module's, `group` is torch's FSDPParamGroup.
+    """
+
+    name: str
+    group: Any
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; parameters may be on the CPU meanwhile."""
+        """Return the device that computes; parameters may be on the CPU meanwhile."""
         device: torch.device = self.group.device
         return device
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The sharded parameters, which optimisers have."""
+        """Return the sharded parameters, which optimisers have."""
         return [each.sharded_param for each in self.group.fsdp_params]
 
     @property
     def places(self) -> Iterator[tuple[nn.Module, str]]:
-        """Where its parameters are: the module, and the attribute."""
+        """Yield the module and the attribute of each parameter."""
         for each in self.group.fsdp_params:
             info = each._module_info
             yield info.module, info.param_name
@@ -73,14 +76,13 @@ class Unit:
 
     @property
     def ranks(self) -> list[int]:
-        """Over which it is sharded."""
+        """Return the ranks over which the unit is sharded."""
         return [int(rank) for rank in self.group.mesh_info.mesh.mesh.flatten()]
 
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
-        """Why it cannot be weighed, in words that follow its name; None: it can.
+        """Return why the unit cannot be weighed, in words that follow its name; None if it can.
 
-        Args:
-            ranks: that have batches of their own; None: all of them.
+        `ranks` are those with batches of their own; None: all ranks.
         """
         given = self.ranks
         world = dist.get_world_size() if ranks is None else len(ranks)
@@ -88,7 +90,8 @@ class Unit:
             return _PART_OF_RANKS.format(size=len(given), world=world)
         if ranks is not None and given != list(ranks):
             return _OTHER_MESH.format(given=given, ranks=list(ranks))
-        for name in ("gradient_divide_factor", "reduce_scatter_reduce_op"):  # newer, older releases
+        # The attributes' names in newer and in older releases.
+        for name in ("gradient_divide_factor", "reduce_scatter_reduce_op"):
             factor = getattr(self.group, name, None)
             if factor is not None and factor != world:
                 return _FACTOR.format(factor=factor)
@@ -96,24 +99,23 @@ class Unit:
 
 
 def units(model: nn.Module) -> Iterator[Unit]:
-    """The units of a model, in the order of its modules."""
+    """Yield the units of a model, in the order of its modules."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         for group in _groups(module) if is_unit(module) else []:
-            if id(group) not in seen:  # several modules may be one unit
+            # Several modules may form one unit.
+            if id(group) not in seen:
                 seen.add(id(group))
                 yield Unit(name, group)
 
 
 def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
-    """Refuses a sharded model whose gradients would be wrong.
+    """Refuse a sharded model whose gradients would be wrong.
 
-    Args:
-        model: that `fully_shard` was called for.
-        ranks: that have batches of their own; None: all of them.
+    `ranks` are those with batches of their own; None: all ranks.
 
     Raises:
-        ValueError: the message names the unit or the parameter, and what to do instead.
+        ValueError: the message names the unit or the parameter, and the fix.
     """
     inside: set[tuple[int, str]] = set()
     for unit in units(model):
@@ -127,17 +129,13 @@ def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
 
 
 def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
-    """Refuses parameters that differ between the ranks of a group, though no mesh splits them.
+    """Refuse unsplit parameters that differ between the ranks of a group. Collective.
 
-    Each rank of the group computes with its own, and a checkpoint has one of them. All ranks call
-    it, so that all of them raise.
-
-    Args:
-        model: that `fully_shard` was called for.
-        lanes: of the mesh.
+    Each rank of the group computes with its own copy, and a checkpoint has one of them. All ranks
+    raise together.
 
     Raises:
-        ValueError: the message names the parameter, and the ranks.
+        ValueError: the message names the parameter and the ranks.
     """
     names = {id(module): name for name, module in model.named_modules()}
     mine: dict[str, tuple[float, float]] = {}
@@ -168,7 +166,7 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
 
 
 def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Equal but for rounding: devices add up in orders of their own."""
+    """Compare with a tolerance, since devices add up in different orders."""
     return all(
         math.isclose(value, other, rel_tol=1e-6, abs_tol=1e-9)
         or (math.isnan(value) and math.isnan(other))
@@ -177,7 +175,7 @@ def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def _groups(module: Any) -> list[Any]:
-    """Torch's groups of parameters of a module; releases before 2.10 know of one."""
+    """Return torch's parameter groups of a module; releases before 2.10 have a single one."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:

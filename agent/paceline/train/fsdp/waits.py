@@ -1,10 +1,10 @@
-"""What ranks wait for each other within the passes of a sharded model.
+"""Measures how long ranks wait for each other within the passes of a sharded model.
 
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
-backward pass. After the backward pass it reduces the unit's gradients. All of it happens in hooks,
-and torch calls hooks in their order. So FSDP's hooks stand between two of these, and the time
-between the two is no computing. On a CUDA device a stamp is an event of the stream that computes:
-collectives that other streams run beside it cost no time there.
+backward pass. After the backward pass it reduces the unit's gradients. It does all that in hooks,
+which torch calls in the order of registration. So this module registers a hook before and after
+each of FSDP's hooks, and the time between the two is not computing. On a CUDA device, a stamp is an
+event of the computing stream, so collectives that overlap in other streams take no time there.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ from torch.utils.hooks import RemovableHandle
 from paceline.train.ddp import CurrentStep
 from paceline.train.timing import RunningStep
 
-_REDUCING = "RegisterPostBackwardFunctionBackward"  # FSDP's node, which reduces a unit's gradients
+# FSDP's autograd node that reduces a unit's gradients.
+_REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class Waits:
-    """Counts FSDP's collectives of one model as waiting. For one thread.
+    """Hooks that count FSDP's collectives of one model as waiting. For one thread.
 
-    The last gradients are reduced once the backward pass is through: as with
-    DistributedDataParallel, that is where a slow rank is waited for.
-
-    Args:
-        current: the current step of the session.
+    The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
+    that is where ranks wait for a slow rank.
     """
 
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models
         current.models += 1
-        self._meeting: AbstractContextManager[None] | None = None  # that has begun
-        self._made: dict[int, list[Tensor]] = {}  # by a module, in its forward pass that ends
-        self._backward: RunningStep | None = None  # whose backward pass is under way
-        self._ends = False  # the backward pass's end is yet to be queued
+        # A wait that has begun.
+        self._meeting: AbstractContextManager[None] | None = None
+        # By module: the outputs of its forward pass, between the two hooks after the pass.
+        self._made: dict[int, list[Tensor]] = {}
+        # The step whose backward pass is active.
+        self._backward: RunningStep | None = None
+        # The callback for the end of the backward pass is not queued yet.
+        self._ends = False
 
     def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
-        """Puts hooks around FSDP's; returns what removes them.
-
-        Args:
-            modules: for which `fully_shard` was called.
-        """
+        """Put hooks around FSDP's hooks on these modules; return the handles that remove them."""
         handles = []
         for module in modules:
             handles += [
@@ -112,7 +110,7 @@ class Waits:
             _queue(self._reduced)
 
     def _computed(self) -> None:
-        """All gradients are computed. FSDP's own callback, which comes next, reduces the last."""
+        """Stop computing; FSDP's own callback, which comes next, reduces the last gradients."""
         self._end()
         if self._backward is not None:
             self._backward.gradients_ready()
@@ -124,7 +122,7 @@ class Waits:
 
 
 def _queue(callback: Callable[[], None]) -> None:
-    """Has autograd call this once the backward pass is through, after what was queued before."""
+    """Queue a callback for the end of the backward pass, after those queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 

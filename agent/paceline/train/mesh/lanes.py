@@ -1,4 +1,4 @@
-"""Who shares this rank's batches, and who has the same place in the other groups."""
+"""Finds the group that shares this rank's batches, and the lane that reduces its gradients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _BESIDE = {
 
 
 def described(mesh: Any) -> list[Any] | None:
-    """What must be the same of a mesh on all ranks.
+    """Return a mesh's shape and dimension names, which must be equal on all ranks.
 
-    Raises:
-        TypeError: it is no device mesh.
+    Raise a TypeError for other values.
     """
     if mesh is None:
         return None
@@ -35,15 +34,9 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
-    """Refuses what groups of several ranks do not go together with.
+    """Refuse arguments of `Session` that groups of several ranks do not support.
 
-    Args:
-        mesh: of `Session`.
-        dataset: of the session.
-        switches: further arguments of `Session`, by name.
-
-    Raises:
-        ValueError: the message names the argument.
+    The ValueError names the argument.
     """
     if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
         return
@@ -59,11 +52,7 @@ def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None
 
 
 def refuse_profile(lanes: Lanes | None) -> None:
-    """Refuses `Session.profile` for groups of several ranks.
-
-    Raises:
-        PacelineError: there are such groups.
-    """
+    """Raise a PacelineError for `Session.profile` with groups of several ranks."""
     if lanes is not None:
         raise PacelineError(
             "profile: ranks of a group compute each batch together, so no rank can try batches by "
@@ -72,15 +61,13 @@ def refuse_profile(lanes: Lanes | None) -> None:
 
 
 def laned(meeting: Meeting, mesh: Any) -> Meeting:
-    """The meeting of this rank's lane; all ranks call it.
+    """Narrow a rendezvous of all ranks to this rank's lane. Collective.
 
-    Args:
-        meeting: of all ranks.
-        mesh: the data-parallel part of a mesh; None, or of all ranks: each rank is a group.
+    If the mesh, the data-parallel part, is None or has all ranks, each rank is a group.
 
     Raises:
-        ValueError: the mesh does not split the ranks into groups of equal size, or does not have
-            them in their order.
+        ValueError: the mesh does not split the ranks into groups of equal size, or its ranks do
+            not ascend.
     """
     if mesh is None:
         return meeting
@@ -90,7 +77,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
         return meeting
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
-    # The default backend: models reduce their statistics in it, on the device that they are on.
+    # Models reduce their statistics in this group, on their device, so it has the default backend.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
@@ -102,14 +89,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """The lanes, in order.
-
-    Args:
-        words: by rank, the ranks of the data-parallel mesh that it is in.
-
-    Raises:
-        ValueError: see `laned`.
-    """
+    """Return the lanes in order, from each rank's part of the mesh; raise as `laned` does."""
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))

@@ -1,4 +1,4 @@
-"""What a step takes a group of ranks that share its batch: what its slowest rank takes."""
+"""Step times of a group of ranks that share each batch: those of its slowest rank."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from paceline.wire import Evaluation, StepRecord
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = timedelta(seconds=5)  # for a rank of the group that may have ended
+# Maximum wait for a rank of the group, which may have ended.
+_PATIENCE = timedelta(seconds=5)
 
 
 @dataclass
 class PendingTimes:
-    """The times of a group's ranks in one step, which may be on their way."""
+    """Times of a group's ranks in one step, whose all-gather may still be running."""
 
-    times: list[Tensor]  # of each member: data_s and compute_s
+    # Of each member: [data_s, compute_s].
+    times: list[Tensor]
     work: Any
-    own: Tensor  # what was sent, which must live until then
+    # The tensor that was sent, which must not be freed before `work` is done.
+    own: Tensor
 
     def read(self) -> list[tuple[float, float]]:
-        """Of each member; empty: a member has ended."""
+        """Return data_s and compute_s of each member; empty if a member has ended."""
         with suppress(RuntimeError):
             self.work.wait(_PATIENCE)
             return [(float(each[0]), float(each[1])) for each in self.times]
@@ -40,27 +43,26 @@ class PendingTimes:
 
 
 class GroupTimes:
-    """Tells the ranks of a group what the others' steps took. For one thread.
+    """Exchange of step times among the ranks of a group. For one thread.
 
-    The ranks of a group wait for each other within their passes, and that counts as computing. So
-    their times are nearly alike, and the last rank to have its gradients is the slowest.
-
-    Args:
-        lanes: of the mesh.
+    The ranks of a group wait for each other within their forward and backward passes, and that
+    counts as computing. So their times are nearly equal, and the last rank to have its gradients is
+    the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self._group, self._lanes = lanes.of_members(), lanes
-        self._slowest: Counter[int] = Counter()  # steps in which each member was the slowest
+        # By member: the number of steps in which it was the slowest.
+        self._slowest: Counter[int] = Counter()
 
     def tell(self, data_s: float, compute_s: float) -> PendingTimes:
-        """Tells this rank's times of a step; all ranks of the group call it for the same steps."""
+        """Send this rank's times of a step. Collective: the group's ranks call it for each step."""
         own = torch.tensor([data_s, compute_s], dtype=torch.float64)
         times = [torch.zeros_like(own) for _ in self._lanes.members]
         return PendingTimes(times, dist.all_gather(times, own, self._group, async_op=True), own)
 
     def slowest(self, record: StepRecord, sent: PendingTimes) -> StepRecord:
-        """A step's record with the times of the slowest rank of the group."""
+        """Return a step's record with the times of the slowest rank of the group."""
         times = sent.read()
         if not times:
             return record
@@ -69,7 +71,7 @@ class GroupTimes:
         return joint(record, times)
 
     def close(self) -> None:
-        """Says which rank was the slowest, and ends the process group."""
+        """Log which rank was the slowest most often, and end the process group."""
         total = self._slowest.total()
         for rank, steps in self._slowest.most_common(1):
             logger.info(
@@ -77,33 +79,27 @@ class GroupTimes:
                 *(self._lanes.number, rank, self._lanes.members, steps, total),
             )
         self._slowest.clear()
-        with suppress(ValueError):  # the script has ended all groups
+        # The script may have destroyed all process groups.
+        with suppress(ValueError):
             dist.destroy_process_group(self._group)
 
 
 def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
-    """A step's record with the times of a group.
+    """Return the reporting rank's record with the times (data_s, compute_s) of a group's ranks.
 
-    Loading takes as long as on the rank that loads longest; the ranks that load faster wait for it
-    in their passes, which is no computing. Computing ends where the last rank ends it.
-
-    Args:
-        record: of the rank that speaks for the group.
-        times: data_s and compute_s of each rank of the group.
+    Loading takes as long as on the rank that loads longest. Ranks that load faster wait for it
+    within their passes, and that wait is not computing. Computing ends when the last rank ends it.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
     longer_s = data_s + compute_s - record.data_s - record.compute_s
-    sync_s = max(0.0, record.sync_s - longer_s)  # the speaker was waiting meanwhile
+    # The reporting rank spent the additional time waiting.
+    sync_s = max(0.0, record.sync_s - longer_s)
     return msgspec.structs.replace(record, data_s=data_s, compute_s=compute_s, sync_s=sync_s)
 
 
 class SilentReporter:
-    """In place of a reporter, on a rank that does not speak for its group: tells its times only.
-
-    Args:
-        times: of the group.
-    """
+    """Sender of a rank's step times to its group, on ranks that do not report for the group."""
 
     def __init__(self, times: GroupTimes) -> None:
         self._times = times
@@ -111,7 +107,7 @@ class SilentReporter:
         self._sent: list[PendingTimes] = []
 
     def over(self, running: RunningStep) -> None:
-        """Takes a finished step; reads it once the device is through with it, or a step later."""
+        """Take a finished step, and read its times when the device is done or one step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._tell(self._over.pop(0))
@@ -122,7 +118,7 @@ class SilentReporter:
         self._sent.append(self._times.tell(running.data_s, compute_s))
 
     def flush(self) -> None:
-        """Tells the times of all finished steps now."""
+        """Send the times of all finished steps now."""
         while self._over:
             self._tell(self._over.pop(0))
         for sent in self._sent:
@@ -130,8 +126,8 @@ class SilentReporter:
         self._sent.clear()
 
     def reported(self) -> None:
-        """Tells the times of all finished steps. The rank that speaks reports them."""
+        """Send the times of all finished steps; the reporting rank reports them."""
         self.flush()
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Does nothing: the rank that speaks reports its own."""
+        """Do nothing: the reporting rank reports its own evaluation."""

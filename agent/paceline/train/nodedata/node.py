@@ -1,4 +1,4 @@
-"""A rank's data on its node: what its batches missed there, and what is told of an epoch."""
+"""A rank's data on its node: counts the samples that batches missed, and records each epoch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from paceline.data.keeper import Keeper, NodePart
 from paceline.data.sharded import Misses
 from paceline.wire import DataEpoch, Message, Shards
 
-_WAIT_S = 1e-3  # a step that waits for less for a read from the source has not waited for it
+# A step that waits for a read from the source for less than this has not waited for it.
+_WAIT_S = 1e-3
 
 
 class Loaded(NamedTuple):
-    """A batch, and what was not on the node when it was loaded."""
+    """A batch, with the fields of a `Misses`: the samples that were not on the node."""
 
     batch: Any
-    misses: tuple[int, int, float]  # of a `Misses`
+    misses: tuple[int, int, float]
 
 
 class Counting:
-    """A collate function that also tells what the batch's samples missed on the node.
+    """A collate function that also counts the batch's samples that were not on the node.
 
-    Samples and collate function of a batch run in the same process, one batch after the other.
-
-    Args:
-        data: that the samples are of.
-        collate: the script's.
+    The loading of a batch's samples and its collate function run in the same process, one batch
+    after the other.
     """
 
     def __init__(self, data: Sharded, collate: Callable[[Any], Any] | None) -> None:
@@ -38,23 +36,14 @@ class Counting:
         self._collate = collate or default_collate
 
     def __call__(self, samples: Any) -> Loaded:
-        """A batch of the samples."""
+        """Collate the samples."""
         missed = self._data.take_misses()
         batch = self._collate(samples)
         return Loaded(batch, (missed.samples, missed.bytes, missed.waited_s))
 
 
 class NodeData:
-    """A rank's data on its node. The keeper runs in the first rank of each node.
-
-    Args:
-        data: the data set.
-        rank: this rank.
-        node: the node's name, for records.
-        shards: of all nodes.
-        keeper: of this node; None on its other ranks.
-        attempt: of the run.
-    """
+    """A rank's data on its node. The keeper runs in the first rank of each node."""
 
     def __init__(
         self,
@@ -66,32 +55,29 @@ class NodeData:
         attempt: int,
     ) -> None:
         self.shards = shards
-        self.send: Callable[[Message], None] | None = None  # to the control plane, if there is one
+        # Sends a record to the control plane, if there is one.
+        self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._keeper = keeper
-        self._misses = Misses()  # in this epoch
+        # Of the current epoch.
+        self._misses = Misses()
         self._waits = 0
         self._waited_s = 0.0
 
     def take(self, part: NodePart) -> None:
-        """Takes in what a segment says about this node. For any thread."""
+        """Pass a segment's part for this node to the keeper. Thread-safe."""
         if self._keeper is not None:
             self._keeper.take(part)
 
     def loading(self) -> None:
-        """Batches are loaded from here on. What this process read before is no miss of theirs.
+        """Discard misses from before the loading of batches.
 
-        Call it before the DataLoader makes its processes: they take over what is counted here.
+        Call it before the DataLoader starts its processes, because they inherit the counts.
         """
         self._data.take_misses()
 
     def unpacked(self, loaded: Loaded, data_s: float) -> Any:
-        """The batch, once its misses are counted.
-
-        Args:
-            loaded: by a `Counting`.
-            data_s: how long the script waited for it.
-        """
+        """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
         misses = Misses(*loaded.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
@@ -101,7 +87,7 @@ class NodeData:
         return loaded.batch
 
     def epoch_over(self, epoch: int) -> DataEpoch:
-        """What the epoch was like; sent to the control plane, if there is one."""
+        """Record the epoch, and send the record to the control plane, if there is one."""
         keeper, misses = self._keeper, self._misses
         moved = keeper.moved(epoch) if keeper is not None else None
         record = DataEpoch(
@@ -126,6 +112,6 @@ class NodeData:
         return record
 
     def close(self) -> None:
-        """Ends the keeper."""
+        """End the keeper."""
         if self._keeper is not None:
             self._keeper.close()

@@ -1,4 +1,4 @@
-"""Which ranks share a node's directory, and what nodes have, when a session begins."""
+"""Finds out at a session's start which ranks share a node's directory, and what nodes have."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.train.nodedata.node import NodeData
 from paceline.wire import NOWHERE, Shards
 
-_LONGEST_NAME = 200  # characters of a node's name where no launcher gives one
+# Characters of a node's name, if no launcher gives one.
+_LONGEST_NAME = 200
 
 
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
-    """Finds out which ranks share a node, and what each node has; each rank calls it.
+    """Find out which ranks share a node, and which samples each node has. Collective.
 
-    Args:
-        dataset: None comes back unless it is `Sharded`, which it is on all ranks or on none.
-        meeting: what the ranks know of each other.
-        environment: what the launcher told this rank.
+    The result is None unless the data set is `Sharded`, on all ranks.
 
     Raises:
-        PacelineError, OSError: a node's directory cannot be used; on each rank.
+        PacelineError, OSError: a node's directory cannot be used; raised on each rank.
         ValueError: limits or sizes are not those of the other ranks.
     """
     if not isinstance(dataset, Sharded):
@@ -67,7 +65,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
 
 
 def _place(data: Sharded) -> dict[str, Any]:
-    """Names this rank's directory: ranks with the same one share it."""
+    """Identify this rank's directory: ranks with the same one share it."""
     path = data.directory.path
     try:
         status = path.stat()
@@ -77,7 +75,7 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raises the same on each rank unless they have the same data, and a node's the same limit."""
+    """Raise the same error on each rank unless all have the same data, and a node one limit."""
     for rank, word in enumerate(words):
         first = nodes.index(nodes[rank])
         if word["samples"] != words[0]["samples"]:
@@ -101,7 +99,8 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
-    for rank in reversed(range(len(nodes))):  # the lowest node of those that have it counts
+    # Reversed, so that the lowest of the nodes that have a sample counts.
+    for rank in reversed(range(len(nodes))):
         word = words[rank]
         limits[nodes[rank]] = word["limit"]
         if "held" in word:

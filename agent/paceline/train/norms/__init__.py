@@ -1,8 +1,8 @@
-"""BatchNorm layers of a wrapped model, whose local batches are uneven, and at times empty.
+"""BatchNorm for wrapped models, whose local batches are uneven and sometimes empty.
 
-`adapt` changes a model's layers in place. `Synchronised` ones normalise by the whole global batch,
-`Local` ones by each rank's own batch. `RunningStatistics` makes the local layers' statistics agree
-where all ranks meet. `Session.wrap` calls `adapt`, and the loop calls `agree`::
+`adapt` changes a model's layers in place. `Synchronised` layers normalise by the whole global
+batch, `Local` layers by each rank's own batch. `RunningStatistics` averages the running statistics
+of local layers over the ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
 
     adapt(model, "sync", current)  # before DistributedDataParallel sees the model
     statistics = RunningStatistics(current, models)

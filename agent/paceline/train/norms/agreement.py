@@ -1,4 +1,4 @@
-"""Running statistics of layers that normalise by each rank's own batch."""
+"""Averages of running statistics over the ranks, for layers that normalise by the local batch."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ from paceline.train.parts import Step
 
 
 class RunningStatistics:
-    """Makes the ranks' running statistics agree: each becomes its mean over the ranks.
+    """Running statistics of local BatchNorm layers, which become their mean over the ranks.
 
-    A rank weighs as much in the mean as the samples that it has trained since the mean before.
-
-    Args:
-        current: the current step.
-        models: that the session wraps; it adds to them.
+    The mean weighs each rank by the samples that it has trained since the previous mean. The
+    session appends to `models` after construction.
     """
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        self._samples = 0  # that this rank has trained since the last mean
+        # Samples that this rank has trained since the last mean.
+        self._samples = 0
 
     def trained(self, step: Step) -> None:
-        """This rank has trained a batch."""
+        """Count the samples of a step that this rank has trained."""
         self._samples += step.samples
 
     @property
     def differ(self) -> bool:
-        """Whether the ranks' statistics may differ, so that they have to agree."""
+        """Return whether ranks can have different running statistics."""
         return self._current.world > 1 and bool(self._local())
 
     def _local(self) -> list[Local]:
         return [layer for layer in self._layers() if isinstance(layer, Local)]
 
     def agree(self) -> None:
-        """All ranks call it, after the same step."""
+        """Average the statistics. Collective: all ranks call it after the same step."""
         samples, self._samples = self._samples, 0
         if not self.differ:
             return
@@ -55,7 +53,7 @@ class RunningStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Puts the running statistics back afterwards: what is computed within it is a trial."""
+        """Restore the running statistics on exit, so that a trial pass leaves them unchanged."""
         buffers = [buffer for layer in self._layers() for buffer in layer.buffers(recurse=False)]
         before = [buffer.clone() for buffer in buffers]
         try:
@@ -76,7 +74,7 @@ def _tracked(layers: Sequence[Local]) -> Iterator[Tensor]:
 
 
 def _count_alike(counts: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Numbers of batches become the largest of all ranks."""
+    """Set each number of batches to the largest of all ranks."""
     if not counts:
         return
     most = torch.stack([count.to(counts[0].device) for count in counts])
@@ -86,12 +84,13 @@ def _count_alike(counts: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 
 def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | None) -> None:
-    """Tensors become their means over ranks, weighted by the ranks' samples."""
+    """Replace tensors by their means over the ranks, weighted by each rank's samples."""
     if not tensors:
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    vector = vector * samples if samples else torch.zeros_like(vector)  # 0 · NaN is NaN
+    # A rank without samples contributes zeros, not a product: 0 · NaN is NaN.
+    vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)
     if vector[-1] == 0:

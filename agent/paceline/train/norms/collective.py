@@ -1,12 +1,13 @@
-"""BatchNorm by the statistics of a whole global batch: its forward and its backward pass.
+"""BatchNorm over a whole global batch: forward and backward pass.
 
-Each rank's loss is the mean over its own batch, and its gradients are weighed with w_j where they
-arrive at parameters (`paceline.train.ddp`). So the gradient that comes to this layer is that of
-L_j, and the one of L = Σ w_j L_j is w_j times it. What all ranks share needs the latter::
+Each rank's loss L_j is the mean over its own batch, and `paceline.train.ddp` multiplies its
+gradients by w_j where they arrive at the parameters. So the gradient that reaches this layer is
+that of L_j, and the gradient of L = Σ w_j L_j is w_j times that. The sums over all ranks need the
+latter::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
-What goes back through the layer is divided by w_j, as it will be weighed with it.
+The gradient that the layer passes on is divided by w_j, because it is multiplied by w_j later.
 """
 
 from __future__ import annotations
@@ -25,38 +26,37 @@ from paceline.train.timing import RunningStep
 
 @dataclass(frozen=True)
 class Shared:
-    """Statistics of a global batch, by channel, [C]."""
+    """Statistics of a global batch, by channel, [C].
+
+    `var` is the biased variance, by which values are normalised. `count` is the number of values
+    per channel, one number.
+    """
 
     mean: Tensor
-    var: Tensor  # of the values themselves, as normalising takes it
-    count: Tensor  # values per channel; one number
+    var: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sums over the ranks, in the step that a forward pass was made in.
-
-    Args:
-        current: the current step of the session.
-        running: the step.
-    """
+    """All-reduces over the ranks, within the step whose forward pass created it."""
 
     current: CurrentStep
     running: RunningStep
 
     @property
     def weight(self) -> float:
-        """w_j, of this rank's mean gradient in the update; 0: its batch is a filler."""
+        """Return w_j, the weight of this rank's mean gradient in the update; 0 for a filler."""
         return self.running.step.weight if self.running.step.samples else 0.0
 
     def add_up(self, values: Tensor) -> None:
-        """Replaces values by their sums over all ranks. Waiting for the others is no computing."""
+        """Replace values by their sums over all ranks. The wait does not count as computing."""
         with self.running.meeting(), self.current.own_collective():
             dist.all_reduce(values, group=self.current.group)
 
 
 def shared(values: Tensor, exchange: Exchange) -> Shared:
-    """The statistics of all ranks' values, [n, C, …]; a filler does not count.
+    """Return the statistics of all ranks' values, [n, C, …], without those of fillers.
 
     Sums are taken in float64: a variance is the small difference of two large ones.
     """
@@ -77,9 +77,10 @@ def shared(values: Tensor, exchange: Exchange) -> Shared:
 
 
 def _own(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of one rank's values, [C] each, in float32 at least."""
+    """Return mean and variance of one rank's values, [C] each, in float32 at least."""
     kept = torch.promote_types(values.dtype, torch.float32)
-    unused = torch.zeros(values.size(1), dtype=kept, device=values.device)  # says the precision
+    # Its dtype sets the precision of the results.
+    unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
     # Three to ten times as fast on the CPU as torch.var_mean.
     mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
     return mean, var
@@ -98,7 +99,7 @@ class Normalised(torch.autograd.Function):
         eps: float,
         exchange: Exchange,
     ) -> Tensor:
-        """The forward pass, without communication: the statistics are there."""
+        """Normalise by statistics that are already reduced, without communication."""
         ctx.save_for_backward(values, weight, by.mean, by.var, by.count)
         ctx.eps, ctx.exchange = eps, exchange
         out, _, _ = torch.native_batch_norm(
@@ -109,7 +110,7 @@ class Normalised(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """The backward pass: all ranks' sums of gradients go into each rank's gradient."""
+        """Return gradients that include the sums over all ranks."""
         values, weight, mean, var, count = ctx.saved_tensors
         goes_back = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
@@ -127,20 +128,24 @@ class Normalised(torch.autograd.Function):
             ctx.eps,
             wanted,
         )
-        if not goes_back:  # on no rank
+        # The answer is the same on all ranks, so none waits in an all-reduce.
+        if not goes_back:
             return None, *_given(weight, of_weight, of_bias), None, None, None
         share = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        sums = sums * share if share else torch.zeros_like(sums)  # 0 · NaN is NaN
+        # A filler contributes zeros, not a product: 0 · NaN is NaN.
+        sums = sums * share if share else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
-        if not share:  # a filler's gradients count nowhere
+        # A filler's gradients are part of no sum.
+        if not share:
             return torch.zeros_like(back), *_given(weight, of_weight, of_bias), None, None, None
         plain, by_value = sums / (share * count).to(sums.dtype)
         factor = scale if weight is None else scale * weight
         slope = -factor * scale * by_value
         offset = -factor * plain - slope * mean
         shape = (1, -1) + (1,) * (values.dim() - 2)
-        if back.dtype == slope.dtype:  # in place: a new tensor of this size costs as much again
+        # In place, because a new tensor of this size takes as long as the arithmetic.
+        if back.dtype == slope.dtype:
             whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
         else:
             whole = torch.addcmul(offset.view(shape), values, slope.view(shape)).add_(back)
@@ -148,7 +153,7 @@ class Normalised(torch.autograd.Function):
 
 
 def _given(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of the affine parameters, in their precision; none where there are none."""
+    """Cast gradients of the affine parameters to the parameters' precision."""
     if weight is None:
         return tuple(None for _ in gradients)
     return tuple(gradient.to(weight.dtype) for gradient in gradients)

@@ -1,7 +1,7 @@
-"""BatchNorm layers that know what this rank does in the current step.
+"""BatchNorm layers that use the session's current step, such as the rank's weight in it.
 
-A layer stays the object that it is, with its parameters, its buffers and its hooks: only its class
-changes. Copies and pickles of it are of the class that it had.
+A layer stays the same object, with its parameters, buffers and hooks: only its class changes.
+Copies and pickles of the layer have its original class.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ _REFUSED_GROUP = (
 class Adapted(_BatchNorm):
     """A BatchNorm layer of a wrapped model."""
 
-    leaves_fillers_out: ClassVar[bool] = True  # see `paceline.train.fillers`
+    # See `paceline.train.fillers`.
+    leaves_fillers_out: ClassVar[bool] = True
 
     _original: ClassVar[type[_BatchNorm]]
     _current: CurrentStep
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "_current"}
-        # Whoever reads the pickle need not have this package.
+        # The process that reads the pickle need not have this package.
         return copyreg._reconstructor, (self._original, object, None), state  # type: ignore[attr-defined]
 
 
 class Synchronised(Adapted):
-    """Normalises by the global batch, as one process would that had all of it.
+    """A layer that normalises by the global batch, as a single process with that batch would.
 
-    All ranks call it equally often in a step. Outside of the loop over the loader, and where there
-    is one rank, it is a plain BatchNorm.
+    All ranks call it equally often in a step. Outside of the loop over the loader, and with a
+    single rank, it is a plain BatchNorm.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -65,7 +66,8 @@ class Synchronised(Adapted):
         exchange = Exchange(self._current, running)
         with torch.no_grad():
             by = shared(values.detach(), exchange)
-            if values.device.type == "cpu" and by.count == 1:  # a GPU would have to be waited for
+            # On a GPU the comparison would wait for the device.
+            if values.device.type == "cpu" and by.count == 1:
                 raise ValueError(
                     "Expected more than 1 value per channel when training, got a global batch of "
                     f"one sample, of shape {tuple(values.shape)}"
@@ -75,7 +77,6 @@ class Synchronised(Adapted):
         return out
 
     def _keep(self, mean: Tensor, var: Tensor) -> None:
-        """Moves the running statistics towards those of a batch."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         momentum = self.momentum
@@ -88,10 +89,10 @@ class Synchronised(Adapted):
 
 
 class Local(Adapted):
-    """Normalises by this rank's own batch, as BatchNorm under DistributedDataParallel does.
+    """A layer that normalises by this rank's own batch, as under DistributedDataParallel.
 
-    A filler, and a batch with one value per channel, has no statistics. It is normalised by the
-    running ones, and leaves these as they are.
+    A filler, or a batch with one value per channel, has no statistics. The layer normalises it by
+    the running statistics and does not update them.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -108,7 +109,8 @@ class Local(Adapted):
 
     def _without_statistics(self, values: Tensor) -> Tensor:
         if not self._current.filler:
-            return super().forward(values)  # torch's error
+            # torch raises its own error here.
+            return super().forward(values)
         mean = torch.zeros(values.size(1), device=values.device)
         return functional.batch_norm(
             values, mean, torch.ones_like(mean), self.weight, self.bias, eps=self.eps
@@ -116,12 +118,9 @@ class Local(Adapted):
 
 
 def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
-    """Changes a model's BatchNorm layers in place.
+    """Change in place the BatchNorm layers of a model that `refuse_model` has accepted.
 
-    Args:
-        model: the script's, which `refuse_model` has let pass.
-        how: "sync" or "local". SyncBatchNorm layers are synchronised in any case.
-        current: the current step of the session.
+    `how` is "sync" or "local". SyncBatchNorm layers are synchronised in any case.
     """
     for layer in model.modules():
         if not isinstance(layer, _BatchNorm):
@@ -134,7 +133,7 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
 
 
 def _original(layer: _BatchNorm) -> type[_BatchNorm]:
-    """A layer's class before another session, or this one, adapted it."""
+    """Return a layer's class from before this or another session adapted the layer."""
     return layer._original if isinstance(layer, Adapted) else type(layer)
 
 
@@ -142,9 +141,9 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 
 
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
-    """The class that layers of a class become: the same, but for its forward pass."""
+    """Return a subclass of `original` with the forward pass of `how`, one class per pair."""
     if (original, how) not in _kinds:
-        # DistributedDataParallel refuses whatever is a SyncBatchNorm on the CPU.
+        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU.
         base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
         name = f"{how.__name__}{original.__name__}"
         _kinds[original, how] = type(name, (how, base), {"_original": original})
@@ -152,7 +151,7 @@ def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
 
 
 class _AnyDimension(_BatchNorm):
-    """What a SyncBatchNorm is, without its communication."""
+    """Replacement for SyncBatchNorm as a base class, without its communication."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
@@ -160,28 +159,21 @@ class _AnyDimension(_BatchNorm):
 
 
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
-    """Whether ranks wait for each other in this model's forward pass, or will once it is adapted.
+    """Return whether ranks wait for each other in this model's forward pass.
 
-    Args:
-        model: adapted or not.
-        batchnorm: as it will be adapted.
+    The model may still have to be adapted, with `batchnorm`: "sync" makes every layer wait.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
 
 
 def is_shared(layer: _BatchNorm) -> bool:
-    """Whether a layer's statistics are those of all ranks."""
+    """Return whether a layer uses the statistics of all ranks."""
     return isinstance(layer, Synchronised | nn.SyncBatchNorm)
 
 
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
-    """Why a layer cannot be synchronised, in words that follow its name; None: it can.
-
-    Args:
-        layer: of a model.
-        batchnorm: see `Session.wrap`.
-    """
+    """Return why a layer cannot be synchronised, in words that follow its name; None if it can."""
     if not isinstance(layer, _BatchNorm):
         return None
     original = _original(layer)

@@ -2,10 +2,10 @@
 
 `sitecustomize` in `paceline/site` calls `start.watch` when a process starts. Once the script has
 imported torch, `patches` hooks into DistributedDataParallel, FSDP2, DataLoader and optimisers, and
-`losses` into wandb, TensorBoard and MLflow. They tell the process's `Observer` what happens. The
-observer makes a `Recorder` when the script wraps a model; `Timeline` makes steps of what happens,
-and the recorder reports them as any rank does. Nothing is observed in a process that wraps none.
+`losses` into wandb, TensorBoard and MLflow. The hooks call the process's `Observer`, which makes a
+`Recorder` when the script wraps a model. `Timeline` derives steps from the calls, and the recorder
+reports them as a session does. A process that wraps no model is not observed.
 
-Hooks look at tensors' shapes and at clocks. They change no tensor, draw no random number, and add
-no collective. Any error in them ends observing in that process, and training goes on.
+Hooks read tensors' shapes and clocks. They change no tensor, draw no random number and add no
+collective. Any error in a hook ends observing in that process, and training continues.
 """

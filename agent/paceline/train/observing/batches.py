@@ -1,4 +1,4 @@
-"""How large a batch is, as far as its tensors tell."""
+"""Sizes of batches, estimated from their tensors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 import torch
 
-_DEEP = 4  # levels of a batch that are looked at
-_MANY = 64  # items of each
+# Levels of nesting that are searched for tensors, and items of each container.
+_DEEP = 4
+_MANY = 64
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The size of a batch, or of several that were trained in one step.
+    """Size of a batch, or of several batches that were trained in one step.
 
     Args:
-        samples: n.
+        samples: number of samples n.
         load: elements of the largest tensor, padding included.
-        squares: Σ over samples of (elements of a sample)², as if samples of a batch were alike.
-        longest: elements of a sample of the batch with the largest ones.
+        squares: Σ over samples of (elements of a sample)², as if samples of a batch were equal.
+        longest: elements of a sample, in the batch with the largest samples.
     """
 
     samples: int
@@ -41,15 +42,10 @@ NOTHING = BatchSize(0, 0.0, 0.0, 0.0)
 
 
 def size_of(batch: Any, samples: int | None = None) -> BatchSize:
-    """The size of what a loader gives, or a model gets.
+    """Return the size of a batch or of a model's input: tensors in lists, tuples and mappings.
 
-    Args:
-        batch: tensors, in lists, tuples and mappings.
-        samples: what the loader's batch sampler says; None: it says nothing.
-
-    Returns:
-        Samples by the first dimension of the first tensor that has one, else by the sampler. One
-        sample where neither tells.
+    The number of samples is the first dimension of the first tensor that has one, else `samples`,
+    the batch size of the loader's batch sampler, else 1.
     """
     first, most = None, 0
     for tensor in _tensors(batch, _DEEP):

@@ -1,4 +1,4 @@
-"""Calls a function as soon as the script has imported a module. Imports no torch itself."""
+"""Calls a function as soon as the script has imported a module. Never imports torch itself."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ logger = logging.getLogger(__name__)
 
 
 class AfterImport(MetaPathFinder):
-    """Calls each hook after its module was executed, once.
+    """A finder that calls each hook, by its module's name, once after the module was executed.
 
-    Args:
-        hooks: by the module's name. The script's import succeeds even if its hook raises.
+    An import succeeds even if its hook raises.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)
-        self._searches: set[tuple[int, str]] = set()  # that run now: thread, module
+        # Searches in progress: thread and module.
+        self._searches: set[tuple[int, str]] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, whose loader then calls the hook.
+        """Return the spec of another finder, whose loader is changed to call the hook.
 
-        Scripts also ask for a spec only to learn whether a module is there.
+        The hook runs after the module's execution and not here, because scripts also ask for a spec
+        only to learn whether a module is installed.
         """
         search = threading.get_ident(), name
-        if name not in self._hooks or search in self._searches:  # a finder may ask all finders
+        # Another finder may ask all finders, this one included, within the search below.
+        if name not in self._hooks or search in self._searches:
             return None
         self._searches.add(search)
         try:
@@ -62,7 +64,7 @@ class AfterImport(MetaPathFinder):
 
 
 def called(hook: Hook, module: ModuleType) -> None:
-    """Calls a hook; its errors go to the log, not into the script."""
+    """Call a hook; log its errors instead of raising them in the script."""
     try:
         hook(module)
     except Exception:

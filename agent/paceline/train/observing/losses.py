@@ -1,4 +1,4 @@
-"""Losses that the script logs to wandb, TensorBoard or MLflow."""
+"""Observes losses that the script logs to wandb, TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|eval|evaluation|test|de
 
 
 def is_loss(name: str) -> bool:
-    """Whether a metric of this name is a loss of training: ``loss``, ``train/loss``, …"""
+    """Return whether a metric's name is that of a training loss: ``loss``, ``train/loss``, …"""
     name = name.lower()
     return bool(_OF_TRAINING.search(name)) and not _HELD_OUT.search(name)
 
 
 def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
-    """What is observed once the script imports it, by the module's name."""
+    """Return hooks for modules that the script imports later, by the module's name."""
 
     def writer(module: ModuleType) -> None:
         _watch(observer, module.SummaryWriter, "add_scalar", _named)
@@ -69,7 +69,8 @@ def _look(
     try:
         metrics = metrics_of(*args, **kwargs)
         training = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
-    except Exception:  # the method itself says what is wrong with its arguments
+    # The method itself reports errors in its arguments.
+    except Exception:
         return
     for name, value in training.items():
         if isinstance(value, Real) or (isinstance(value, torch.Tensor) and not value.ndim):
@@ -89,6 +90,6 @@ def _of_run(run_id: str, key: str, value: Any, *_: Any, **__: Any) -> Mapping[st
 
 
 def _listed(run_id: str, metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
-    # A generator's items are for the method alone.
+    # Reading a generator's items here would take them from the method.
     listed = metrics if isinstance(metrics, list | tuple) else ()
     return {each.key: each.value for each in listed}

@@ -1,4 +1,4 @@
-"""Takes what patched functions see in a process, and ends observing where anything goes wrong."""
+"""Receives events from patched functions, and stops observing the process at the first error."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from paceline.train.telling.metrics import Value
 
 logger = logging.getLogger(__name__)
 
-_HOOKED = 16  # parameters of a model that tell that a backward pass has begun
-# Far above what a step has: under FSDP2 about 6 of each group of parameters and micro-batch.
+# Number of a model's parameters with a hook that detects the start of a backward pass.
+_HOOKED = 16
+# Far above the number in any step, which is about 6 for each group of parameters and micro-batch
+# under FSDP2.
 _MOST_SPANS = 20_000
 
 
 def _guarded(method: Any) -> Any:
-    """A method that does nothing once observing has ended, and ends it instead of raising."""
+    """Make a method do nothing after observing has ended, and end observing on an exception."""
 
     @wraps(method)
     def call(self: Observer, *args: Any, **kwargs: Any) -> None:
@@ -46,28 +48,33 @@ def _guarded(method: Any) -> Any:
 
 
 class Observer:
-    """What one process tells of its training. Without a wrapped model it tells nothing."""
+    """Recorder of one process's training events. It reports nothing until a model is wrapped."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()  # a forked child is not observed
+        # A forked child is not observed.
+        self.pid = os.getpid()
         self.over = False
         self._recorder: Recorder | None = None
-        self._thread = 0  # that trains
-        self._parameters: set[int] = set()  # of observed models, by id
-        self._leading: weakref.ref[torch.optim.Optimizer] | None = None  # whose steps are counted
+        # The thread that trains.
+        self._thread = 0
+        # The observed models' parameters, by `id`.
+        self._parameters: set[int] = set()
+        # The optimiser whose steps are counted, and other optimisers without observed parameters.
+        self._leading: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_backward = False
-        self._loss = ""  # the name of the loss that is reported
+        # The name of the reported loss.
+        self._loss = ""
 
     def end(self, why: Exception | str) -> None:
-        """Ends observing in this process; training goes on."""
+        """End observing in this process; training continues."""
         self.over = True
         trace = why if isinstance(why, Exception) else None
         logger.warning("this process is not observed any more: %s", why, exc_info=trace)
 
     @_guarded
     def wrapped(self, model: nn.Module) -> None:
-        """DistributedDataParallel wraps a model."""
+        """Observe a model that DistributedDataParallel has wrapped."""
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
             return
@@ -80,11 +87,12 @@ class Observer:
 
     @_guarded
     def sharded(self, group: Any) -> None:
-        """FSDP2 shards a group of parameters, its `FSDPParamGroup`."""
+        """Observe a group of parameters that FSDP2 has sharded, its `FSDPParamGroup`."""
         parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
-            self._begin(trained, group.device)  # parameters may be elsewhere, or have no data yet
+            # The device is the group's: parameters may be elsewhere, or have no data yet.
+            self._begin(trained, group.device)
 
     def _begin(self, trained: list[nn.Parameter], device: torch.device) -> None:
         self._parameters.update(map(id, trained))
@@ -103,13 +111,13 @@ class Observer:
 
     @_guarded
     def close(self) -> None:
-        """Delivers what is left."""
+        """Deliver the remaining records."""
         if self._recorder is not None:
             self._recorder.close()
         self.over = True
 
     def loading(self) -> AbstractContextManager[None]:
-        """Around the wait for a loader's next batch."""
+        """Return a context for the wait for a loader's next batch."""
         if self.over or not self._trains_here():
             return nullcontext()
         assert self._recorder is not None
@@ -117,13 +125,14 @@ class Observer:
 
     @_guarded
     def loaded(self, iterator: Any, batch: Any, took_s: float) -> None:
-        """A DataLoader's iterator gave a batch."""
+        """Record a batch from a DataLoader's iterator."""
         if not self._trains_here():
             return
         assert self._recorder is not None
         data = iterator._dataset
         if first := iterator._num_yielded == 1:
-            with suppress(Exception):  # a length is the script's own code, and may be refused
+            # `len` runs the script's own code, which may refuse.
+            with suppress(Exception):
                 self._recorder.reads(id(data), len(data))
         sampled = getattr(iterator._index_sampler, "batch_size", None)
         size = size_of(batch, sampled)
@@ -131,16 +140,16 @@ class Observer:
 
     @_guarded
     def entered(self, model: nn.Module, inputs: Any) -> None:
-        """A wrapped model is called."""
+        """Record a call of a wrapped model."""
         if self._recorder is not None and model.training and torch.is_grad_enabled():
             self._recorder.timeline.entered(size_of(inputs))
 
     @_guarded
     def backward_began(self, _parameter: torch.Tensor) -> None:
-        """The gradient of a parameter is there; more follow in the same backward pass.
+        """Record the first gradient of a backward pass.
 
-        Callbacks at the end of a pass run in order: this one, then DistributedDataParallel's, which
-        waits for the reduction, then the one that `_computed` adds.
+        Callbacks at the end of a pass run in order: `_computed`, then DistributedDataParallel's,
+        which waits for the reduction, then `_reduced`, which `_computed` adds.
         """
         if self._recorder is not None and not self._in_backward:
             self._in_backward = True
@@ -161,40 +170,40 @@ class Observer:
 
     @_guarded
     def sharded_backward_began(self) -> None:
-        """FSDP2 reduces the gradients of some parameters; `_reduced` follows its last reduction."""
+        """Record that FSDP2 starts to reduce gradients; `_reduced` follows its last reduction."""
         if self._recorder is not None and not self._in_backward:
             self._in_backward = True
             _at_the_end(self._reduced)
 
     @_guarded
     def waits(self) -> None:
-        """FSDP2 begins to gather or to reduce."""
+        """Record that FSDP2 starts to gather or to reduce."""
         if self._recorder is not None:
             self._recorder.timeline.waits()
 
     @_guarded
     def waited(self) -> None:
-        """What FSDP2 waited for is there."""
+        """Record that a wait of FSDP2 is over."""
         if self._recorder is not None:
             self._recorder.timeline.waited()
             self._bound()
 
     @_guarded
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimiser has stepped."""
+        """Record a step of an optimiser."""
         if self._recorder is not None and self._leads(optimizer):
             self._in_backward = False
             self._recorder.stepped()
 
     @_guarded
     def logged(self, name: str, value: Value) -> None:
-        """The script logs a loss under a name; the first name that comes is the one that counts."""
+        """Record a loss that the script logs, if it has the name of the first logged loss."""
         if self._recorder is not None and self._loss in ("", name):
             self._loss = name
             self._recorder.logged(value)
 
     def _bound(self) -> None:
-        """Ends observing where no step ever ends, whose parts would fill the memory."""
+        """End observing if no step ever ends, because its spans would fill the memory."""
         assert self._recorder is not None
         if self._recorder.timeline.spans > _MOST_SPANS:
             self.end("no optimiser of the model steps")
@@ -203,9 +212,9 @@ class Observer:
         return self._recorder is not None and threading.get_ident() == self._thread
 
     def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this optimiser's steps are counted: the first one that has an observed parameter.
+        """Return whether to count this optimiser's steps: the first one with observed parameters.
 
-        Of two optimisers of a model each steps once a step.
+        Several optimisers of a model each step once in a training step.
         """
         leading = None if self._leading is None else self._leading()
         if leading is not None or optimizer in self._others:
@@ -219,12 +228,10 @@ class Observer:
 
 
 def _captures() -> bool:
-    """Whether the current stream's work becomes part of a CUDA graph."""
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
 def _at_the_end(callback: Any) -> None:
-    """Calls a function at the end of the backward pass that runs now."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

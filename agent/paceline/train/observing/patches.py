@@ -1,7 +1,7 @@
-"""Where PyTorch tells the observer what a script does.
+"""Patches of PyTorch that report a script's training events to the observer.
 
-The names that begin with an underscore are private to PyTorch; a test says which version of torch
-has lost one. Without them the script trains on, and is observed less, or not at all.
+Names that begin with an underscore are private to PyTorch; a test fails if a version of torch has
+lost one. Without them the script still trains, and less of it is observed, or nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
 def apply(observer: Observer) -> None:
-    """Observes DistributedDataParallel, loaders and optimisers."""
+    """Observe DistributedDataParallel, loaders and optimisers."""
     _watch_models(observer)
     _watch_loaders(observer)
 
     def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():  # what compiles a step would trace the observer, too
+        # A compiler that traces an optimiser's step would trace the observer, too.
+        if not torch.compiler.is_compiling():
             observer.stepped(optimizer)
 
     register_optimizer_step_post_hook(stepped)
 
 
 def later(observer: Observer) -> dict[str, Callable[[ModuleType], None]]:
-    """What is observed once the script imports it, by the module's name."""
+    """Return hooks for modules that the script imports later, by the module's name."""
     return {_FSDP: lambda module: _watch_shards(observer, module)}
 
 
@@ -51,7 +52,8 @@ def _watch_models(observer: Observer) -> None:
 
     @wraps(forward)
     def observed_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():  # torch.compile sees the forward pass alone
+        # Under torch.compile, only the forward pass itself is compiled.
+        if not torch.compiler.is_compiling():
             observer.entered(self, (inputs, kwargs))
         return forward(self, *inputs, **kwargs)
 
@@ -74,10 +76,10 @@ def _watch_loaders(observer: Observer) -> None:
 
 
 def _watch_shards(observer: Observer, module: Any) -> None:
-    """Observes FSDP2: each of these methods waits for other ranks, or makes the device wait.
+    """Observe FSDP2: each of these methods waits for other ranks, or makes the device wait.
 
     Raises:
-        AttributeError: this release of torch has lost a name. Nothing is changed then.
+        AttributeError: this release of torch has lost a name. Nothing is patched then.
     """
     group = module.FSDPParamGroup
     names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")

@@ -1,4 +1,4 @@
-"""Reports the steps of an observed rank."""
+"""Reports the steps of an observed rank as a session does."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ from paceline.wire import Hello, StepRecord
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 2_000_000  # of a data set: the Hello has 8 bytes for each
+# Maximum number of samples to report: the Hello has 8 bytes for each sample.
+_MOST_SAMPLES = 2_000_000
 
 
 class Recorder:
-    """A rank's timeline, and the thread that sends what comes of it.
-
-    Args:
-        variables: the process's environment, of an observed run.
-        rank: this rank,
-        world: and how many there are.
-        device: of the model.
-    """
+    """A rank's timeline, and the thread that sends its records."""
 
     def __init__(
         self, variables: Mapping[str, str], rank: int, world: int, device: torch.device
@@ -46,34 +40,37 @@ class Recorder:
         self._device = Device(None, rank, world)
         self._device.use(device)
         self._seq = 0
-        self._lengths: dict[int, int] = {}  # data set → its samples; the newest one is last
-        self._said = rank > 0  # the Hello, which rank 0 sends
+        # By data set: its number of samples. The newest data set is last.
+        self._lengths: dict[int, int] = {}
+        # The Hello is sent, or this rank is not rank 0, which sends it.
+        self._said = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
-        if not self._node:  # else another launcher's files are nobody's to read
+        # Under another launcher, no agent reads the files of the stacks.
+        if not self._node:
             stacks.register(variables)
         watch = Watch(environment.attempt, rank, lambda: timeline.activity)
         self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, watch)
 
     def reads(self, data: int, samples: int) -> None:
-        """A data set that batches come from has so many samples."""
+        """Take the number of samples of a data set that batches come from."""
         self._lengths.pop(data, None)
         self._lengths[data] = samples
 
     def _samples(self) -> int:
-        """Of all data that is trained on; 0: unknown."""
+        """Return the number of samples of all data sets that are trained on; 0 if unknown."""
         trained = [n for data, n in self._lengths.items() if data in self.timeline.trained]
         return min(sum(trained or list(self._lengths.values())[-1:]), _MOST_SAMPLES)
 
     def stepped(self) -> None:
-        """The optimiser has stepped."""
+        """Close a step after the optimiser has stepped."""
         self._report(self.timeline.stepped())
 
     def logged(self, loss: Value) -> None:
-        """The script logged a loss."""
+        """Take a loss that the script logged."""
         self.timeline.logged(on_host(loss))
 
     def close(self) -> None:
-        """Delivers what is left and ends the thread, in a few seconds at most."""
+        """Deliver the remaining records and end the thread, within a few seconds."""
         try:
             self._report(self.timeline.closed())
         finally:
@@ -111,7 +108,7 @@ class Recorder:
         )
 
     def _hello(self, step: ObservedStep) -> Hello:
-        """The run's description: of what only the script knows, what its first step tells."""
+        """Describe the run, with guesses from its first step where only the script knows."""
         placement = self._environment.placed(self._world)
         if not placement and self._node:
             placement = [self._node] * self._world

@@ -1,4 +1,4 @@
-"""Begins to observe a process. Imports torch only once the script has done so."""
+"""Starts observing a process. It imports torch only after the script has done so."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ logger = logging.getLogger(__name__)
 
 
 def watch() -> None:
-    """Observes this process from the moment it imports torch."""
+    """Observe this process from the moment it imports torch."""
     sys.meta_path.insert(0, AfterImport({"torch": begin}))
 
 
 def begin(_torch: ModuleType | None = None) -> None:
-    """Observes this process from now on; torch is imported. Raises nothing."""
+    """Observe this process from now on, with torch imported. Never raises."""
     try:
         from paceline.train.observing import losses, patches
         from paceline.train.observing.observer import Observer

@@ -1,4 +1,4 @@
-"""Makes steps of what happens in a rank: batches come, gradients are computed and reduced."""
+"""Derives steps from a rank's events: batches arrive, gradients are computed and reduced."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from paceline.train.telling.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
-_PENDING = 64  # steps that a device may be behind until it is waited for
+# Steps by which a device may lag behind before this thread waits for it.
+_PENDING = 64
 _CLOSING_S = 1.0
 _POLL_S = 0.01
 
 
 @dataclass
 class ObservedStep:
-    """A step of the script's optimiser.
+    """A step of the script's optimiser. Durations are in seconds.
 
-    `spans` has three stamps for each part of the step: since when this rank computed, when it began
-    to wait for others, and when it had waited. Times in s.
+    `data_s` is the wait for the loader, `step_s` the time until the next step's batch arrived.
+    `began` and `ended` are on the host's monotonic clock; `began` is when the batch arrived.
+    `spans` has three stamps for each part of the step: the start of computing, the start of waiting
+    for other ranks, and the end of waiting.
     """
 
     number: int
     epoch: int = 0
     size: BatchSize = NOTHING
-    data_s: float = 0.0  # waiting for the loader
-    step_s: float = 0.0  # until the next step's batch was there
+    data_s: float = 0.0
+    step_s: float = 0.0
     ended_at: float = 0.0  # Unix time
     loss: Value | None = None
     recompiles: int = 0
-    began: float = 0.0  # host's clock, when the batch was there
+    began: float = 0.0
     ended: float = 0.0
     spans: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
     def readable(self, clock: Any) -> bool:
-        """Whether `read` returns without waiting for the device."""
+        """Return whether `read` would not wait for the device."""
         return bool(clock.passed(self.spans[-1][2]))
 
     def read(self, clock: Any) -> tuple[float, float]:
-        """Seconds of computing, and of waiting for other ranks with the reduction."""
+        """Return the seconds of computing, and of waiting for other ranks with the reduction."""
         clock.wait(self.spans[-1][2])
         compute_s = sum(clock.between(since, ready) for since, ready, _ in self.spans)
         sync_s = sum(clock.between(ready, reduced) for _, ready, reduced in self.spans)
@@ -53,41 +56,51 @@ class ObservedStep:
 
 
 class Timeline:
-    """Where a rank is between two steps of its optimiser. For one thread at a time.
+    """State of a rank between two steps of its optimiser. For one thread at a time.
 
-    A step begins when its batch is there. Then the rank computes, until it waits for others. What
-    the script does after the reduction, such as the optimiser's step, logging or an evaluation, is
-    neither. A step takes until the next one begins; where the script reads other data in between,
-    as for an evaluation, it ends with its optimiser's step and the loading of the next batch.
-
-    Args:
-        clock: of the model's device.
+    A step begins when its batch arrives. Then the rank computes until it waits for other ranks.
+    The script's work after the reduction, such as the optimiser's step, logging or an evaluation,
+    counts as neither. A step lasts until the next one begins. If the script reads other data in
+    between, as for an evaluation, the step ends with its optimiser's step and the loading of the
+    next batch.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Any = clock
-        self._since = self._clock.stamp()  # this rank computes since then,
-        self._since_s = time.perf_counter()  # or would, by the host's clock
-        self._ready: Any = None  # when it began to wait; None: it does not
-        self._fetched = NOTHING  # the size of the newest batch from a loader
-        self._counted = False  # the batch that is computed now is in the step's size
-        self._sized = False  # a batch was counted since the loader's newest one
+        # The start of computing, as a stamp and on the host's clock.
+        self._since = self._clock.stamp()
+        self._since_s = time.perf_counter()
+        # The start of the current wait for other ranks; None if there is none.
+        self._ready: Any = None
+        # The size of the newest batch from a loader.
+        self._fetched = NOTHING
+        # The step's size includes the batch that is being computed.
+        self._counted = False
+        # A batch was counted since the loader's newest one.
+        self._sized = False
         self._loads = False
-        self._between = True  # no batch came since the optimiser's newest step
-        self._data = 0  # the data set of the newest batch
-        self._fresh = -1  # the data set that the script began to read since the newest step
-        self._begun: set[int] = set()  # all of them
-        self.trained: set[int] = set()  # data sets whose passes go on from step to step
-        self._paused: Any = None  # when the rank stopped computing, to load more of the step's data
+        # No batch has come since the optimiser's newest step.
+        self._between = True
+        # The data set of the newest batch.
+        self._data = 0
+        # Data sets of which the script began a pass since the newest step: the newest, and all.
+        self._fresh = -1
+        self._begun: set[int] = set()
+        # Data sets whose passes continue from step to step.
+        self.trained: set[int] = set()
+        # The stamp at which the rank stopped computing to load more of the step's data.
+        self._paused: Any = None
         self._epoch = -1
-        self._loads_s: dict[int, float] = {}  # data set → waiting for its batches, not counted yet
+        # By data set: seconds of waiting for its batches that no step has counted yet.
+        self._loads_s: dict[int, float] = {}
         self._open = ObservedStep(0)
-        self._over: deque[ObservedStep] = deque()  # steps that have ended, but for the time to next
+        # Steps that have ended, except for the time until the next step begins.
+        self._over: deque[ObservedStep] = deque()
         self._compiled = recompilations()
 
     @property
     def activity(self) -> tuple[int, Phase]:
-        """The step that the rank is in, and what it does. Any thread may ask."""
+        """Return the current step and the rank's activity in it. Thread-safe."""
         step = self._open.number
         if self._loads:
             return step, Phase.DATA
@@ -97,12 +110,12 @@ class Timeline:
 
     @property
     def spans(self) -> int:
-        """How many parts the step has that the rank is in."""
+        """Return the number of spans of the current step."""
         return len(self._open.spans)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Around the wait for a loader's next batch."""
+        """Mark the wait for a loader's next batch."""
         self._loads = True
         # A step may load from one loader, compute, and load from another one.
         self._paused = self._clock.stamp() if self._counted and self._ready is None else None
@@ -112,13 +125,9 @@ class Timeline:
             self._loads = False
 
     def loaded(self, took_s: float, data: int, size: BatchSize, *, first: bool) -> None:
-        """A loader gave a batch.
+        """Take a batch from a loader, for which the script waited `took_s` seconds.
 
-        Args:
-            took_s: how long the script waited for it, in s.
-            data: names the loader's data set.
-            size: of the batch.
-            first: it begins a pass over the data.
+        `data` identifies the loader's data set, and `first` marks the start of a pass over it.
         """
         if self._paused is not None:
             if not self._open.spans:
@@ -134,19 +143,19 @@ class Timeline:
         self._since, self._since_s = self._clock.stamp(), time.perf_counter()
 
     def entered(self, size: BatchSize) -> None:
-        """The model got a batch to train on."""
+        """Take the size of a batch that the model is called with."""
         if not self._counted:
             self._counted = self._sized = True
             self._open.size += size
 
     def waits(self) -> None:
-        """This rank begins to wait for others: gradients are computed, or parameters are needed."""
+        """Mark the start of a wait for other ranks, with gradients or for parameters."""
         if not self._open.spans:
             self._begin()
         self._ready = self._clock.stamp()
 
     def waited(self) -> None:
-        """What this rank waited for is there."""
+        """Mark the end of a wait."""
         if self._ready is None:
             return
         now = self._clock.stamp()
@@ -154,30 +163,34 @@ class Timeline:
         self._since, self._ready = now, None
 
     def reduced(self) -> None:
-        """The gradients of a batch are reduced, or kept. What follows is another batch's.
+        """Mark the end of a backward pass, whose gradients are reduced or kept.
 
-        Or more of the same one's: reentrant checkpointing has a backward pass for each part.
+        The next computing belongs to another batch, or to the same one: reentrant checkpointing has
+        a backward pass for each of its parts.
         """
         self.waited()
-        if not self._sized:  # nobody saw the model get its batch
+        # No hook saw the call of the model.
+        if not self._sized:
             self.entered(self._fetched)
         self._counted = False
 
     def logged(self, loss: Value) -> None:
-        """The script logged a loss: of this step if it has computed since the newest one ended."""
+        """Take a logged loss: the open step's if it has computed already, else the last step's."""
         newest = self._over[-1] if self._over and not self._open.spans else self._open
         newest.loss = loss
 
     def stepped(self) -> list[ObservedStep]:
-        """The optimiser has stepped. Returns the steps that can be reported."""
+        """Close the step after its optimiser has stepped; return the steps that can be reported."""
         step = self._open
-        if not step.spans:  # nobody saw the gradients being computed
+        # No hook saw the backward pass.
+        if not step.spans:
             self.waits()
         if self._ready is not None:
             self.waited()
         if not step.size.samples:
             self.entered(self._fetched)
-        step.data_s += self._waited_s()  # for micro-batches
+        # Micro-batches may have waited for data after the step's start.
+        step.data_s += self._waited_s()
         self._begun.clear()
         compiled = recompilations()
         step.recompiles, self._compiled = max(0, compiled - self._compiled), compiled
@@ -189,9 +202,9 @@ class Timeline:
         return self._passed(_PENDING)
 
     def closed(self) -> list[ObservedStep]:
-        """The script is over. Returns the steps that are left and that the device has passed.
+        """Return the remaining steps that the device has passed, at the end of the script.
 
-        A device on which a training crashed may pass nothing any more.
+        After a crash, a device may pass no further step, so the wait is short.
         """
         deadline = time.perf_counter() + _CLOSING_S
         while self._over and not self._over[-1].readable(self._clock):
@@ -201,13 +214,14 @@ class Timeline:
         return [step for step in self._over if step.readable(self._clock)]
 
     def _begin(self) -> None:
-        """A step begins, with its first computing: the step before it took until now."""
+        """Begin a step at its first computing, which ends the step before it."""
         step = self._open
         step.began = self._since_s
         self._epoch += self._fresh == self._data or self._epoch < 0
         self._fresh, step.epoch = -1, self._epoch
         step.data_s = self._waited_s()
-        interrupted = bool(self._loads_s)  # the script read other data, as for an evaluation
+        # The script read other data since the last step, as for an evaluation.
+        interrupted = bool(self._loads_s)
         self._loads_s.clear()
         if self._over:
             last = self._over[-1]
@@ -216,19 +230,20 @@ class Timeline:
             last.ended_at = time.time() - (time.perf_counter() - last.began) + last.step_s
 
     def _waited_s(self) -> float:
-        """How long the script waited for the data that the step trains on; told once.
+        """Return and clear the seconds of waiting for the data that the step trains on.
 
-        The newest batch is trained on. So is other data whose pass goes on from step to step, such
-        as unlabelled samples beside labelled ones. An evaluation begins its pass between two steps.
+        A step trains on the newest batch, and on other data whose pass continues from step to step,
+        such as unlabelled samples beside labelled ones. An evaluation begins its pass between two
+        steps, so its waits do not count.
         """
         self.trained |= self._loads_s.keys() - self._begun
         return sum(self._loads_s.pop(data, 0.0) for data in self.trained | {self._data})
 
     def _passed(self, most: int) -> list[ObservedStep]:
-        """Steps that are over and that the device has passed. The newest may still get its loss.
+        """Remove and return closed steps that the device has passed, except for the newest one.
 
-        Args:
-            most: so many may be left, until the device is waited for.
+        The newest step may still get its loss. If more than `most` steps remain, return the oldest
+        ones unread; reading them waits for the device.
         """
         steps = []
         while self._over and (

@@ -1,7 +1,7 @@
-"""The plan on its way to a rank: rank 0's leader chooses segments, and each rank reads its parts.
+"""Path of the plan to a rank: rank 0's leader adopts segments, and each rank reads its parts.
 
 `leader.Leader` adopts the controller's `proposals.Proposals`, or coasts, and puts the parts of the
-segment into the ranks' store. `follower.Follower` gives a rank its steps; on the other ranks
+segment into the ranks' store. `follower.Follower` yields a rank's steps; on the other ranks
 a `fetcher.Fetcher` reads ahead::
 
     leader = Leader(terms, world, sizes, store, proposals)  # on rank 0

@@ -1,4 +1,4 @@
-"""Cuts what does not fit into a rank's memory at once into micro-batches."""
+"""Cuts local batches that do not fit into a rank's memory at once into micro-batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def cut_part(part: Part, most: float, sizes: Floats, terms: Terms) -> Part:
-    """A rank's part of a segment, with its steps of more than `most` cut into micro-batches.
+    """Cut the steps of a rank's part with more than `most` into micro-batches.
 
-    Args:
-        part: in which no step is cut.
-        most: of a micro-batch: samples, or with a token budget the sum of their sizes.
-        sizes: λ of each sample, [N].
-        terms: of the run.
+    `most` is in samples, or in size units with a token budget. No step of the part is cut yet.
+    `sizes` has λ of each sample, [N].
     """
     by_tokens = terms.token_budget is not None
     amounts = part.loads if by_tokens else part.counts
@@ -42,7 +39,7 @@ def cut_part(part: Part, most: float, sizes: Floats, terms: Terms) -> Part:
 
 
 def _micro_batch(whole: Floats, sizes: Floats, terms: Terms) -> MicroBatch:
-    """The micro-batch of samples of these sizes, of a batch of samples of those in `whole`."""
+    """Describe a micro-batch with these sizes, cut from a local batch with the sizes `whole`."""
     share = len(sizes) / len(whole)
     if terms.loss_mean == "size":
         share = float(sizes.sum() / whole.sum())

@@ -1,4 +1,4 @@
-"""How many steps each epoch has, as every rank can count by itself."""
+"""Counts the steps of each epoch, with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ Ints = npt.NDArray[np.int64]
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
-    """The samples in the order of DistributedSampler(seed=seed) after set_epoch(epoch), [N]."""
+    """Return the sample order of DistributedSampler(seed=seed) after set_epoch(epoch), [N]."""
     generator = torch.Generator().manual_seed(seed + epoch)
     order: Ints = torch.randperm(samples, generator=generator).numpy()
     return order
 
 
 class EpochSteps:
-    """The steps of each epoch. With a token budget the epoch's order decides how many there are.
-
-    Args:
-        terms: of the run.
-        budget: of a step; None: steps have a global batch of samples.
-    """
+    """Counter of the steps of each epoch. With a token budget, they depend on the epoch's order."""
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms
         self.budget = budget
         self._known: dict[int, int] = {}
-        self._newest: tuple[int, Ints] | None = None  # epoch, and its steps' counts
+        # The newest epoch, and the number of samples of each of its steps.
+        self._newest: tuple[int, Ints] | None = None
 
     def of(self, epoch: int) -> int:
-        """The number of steps of a whole epoch."""
+        """Return the number of steps of a whole epoch."""
         if self.budget is None:
             return self._terms.steps_per_epoch
         if epoch not in self._known:
@@ -42,17 +38,14 @@ class EpochSteps:
         return self._known[epoch]
 
     def total(self, epochs: int) -> int:
-        """The number of steps of the first `epochs` epochs together."""
+        """Return the number of steps of the first `epochs` epochs together."""
         return sum(map(self.of, range(epochs)))
 
     def ends(self, epoch: int, used: Ints | None = None) -> Ints | None:
-        """How many samples each step and those before it have together, [S].
+        """Return the cumulative number of samples at each step's end, [S].
 
-        None: that is as many for each step, as there is no token budget.
-
-        Args:
-            epoch: of the steps.
-            used: samples that the epoch has used already; they do not count.
+        Samples in `used` do not count. Without a token budget return None: all steps have the same
+        number of samples.
         """
         if self.budget is None:
             return None

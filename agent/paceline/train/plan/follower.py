@@ -1,4 +1,4 @@
-"""A rank's view of the plan: the follower reads the rank's parts of the leader's segments."""
+"""A rank's view of the plan: reads the rank's parts of the leader's segments."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Reads one rank's steps from the ranks' store, segment by segment. For one thread.
+    """Reader of one rank's steps from the ranks' store, segment by segment. For one thread.
 
-    Every rank has a follower; call `close` in the end. On rank 0 it also drives the leader, which
-    makes the next segment when the follower needs it.
-
-    Args:
-        store: the ranks' store.
-        rank: the rank whose parts to read.
-        leader: on rank 0; None on the other ranks.
-        on_node: called, in any thread, with what each segment says about this rank's node.
+    Every rank has a follower and must `close` it. On rank 0 the follower also drives the leader,
+    which adopts the next segment when the follower needs it. The follower calls `on_node`, in any
+    thread, with each segment's part for this rank's node.
     """
 
     def __init__(
@@ -42,19 +37,19 @@ class Follower:
         self._on_node = on_node
         self._fetcher = Fetcher(store, rank, on_node) if leader is None else None
         self.stopped = False
-        self.reforms = False  # it stopped because nodes join or leave
-        self.waits = False  # for a segment: any thread may ask
+        # The plan ended because nodes join or leave.
+        self.reforms = False
+        # The follower is waiting for a segment. Any thread may read this.
+        self.waits = False
 
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
-        """The steps of an epoch; waits for each segment until the leader has stored it.
+        """Yield the steps of an epoch, waiting for each segment until the leader has stored it.
 
-        Args:
-            epoch: whose.
-            ahead: a step comes only when so many after it are planned, too. Rank 0 needs that where
-                its loader fetches fewer steps ahead than those of other ranks.
+        A step is only yielded when `ahead` later steps are planned, too. Rank 0 needs that if its
+        loader fetches fewer steps ahead than those of other ranks.
 
         Raises:
-            PacelineError: the ranks are not in the same epoch, or the plan cannot go on.
+            PacelineError: the ranks are not in the same epoch, or the plan cannot continue.
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
         """
         planned: deque[Step] = deque()
@@ -65,12 +60,12 @@ class Follower:
         yield from planned
 
     def fail(self, error: Exception) -> None:
-        """Have `steps` raise this error where it would wait. Any thread may call it."""
+        """Make `steps` raise this error where it would wait. Any thread may call it."""
         if self._fetcher is not None:
             self._fetcher.fail(error)
 
     def close(self) -> None:
-        """Ends the thread that fetches the plan."""
+        """End the thread that fetches the plan."""
         if self._fetcher is not None:
             self._fetcher.close()
 

@@ -1,4 +1,4 @@
-"""Which node holds which sample, as the leader derives it from the segments that it adopts."""
+"""Tracks which node holds which sample, from the segments that the leader adopts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ Ints = npt.NDArray[np.int64]
 
 
 class Homes:
-    """A sample's home is the node that trained it last, or that it was moved to. For one thread.
+    """The home of each sample: the node that trained it last, or that it was moved to.
 
-    Args:
-        shards: what nodes have when the attempt begins.
+    For one thread. `shards` has the homes when the attempt begins.
     """
 
     def __init__(self, shards: Shards) -> None:
-        self.nodes: Ints = np.array(shards.nodes)  # of each rank, [W]
+        # The node of each rank, [W].
+        self.nodes: Ints = np.array(shards.nodes)
         self.keepers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
-        self.of: Ints = shards.holders()  # home of each sample, -1: none, [N]
-        self._moves: Moves | None = None  # that come into force with the next epoch
+        # The home of each sample, or -1, [N].
+        self.of: Ints = shards.holders()
+        # The moves that take effect with the next epoch.
+        self._moves: Moves | None = None
         self._epoch: int | None = None
 
     def enter(self, epoch: int) -> None:
-        """Begins an epoch: what was to move has moved."""
+        """Begin an epoch: the planned moves take effect."""
         if epoch == self._epoch:
             return
         if self._moves is not None:
@@ -34,7 +36,7 @@ class Homes:
         self._epoch, self._moves = epoch, None
 
     def parts(self, segment: Segment) -> list[NodePart]:
-        """Takes in a segment that is adopted; what it says about each node, [nodes]."""
+        """Update the homes by an adopted segment, and return its part for each node, [nodes]."""
         counts = np.asarray(segment.counts)  # [steps, W]
         samples = np.frombuffer(segment.indices, "<u4")
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
@@ -43,7 +45,8 @@ class Homes:
         if segment.moves is not None:
             self._moves = segment.moves
             after = self._moved(segment.moves)
-        elif segment.epoch_end:  # some were perhaps trained elsewhere since the moves were planned
+        # Some samples may have been trained elsewhere since the moves were planned.
+        elif segment.epoch_end:
             after = self.of if self._moves is None else self._moved(self._moves)
         return [
             NodePart(
@@ -55,7 +58,6 @@ class Homes:
         ]
 
     def _moved(self, moves: Moves) -> Ints:
-        """Homes after the moves, [N]."""
         samples, ranks = moves.arrays()
         after = self.of.copy()
         after[samples] = self.nodes[ranks]

@@ -1,4 +1,10 @@
-"""The leader (rank 0) chooses the next segment, gives it to the ranks and announces it."""
+"""The leader (rank 0) adopts the next segment, distributes its parts and announces it.
+
+Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
+valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
+ranks' shares, policy and synchronisation of the last segment. It never waits for a controller that
+has not shown that it is alive.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +37,16 @@ from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, Shards, pack_in
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
-# Steps at once at most: a switch takes effect only after these steps.
+# Maximum of coasted steps, because a switch takes effect only after these steps.
 MOST_COASTED = 16
-# While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
-# takes seconds, in which small models train for many steps.
+# The same in seconds of training, while plans arrive too late even for that: on an overloaded
+# machine a plan takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
-# Where no control plane can plan, or parts stay equal, a segment lasts at least so long, in at most
-# so many steps: planning takes 0.5 ms of it, and there is no switch that would wait for its end.
+# If no control plane can plan, or local batches stay equal, a segment lasts at least `ALONE_S`, in
+# at most `MOST_ALONE` steps: planning takes 0.5 ms of that, and no switch waits for its end.
 ALONE_S, MOST_ALONE = 0.25, 64
-_PACE = 8  # segments by whose times a step's time is known
+# Segments from whose times a step's time is derived.
+_PACE = 8
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,40 +54,42 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_FAREWELL_S = 2.0  # for ranks that may have left the loop already
-_LEAVING_S = 0.5  # for ranks that have read the end of the plan, and need it no more
-_FAREWELL_TO_END_S = 600.0  # for ranks that still compute and will read the end of the plan
+# Timeout for ranks that may have left the loop already.
+_FAREWELL_S = 2.0
+# Timeout for ranks that have read the end of the plan and no longer need the store.
+_LEAVING_S = 0.5
+# Timeout for ranks that still compute and will read the end of the plan.
+_FAREWELL_TO_END_S = 600.0
 
 
 class Leader:
-    """Adopts the controller's proposals, and plans by itself ("coasts") where none came in time.
+    """Source of all ranks' segments: adopted proposals, or coasted segments if none came in time.
 
-    Rank 0 has the only leader. Its follower calls `advance` for each segment; then the leader puts
-    the segment's parts into the ranks' store and announces the segment. For one thread.
+    Rank 0 has the only leader. For one thread.
 
     Args:
-        terms: of the run.
-        world: W.
-        sizes: λ, [N].
+        terms: the run's terms.
+        world: number of workers W.
+        sizes: λ of each sample, [N]; empty for a stream.
         store: the ranks' store.
-        proposals: the controller's; None without a bus.
-        attempt: of the run.
-        announce: called with each adopted segment; None: nobody listens.
+        proposals: the controller's proposals; None without a bus.
+        attempt: number of the attempt.
+        announce: called with each adopted segment.
         epoch: number of the epoch in which training begins.
         step: number of the first step.
         used: samples of that epoch that an earlier attempt used.
-        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
-            batch. Empty: there are no limits.
-        micro: the most samples that each rank computes at once, [W]; with a token budget, the most
-            size units. What is more is cut into micro-batches. Empty: nothing is cut.
-        token_limits: with a token budget, what each rank's part of a step may hold, [W]. Empty:
-            there are no such limits.
-        epoch_steps: of the run, where they are counted already; None: the leader counts them.
-        reforms: whether nodes are about to join or leave, so that the plan shall end.
-        uneven: whether ranks may have different numbers of turns of the script's loop.
-        shards: which node has which sample, where data lives on nodes.
-        stream: what ranks read, if the data is a stream; then `sizes` is empty.
-        copies: where several ranks share each batch, the stores of the other lanes; each rank there
+        limits: maximum of samples of each rank in a step, [W]. Their sum is at least a global
+            batch. Empty: no limits.
+        micro: maximum that each rank computes at once, [W], in samples, or in size units with a
+            token budget. Larger local batches are cut into micro-batches. Empty: no cuts.
+        token_limits: maximum of each rank's local batch in size units, with a token budget, [W].
+            Empty: no limits.
+        epoch_steps: the run's steps, if they are counted already.
+        reforms: returns whether nodes are about to join or leave, so that the plan must end.
+        uneven: returns whether ranks may iterate the script's loop differently often.
+        shards: location of each sample, if data lives on nodes.
+        stream: the ranks' samples, if the data is a stream.
+        copies: if several ranks share each batch, the stores of the other lanes; each rank there
             reads a copy of the part of its group.
     """
 
@@ -111,7 +120,8 @@ class Leader:
         self._stream = stream
         self._uneven = uneven
         self._reforms = reforms
-        self.asked_to_end = False  # any thread may set it: the plan ends as by an operator's stop
+        # Any thread may set it: the plan ends as by an operator's stop.
+        self.asked_to_end = False
         self._terms = terms
         self._world = world
         self._given_sizes = sizes
@@ -128,16 +138,22 @@ class Leader:
             most = np.array(token_limits) if token_limits else None
             self._budget = Budget(terms.token_budget, sizes, most)
         self._ledger = self._ledger_of(epoch, used)
-        self._step = step  # the next segment's first step
+        # The next segment's first step.
+        self._step = step
         self._last: Segment | None = None
-        self._newest = -1  # number of the newest segment in the store
-        self._heard = 0  # number of proposals when the last segment was chosen
-        self._equal_because = ""  # why ranks get equal parts, whatever the controller proposes
-        self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
+        # Number of the newest segment in the store.
+        self._newest = -1
+        # Number of proposals when the last segment was chosen.
+        self._heard = 0
+        # The reason why ranks get equal local batches, whatever the controller proposes.
+        self._equal_because = ""
+        # More than the terms' while the controller's plans arrive too late.
+        self._coast_steps = terms.coast_steps
         self._waits = Waits()
-        self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
-        # The epoch's steps that are adopted, with their samples, from the newest one on after which
-        # no gradients accumulate.
+        # The times at which the newest segments were chosen, and their first steps.
+        self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
+        # The epoch's adopted steps with their samples, from the newest step on after which no
+        # gradients accumulate.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
@@ -152,19 +168,18 @@ class Leader:
 
     @property
     def _sizes(self) -> Floats:
-        """λ of each sample; of a stream: of each that ranks have read."""
+        """Return λ of each sample; for a stream, of each sample that ranks have read."""
         return self._given_sizes if self._stream is None else self._stream.ledger.sizes
 
     @property
     def seq(self) -> int:
-        """Number of the next segment."""
+        """Return the number of the next segment."""
         return 0 if self._last is None else self._last.seq + 1
 
     def advance(self, epoch: int) -> Part:
-        """Gives the ranks the next segment of that epoch, or the order to stop or to re-form.
+        """Distribute the next segment of an epoch, or the order to stop or to re-form.
 
-        Returns:
-            Rank 0's part. It is not in the store, as rank 0 has it here.
+        Return rank 0's part, which is not in the store.
         """
         if epoch != self._ledger.epoch:
             self._ledger = self._ledger_of(epoch)
@@ -184,47 +199,39 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan without the controller from now on, with equal parts.
-
-        Args:
-            why: the script's loss allows no others, in sentences for the operator.
-        """
+        """Plan without the controller from now on, with equal local batches, because of `why`."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
-        """Whether an operator has ended the run."""
         return self.asked_to_end or (
             self._proposals is not None and self._proposals.stop_reason is not None
         )
 
     def stepped(self, step: int) -> None:
-        """The optimiser has stepped in `step`: the samples up to it need not be kept."""
+        """Forget the samples up to `step`, in which the optimiser has stepped."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead.popleft()
 
     def used(self, step: int) -> Ints:
-        """The samples of the epoch that steps up to and including `step` have used, ascending.
+        """Return the epoch's samples used by steps up to and including `step`, ascending.
 
-        Args:
-            step: not before the newest one in which the optimiser stepped.
+        `step` is not before the newest one in which the optimiser stepped.
         """
         planned = [samples for number, samples in self._ahead if number > step]
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
-        """Whether another rank that has not left has yet to read its part of the newest segment."""
+        """Return whether a rank that has not left has yet to read its newest part."""
         return any(store.check([part_key(self._newest, rank)]) for store, rank in self._present())
 
     def wait_for_readers(
         self, *, at_the_end: bool, failed: Callable[[], bool] = lambda: False
     ) -> None:
-        """Waits until the other ranks need the store no more, because it ends with this rank.
+        """Wait until no other rank needs the store, because it ends with this rank.
 
-        A rank that has read the end of the plan needs it no more; nor does a rank that has left.
-
-        Args:
-            at_the_end: the loop ran to its end here, so ranks that still compute will read it too.
-            failed: returns whether ranks are out of step, so that some will never come.
+        A rank that has read the end of the plan no longer needs it, nor does a rank that has left.
+        `at_the_end`: the loop ran to its end here, so ranks that still compute will read it too.
+        `failed` returns whether ranks are out of step, so that some never read the end.
         """
         needed = self.unread if at_the_end else self._present
         began = time.monotonic()
@@ -237,19 +244,18 @@ class Leader:
                 logger.warning("waiting for a rank that has not come to the end of the plan yet")
                 warned = True
             time.sleep(0.01)
-        # Most ranks leave at the same moment. One that says so to a store that has ended gets an
-        # error, of which torch writes a trace to its output.
+        # Most ranks leave at the same moment. A rank that announces this to a store that
+        # has ended gets an error, whose trace torch prints.
         until = time.monotonic() + _LEAVING_S
         while at_the_end and time.monotonic() < until and self._present():
             time.sleep(0.01)
 
     def _present(self) -> list[tuple[Store, int]]:
-        """The other ranks that have not left, and the stores that they read."""
+        """Return the other ranks that have not left, and the stores that they read."""
         others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
     def _end(self, epoch: int, *, reform: bool, failed: str = "") -> Part:
-        """Ends the plan of all ranks; returns rank 0's part."""
         end = Part(
             *(epoch, self.seq, self._step, [], [], [], [], b"", False),
             stop=True,
@@ -260,7 +266,6 @@ class Leader:
         return end
 
     def _put(self, seq: int, parts: list[Part]) -> None:
-        """Stores the parts of all ranks but this one."""
         self._newest = seq
         for store in self._stores:
             for rank, part in enumerate(parts):
@@ -268,12 +273,13 @@ class Leader:
                     put_part(store, seq, rank, part)
 
     def _proposed(self) -> Segment | None:
-        """The controller's newest valid proposal for the next segment."""
+        """Return the controller's newest valid proposal for the next segment."""
         proposals = self._proposals
         if proposals is None:
             return None
         if self._equal_because:
-            proposals.take(self.seq, 0.0)  # forgets it
+            # Discards proposals, which would pile up.
+            proposals.take(self.seq, 0.0)
             return None
         patience_s = self._patience_s(proposals)
         made = self._taken(proposals, time.monotonic() + patience_s)
@@ -289,7 +295,6 @@ class Leader:
         return made
 
     def _taken(self, proposals: Proposals, deadline: float) -> Segment | None:
-        """The first valid proposal that comes until then."""
         while proposal := proposals.take(self.seq, deadline - time.monotonic()):
             segment = proposal.segment
             refusal = self._ledger.refusal(segment, self._world)
@@ -303,9 +308,9 @@ class Leader:
         return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:
-        """Coasts twice as long from now on if a plan came for a segment that is past.
+        """Coast twice as long from now on if a plan came for a segment that is past.
 
-        Otherwise a policy that plans for longer than coasting lasts would never come into force.
+        Otherwise a policy that plans for longer than coasting lasts would never take effect.
         """
         newest = proposals.newest
         if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
@@ -313,20 +318,19 @@ class Leader:
             self._waits.late()
 
     def _most_coasted(self) -> int:
-        """Steps of a coasted segment at most, by the times of the newest segments."""
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
-        """How many steps take so long, by the times of the newest segments; 0: not known yet."""
+        """Return how many steps fit into a duration, by the newest segments; 0 if unknown."""
         if not self._begun:
             return 0
         began, first = self._begun[0]
         return int(seconds * (self._step - first) / max(time.monotonic() - began, 1e-3))
 
     def _patience_s(self, proposals: Proposals) -> float:
-        """How long to wait for a proposal: only if the controller has shown that it is alive.
+        """Return the seconds to wait for a proposal: 0 unless the controller seems alive.
 
-        It has if it made the last segment, or proposed something since then.
+        It does if it made the last segment, or has proposed a segment since then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
         if not kept_up and proposals.heard == self._heard:
@@ -338,7 +342,7 @@ class Leader:
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
-        # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
+        # Relaxed ranks synchronise at a segment's end, which should be rare: coast for longer.
         steps = min(self._coast_steps, self._most_coasted())
         if self._proposals is None or self._equal_because:
             steps = max(steps, min(MOST_ALONE, self._steps_in(ALONE_S)))
@@ -381,7 +385,8 @@ class Leader:
             ]
         if segment.pooled:
             pool.put(self._store, parts)
-        if self._homes is not None:  # last, as what nodes hold is long and not for all ranks
+        # Last, because the nodes' parts are long and not for all ranks.
+        if self._homes is not None:
             for keeper, of_node in zip(
                 self._homes.keepers, self._homes.parts(segment), strict=True
             ):
@@ -400,20 +405,19 @@ class Leader:
         return parts[0]
 
     def _pools(self, segment: Segment) -> bool:
-        """Whether ranks share a segment's batches."""
         return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
 
     def _parts(self, segment: Segment) -> list[Part]:
-        """Each rank's part of a segment."""
         counts = np.asarray(segment.counts)  # [steps, W]
         flat = np.frombuffer(segment.indices, dtype="<u4")
         of = features(self._sizes[flat], counts)
-        if self._stream is not None:  # ranks know a sample by how many they had read before it
+        # Ranks identify a sample by the number of samples that they had read before it.
+        if self._stream is not None:
             flat = self._stream.ledger.places[flat].astype("<u4")
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
-        # Whole arrays become lists at once: there may be thousands of ranks.
+        # Whole arrays become lists at once, because there may be thousands of ranks.
         columns = zip(
             counts.T.tolist(),
             of.load.T.tolist(),
@@ -448,12 +452,10 @@ class Leader:
 
 
 def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
-    """Each rank's weight in the update, [steps, W].
+    """Return each rank's weight in the update, [steps, W].
 
-    Args:
-        loss_mean: see `Session`.
-        counts: samples, [steps, W].
-        loads: the sums of their sizes, [steps, W].
+    `counts` are samples, `loads` the sums of their sizes, [steps, W] each. See `Session` for
+    `loss_mean`.
     """
     if loss_mean == "ranks":
         of_ranks: Floats = (counts > 0) / counts.shape[1]
@@ -464,12 +466,7 @@ def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
 
 
 def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:
-    """Each rank's samples of all steps, one step after the other.
-
-    Args:
-        flat: samples by step and then by rank.
-        counts: samples of each step and rank, [steps, W].
-    """
+    """Regroup samples from step-major to rank-major order, by the `counts`, [steps, W]."""
     ranks = np.tile(np.arange(counts.shape[1]), counts.shape[0])
     packed = flat[np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")].tobytes()
     ends = np.cumsum(counts.sum(axis=0) * flat.itemsize).tolist()

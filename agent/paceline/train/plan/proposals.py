@@ -1,4 +1,4 @@
-"""The bus side of the leader: what the controller proposes and what the operator orders."""
+"""Bus side of the leader: reads the controller's proposals and an operator's orders."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ _RETRY_S = 0.5
 class Proposals:
     """The controller's messages for one attempt, read by a background thread. Thread-safe.
 
-    The thread reads the run's control stream from its beginning, so a proposal that was made before
-    this attempt began counts too if it names this attempt. An outage of the bus does not end the
-    thread: it asks again until `close`.
+    The thread reads the run's control stream from its start, so a proposal from before this attempt
+    began counts too if it names this attempt. An outage of the bus does not end the thread: it
+    retries until `close`.
 
     Args:
         bus: Redis URL.
         run: public run id.
         attempt: proposals for other attempts are ignored.
-        key: of the run: what the control plane did not write is ignored; None: nothing is asked.
-        first_attempt: of the run's last launch: orders to stop an earlier launch are ignored.
+        key: the run's key; entries without its MAC are ignored. None: no MAC is required.
+        first_attempt: the first attempt of the run's last launch; orders to stop an earlier launch
+            are ignored.
     """
 
     def __init__(
@@ -59,21 +60,22 @@ class Proposals:
         self._proposals: dict[int, Proposal] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self.heard = 0  # number of proposals for this attempt so far
-        self.newest: Proposal | None = None  # the latest proposal for this attempt
+        # The number of proposals for this attempt so far, and the latest one.
+        self.heard = 0
+        self.newest: Proposal | None = None
         self.stop_reason: str | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
         self._thread.start()
 
     @property
     def refused(self) -> int:
-        """Number of entries so far that the control plane did not write."""
+        """Return the number of entries so far that the control plane did not write."""
         return self._forged.count
 
     def take(self, seq: int, wait_s: float) -> Proposal | None:
-        """The newest proposal for a segment, or None if none comes within `wait_s` seconds.
+        """Return the newest proposal for a segment, or None if none comes within `wait_s` seconds.
 
-        Proposals for this segment and for earlier ones are forgotten.
+        Proposals for this segment and for earlier ones are discarded.
         """
         with self._changed:
             self._changed.wait_for(lambda: seq in self._proposals or self.stop_reason, wait_s)
@@ -82,7 +84,7 @@ class Proposals:
             return proposal
 
     def close(self) -> None:
-        """Ends the thread, waiting for it unless it is stuck in a dead connection."""
+        """End the thread, waiting for it unless it is stuck in a dead connection."""
         self._closing.set()
         self._thread.join(timeout=1.0)
 

@@ -16,30 +16,28 @@ from paceline.core.terms import whole
 
 _LARGEST = 2**63 - 1
 
-# What this process loads samples of. Not of one thread alone: a data set may have threads, too.
+# The epoch whose samples this process loads. Not per thread, because a data set may use threads.
 _loaded: Epoch | None = None
 
 
 class Epoch:
-    """The epoch that a session's loader is in, and the session's seed.
+    """The current epoch of a session's loader, and the session's seed.
 
-    It is a context around what loads samples in this process, and is not entered twice at once.
-
-    Args:
-        seed: of the session.
-        shared: the DataLoader's workers see it change, too, as they may live for several epochs.
+    It is a context around the loading of samples in this process, and is not entered twice at once.
+    If `shared`, DataLoader workers see the number change, as they may live for several epochs.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self.seed = seed
-        self._outer: Epoch | None = None  # whose samples are loaded around these
+        # The epoch whose samples are loaded around these.
+        self._outer: Epoch | None = None
         self._number = torch.zeros((), dtype=torch.int64)
         if shared:
             self._number.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def number(self) -> int:
-        """The number of the epoch, from 0."""
+        """Return the number of the epoch, from 0."""
         return int(self._number)
 
     @number.setter
@@ -57,18 +55,13 @@ class Epoch:
 
 
 class WorkerInit:
-    """The ``worker_init_fn`` of a session's DataLoader.
-
-    Args:
-        epoch: that the worker loads.
-        then: the script's own; None: it has none.
-    """
+    """The ``worker_init_fn`` of a session's DataLoader, which calls the script's own afterwards."""
 
     def __init__(self, epoch: Epoch, then: Callable[[int], object] | None) -> None:
         self._epoch, self._then = epoch, then
 
     def __call__(self, worker: int) -> None:
-        """Begins a worker, in its process."""
+        """Initialise a worker, in its process."""
         global _loaded
         _loaded = self._epoch
         if self._then is not None:
@@ -76,30 +69,34 @@ class WorkerInit:
 
 
 class Use(IntEnum):
-    """What draws a sample's random numbers: each has others."""
+    """User of a sample's random numbers. Each has a sequence of its own.
 
-    DATA = 0  # the data set, with a generator
-    GLOBAL = 1  # the data set, with the process's global random numbers
-    LOOP = 2  # the body of the loop
+    `DATA` is the data set with a generator, `GLOBAL` the data set with the process's global random
+    numbers, `LOOP` the body of the loop.
+    """
+
+    DATA = 0
+    GLOBAL = 1
+    LOOP = 2
 
 
 def generator(
     index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
 ) -> torch.Generator:
-    """Torch's random numbers of a sample, for data sets that `Session.loader` reads.
+    """Return torch's random numbers of a sample, for data sets that `Session.loader` reads.
 
-    They follow from the session's seed, the epoch and the index, so they are the same whichever
-    rank loads the sample, with however many ranks and DataLoader workers, and after a restart, too.
-    In another epoch they are others. Each call begins anew with the first of them. Where a sample
-    needs several generators, give each a `stream` of its own.
+    They depend only on the session's seed, the epoch and the index. So they are the same whichever
+    rank loads the sample, with any number of ranks and DataLoader workers, and after a restart.
+    Each epoch has others. Each call starts at the first of them. If a sample needs several
+    generators, give each a `stream` of its own.
 
-    Where no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
+    If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
     torch's own random numbers.
 
     Args:
-        index: of the sample in the data set.
-        device: of the generator.
-        stream: which of the sample's sequences of random numbers; they are independent.
+        index: index of the sample in the data set.
+        device: the generator's device.
+        stream: number of the sample's sequence of random numbers; sequences are independent.
 
     Raises:
         TypeError, ValueError: `index` or `stream` is no whole number ≥ 0.
@@ -108,18 +105,17 @@ def generator(
 
 
 def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Generator:
-    """NumPy's random numbers of a sample, as `generator` has torch's."""
+    """Return NumPy's random numbers of a sample; see `generator`."""
     return np.random.default_rng(_sequence(index, Use.DATA, stream))
 
 
 @contextmanager
 def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
-    """Within it, the global random numbers of torch (CPU), NumPy and Python are the sample's.
+    """Seed the global random numbers of torch (CPU), NumPy and Python for a sample, until exit.
 
-    They are others than those of `generator`.
-
-    For transforms that take no generator, such as torchvision's. Afterwards the process's own
-    random numbers go on as if nothing had been drawn. Use it in one thread at a time::
+    This is for transforms that take no generator, such as torchvision's. The numbers differ from
+    those of `generator`. Afterwards the process's own random numbers continue as if nothing had
+    been drawn. Use it in one thread at a time::
 
         def __getitem__(self, index):
             with paceline.seeded(index):
@@ -131,7 +127,7 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     sequence = _sequence(index, Use.GLOBAL, stream)
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     number = _number(sequence)
-    # Not torch.manual_seed: it would seed GPUs, too, and data loading processes have none.
+    # Not torch.manual_seed, which would seed GPUs, too; data loading processes have none.
     torch.default_generator.manual_seed(number)
     np.random.seed(sequence.generate_state(4))
     random.seed(number)
@@ -146,12 +142,9 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
 def sequence_of(
     seed: int, epoch: int, index: SupportsIndex, use: Use = Use.DATA, stream: int = 0
 ) -> np.random.SeedSequence:
-    """What a sample's random numbers are seeded by: each argument makes others.
-
-    Raises:
-        TypeError, ValueError: see `generator`.
-    """
-    low, high = seed % 2**32, seed >> 32  # words of 32 bits: no two seeds begin alike
+    """Return the seed sequence of a sample, which is different for different arguments."""
+    # Always two words of 32 bits, so that different seeds give different sequences.
+    low, high = seed % 2**32, seed >> 32
     own = use, whole("stream", stream, 0)
     return np.random.SeedSequence((low, high, epoch, _checked(index)), spawn_key=own)
 
@@ -159,7 +152,7 @@ def sequence_of(
 def torch_generator(
     sequence: np.random.SeedSequence, device: torch.device | str
 ) -> torch.Generator:
-    """Torch's random numbers of a sequence."""
+    """Return torch's generator for a seed sequence."""
     return torch.Generator(device).manual_seed(_number(sequence))
 
 
@@ -178,5 +171,4 @@ def _checked(index: SupportsIndex) -> int:
 
 
 def _number(sequence: np.random.SeedSequence) -> int:
-    """A seed of 64 bits."""
     return int(sequence.generate_state(1, np.uint64)[0])

@@ -1,11 +1,11 @@
 """Streams on ranks: each rank reads its samples ahead, and the leader learns their sizes.
 
-- `news`: what a rank tells the leader through the ranks' store, and what the leader answers;
-- `reader`: the thread of a rank that reads, and the buffer from which batches are made;
-- `processes`: reading in a rank's processes, which get pieces to read from that thread;
-- `view`: what a DataLoader takes for the data set: batches come from the buffer;
-- `gathering`: the leader's part: it takes in what ranks tell, until a segment can be planned;
-- `suiting`: what a session of a stream cannot do.
+- `news`: messages between ranks and the leader through the ranks' store;
+- `reader`: a rank's reading thread, and the buffer from which batches are made;
+- `processes`: reading in processes of a rank, which get pieces to read from that thread;
+- `view`: the data set of the rank's DataLoader, whose batches come from the buffer;
+- `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned;
+- `suiting`: refuses options that a session of a stream does not support.
 
     reader = Reader(stream, meeting, seed)
     reader.begin(epoch)

@@ -1,4 +1,4 @@
-"""The leader's part in a stream: it takes in what ranks tell, until a segment can be planned."""
+"""The leader's part in a stream: collects the ranks' news until a segment can be planned."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.002
-_LONG_S = 60.0  # after so long it is said for whom the leader waits
+# After this time in seconds, the log reports that the leader waits for ranks.
+_LONG_S = 60.0
 
 
 class Gathering:
-    """What rank 0's leader knows of a stream. For one thread.
+    """The leader's view of a stream, on rank 0. For one thread.
 
-    Args:
-        stream: that the ranks read.
-        terms: of the run.
-        world: W.
-        store: the ranks' store.
-        limits: the most samples that each rank gets in a step, [W]; None: there are no limits.
+    `limits` has the maximum of samples of each rank in a step, [W].
     """
 
     def __init__(
@@ -42,12 +38,15 @@ class Gathering:
     ) -> None:
         self._stream, self._terms, self._world = stream, terms, world
         self._store, self._limits = store, limits
-        self._numbers = [0] * world  # of each rank's next news
-        self._rooms: list[int] = []  # that the ranks know of
-        self.ledger = self.begin(0)  # of the epoch that is planned
+        # The number of each rank's next news.
+        self._numbers = [0] * world
+        # The room that each rank knows of.
+        self._rooms: list[int] = []
+        # The ledger of the epoch that is planned.
+        self.ledger = self.begin(0)
 
     def begin(self, epoch: int) -> StreamLedger:
-        """The ledger of an epoch that begins."""
+        """Return the ledger of an epoch that begins."""
         self._numbers = [0] * self._world
         seed = self._terms.seed if self._stream.shuffle else None
         batch, drop_last = self._terms.global_batch, self._terms.drop_last
@@ -57,13 +56,9 @@ class Gathering:
         return self.ledger
 
     def gather(self, stops: Callable[[], bool]) -> str:
-        """Waits until the next segment can be planned.
+        """Wait until the next segment can be planned, or `stops` returns that the run ends.
 
-        Args:
-            stops: whether nobody wants a plan any more.
-
-        Returns:
-            Why there is none: a rank could not read, or read nothing. Empty: there is one.
+        Return the reason why there is no plan: a rank could not read, or read nothing. Else empty.
         """
         try:
             self._gather(self.ledger, stops)
@@ -92,7 +87,6 @@ class Gathering:
             )
 
     def _hear(self, ledger: StreamLedger, rank: int) -> None:
-        """Takes in a rank's news."""
         while True:
             key = news.news_key(ledger.epoch, rank, self._numbers[rank])
             if not self._store.check([key]):
@@ -107,7 +101,6 @@ class Gathering:
                 return
 
     def _answer(self, ledger: StreamLedger) -> None:
-        """Tells ranks how much room their buffers have, where that has changed."""
         rooms = ledger.rooms
         if rooms == self._rooms:
             return

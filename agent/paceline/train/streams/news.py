@@ -1,4 +1,4 @@
-"""What a rank tells the leader of its stream, and what the leader answers; keys of their store."""
+"""Messages between a rank and the leader about a stream, and their keys in the ranks' store."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import msgspec
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank has read since the last one."""
+    """A rank's report of the samples that it has read since the previous report.
 
-    sizes: list[float]  # λ of each sample, in the order in which they were read
-    ended: bool = False  # there are no more in this epoch
-    error: str = ""  # why reading failed; empty: it did not
+    `sizes` has λ of each sample, in the order of reading. `ended`: the rank has no more samples in
+    this epoch. `error` is the reason why reading failed; empty if it did not.
+    """
+
+    sizes: list[float]
+    ended: bool = False
+    error: str = ""
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):
-    """The leader's answer."""
+    """The leader's answer: the size of the rank's buffer, and its share of all samples."""
 
-    samples: int  # that the rank's buffer shall have
-    share: float  # of all samples, that the rank trains
+    samples: int
+    share: float
 
 
 encode = msgspec.msgpack.encode
@@ -26,24 +30,25 @@ decode_room = msgspec.msgpack.Decoder(Room).decode
 
 
 def news_key(epoch: int, rank: int, number: int) -> str:
-    """The key of a rank's news of an epoch; its news are numbered from 0."""
+    """Return the key of a rank's news of an epoch; its news are numbered from 0."""
     return f"stream/{epoch}/{rank}/{number}"
 
 
 def room_key(rank: int) -> str:
-    """The key of the leader's newest answer to a rank."""
+    """Return the key of the leader's newest answer to a rank."""
     return f"stream/room/{rank}"
 
 
 def claims_key(epoch: int) -> str:
-    """The key of what ranks have claimed of an epoch's shards."""
+    """Return the key of the ranks' claims on an epoch's shards."""
     return f"stream/{epoch}/claims"
 
 
 def order_key(epoch: int, shard: int) -> str:
-    """The key of what the first reading of a shard saw, of which each takes a part."""
+    """Return the key of the order that the first reader of a shard saw."""
     return f"stream/{epoch}/order/{shard}"
 
 
-FILLER = "stream/filler"  # a sample, pickled, for ranks that have read none
+# A pickled sample for ranks that have read none.
+FILLER = "stream/filler"
 FILLER_ASKED = "stream/filler/asked"

@@ -1,4 +1,4 @@
-"""Reading a stream in processes, which take what their rank has claimed, piece by piece."""
+"""Reads a stream in processes, which get the shards that their rank has claimed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from torch.utils.data._utils import worker
 from paceline.core.streaming.claiming import Claim
 from paceline.data.stream import Reading
 
-# Options of a loader that are about its processes.
+# Options of a loader that concern its processes.
 OPTIONS = (
     *("num_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context"),
     "timeout",
 )
 _LOOK_S = 0.1
-_ALIVE_S = 5.0  # between two looks of a process whether its rank still runs
+# Time between two checks in a process whether its rank still runs.
+_ALIVE_S = 5.0
 
 
 class _Pieces(IterableDataset[Any]):
-    """What one of a rank's processes reads."""
-
     def __init__(self, reading: Reading, epoch: int, claimed: Any) -> None:
         self._reading, self._epoch, self._claimed = reading, epoch, claimed
 
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-        # Of a rank that is dead by now, the parent's number is another one already.
+        # If the rank is dead by now, the parent's PID is another one already.
         rank, parent = multiprocessing.parent_process(), os.getppid()
 
         def claim(shards: int) -> Claim | None:
@@ -42,7 +41,8 @@ class _Pieces(IterableDataset[Any]):
                     piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
                 except queue.Empty:
                     if os.getppid() != parent or rank is None or not rank.is_alive():
-                        os._exit(1)  # the rank was killed: nobody takes what is left
+                        # The rank was killed, so no process takes the remaining samples.
+                        os._exit(1)
                 else:
                     return piece
 
@@ -50,16 +50,16 @@ class _Pieces(IterableDataset[Any]):
 
 
 def _hide_worker() -> None:
-    """Makes a source give this process all that it has of a piece.
+    """Make a source give this process all samples of a piece.
 
-    Many sources share their samples among a loader's processes. Here each process has pieces of its
-    own: what a source left to the other processes, nobody would read.
+    Many sources split their samples among a loader's processes. Here each process has pieces of
+    its own, so no process would read the samples that a source leaves to the others.
     """
     worker._worker_info = None
 
 
 def _as_it_is(sample: Any) -> Any:
-    """Without this, a loader would make tensors of arrays, which it does not without processes."""
+    """Replace the default collate function, which would convert arrays to tensors."""
     return sample
 
 
@@ -69,24 +69,19 @@ def in_processes(
     claim: Callable[[int], Claim | None],
     options: dict[str, Any],
 ) -> Iterator[Any]:
-    """The samples of a rank in an epoch, as they come. Close it in the end.
+    """Yield the samples of a rank in an epoch, as they come. Close it in the end.
 
-    A source that yields the rank's own part must share it among its processes, as that of any
-    ``IterableDataset`` must.
-
-    Args:
-        reading: how to read.
-        epoch: its number.
-        claim: see `paceline.data.stream.Claiming`; called in another thread of this process.
-        options: of a DataLoader; `OPTIONS` alone.
+    A source that yields the rank's own part must split it among its processes, as any
+    ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
+    thread of this process. `options` are those in `OPTIONS`, of a DataLoader.
     """
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    # One piece waits at most: what is claimed too early, other ranks cannot read.
+    # At most one piece is queued: other ranks cannot read shards that are claimed too early.
     claimed = context.Queue(1)
     options = options | {"multiprocessing_context": context}
-    # In no order: who waits for a piece must not hold up the other processes.
+    # Out of order, so that a process that waits for a piece does not delay the others.
     loader: DataLoader[Any] = DataLoader(
         _Pieces(reading, epoch, claimed),
         batch_size=None,
@@ -119,9 +114,9 @@ def _feed(
     ends: threading.Event,
     failed: list[Exception],
 ) -> None:
-    """Gives pieces to processes, and the word that there are no more to each of them.
+    """Put pieces into the processes' queue, then a final None for each process.
 
-    Why claiming failed goes into `failed`; then there are no more pieces either.
+    An error in claiming is appended to `failed` and ends the pieces.
     """
     while pieces is not None and not ends.is_set():
         try:
@@ -134,7 +129,8 @@ def _feed(
         _put(claimed, piece, ends)
     for _ in range(count):
         _put(claimed, None, ends)
-    if ends.is_set():  # processes may wait that were not told
+    # Processes that did not get their None may still wait for it.
+    if ends.is_set():
         for _ in range(count):
             try:
                 claimed.put(None, timeout=_LOOK_S)

@@ -28,26 +28,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FILLER = -1  # in place of a sample's number: the batch of a rank that trains nothing in a step
+# The sample number of a filler: the batch of a rank that trains nothing in a step.
+FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
 _TOLD_AT_ONCE = 64  # samples
-_TELL_S = 0.05  # a sample that was read is told after so long at most, unless reading takes longer
-_LOOK_S = 0.05  # between two looks whether the leader gives more room
+# Maximum delay before a sample is reported, unless reading the next one takes longer.
+_TELL_S = 0.05
+# Time between two checks whether the leader gives more room.
+_LOOK_S = 0.05
 _JOIN_S = 2.0
 
 
 class Reader:
-    """Reads one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
+    """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
-    A sample has a number: how many samples the rank had read before it in the epoch. The thread
-    reads on while there is room. It keeps the newest sample back until it knows whether there is
-    another one. So a rank that has not said that it is at its end has at least one more sample.
-
-    Args:
-        stream: what to read.
-        meeting: of the ranks.
-        seed: of the order of a source's shards.
+    A sample's number is the number of samples that the rank had read before it in the epoch. The
+    thread reads on while there is room. It withholds the newest sample until it knows whether
+    another one follows. So a rank that has not reported its end has at least one more sample.
+    `seed` seeds the order of a source's shards.
     """
 
     def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
@@ -58,17 +57,21 @@ class Reader:
         self._samples: dict[int, Any] = {}
         self._equal = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
         self._room = self._equal
-        self._pass: threading.Event | None = None  # of the epoch that is read; set: end it
+        # The event that ends the reading of the current epoch.
+        self._pass: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
-        self._warned = False  # that a shard's order is not the same each time
-        self.options: dict[str, Any] = {}  # of the processes that read, if there are any
+        # A warning was logged that a shard's order varies.
+        self._warned = False
+        # Options of the processes that read, if there are any.
+        self.options: dict[str, Any] = {}
 
     def begin(self, epoch: int) -> None:
-        """Begins to read an epoch. What is left of another one is dropped."""
+        """Begin to read an epoch, and drop the remaining samples of another one."""
         self.close()
         self._samples = {}
-        self._room = self._equal  # at an epoch's end it may have been that of all ranks
+        # At the end of an epoch, this rank may have had the room of all ranks.
+        self._room = self._equal
         self._pass = over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(epoch, over), name="paceline-stream", daemon=True
@@ -76,10 +79,9 @@ class Reader:
         self._thread.start()
 
     def take(self, numbers: list[int]) -> list[Any]:
-        """Samples for a batch: each is given once, but for the filler.
+        """Return samples for a batch. Each is returned once, except for the filler.
 
-        Raises:
-            PacelineError: the leader asks for what this rank has not read.
+        Raise a PacelineError if the leader asks for a sample that this rank has not read.
         """
         with self._changed:
             try:
@@ -90,7 +92,7 @@ class Reader:
         return taken or [self._filler()] * len(numbers)
 
     def close(self) -> None:
-        """Ends the thread, waiting for it unless the source does not answer."""
+        """End the thread, waiting for it unless the source does not answer."""
         if self._pass is None or self._thread is None:
             return
         with self._changed:
@@ -100,11 +102,7 @@ class Reader:
         self._pass = self._thread = None
 
     def _filler(self) -> Any:
-        """The smallest sample that was read here, or that of a rank that has read some.
-
-        Raises:
-            PacelineError: the other ranks' samples cannot be pickled, or no rank wrote the sample.
-        """
+        """Return the smallest sample that was read here, or a sample of another rank."""
         if self._smallest is None:
             pickled = opened(self._store.get(news.FILLER), self._key)
             if not pickled:
@@ -124,12 +122,14 @@ class Reader:
             except DistError:
                 raise
             except BaseException as error:
-                if not over.is_set():  # with the lines of the script's own code
+                # The log has the traceback, with the lines of the script's own code.
+                if not over.is_set():
                     logger.exception("rank %s cannot read the stream", self._rank)
                 name = "" if isinstance(error, PacelineError) else f"{type(error).__name__}: "
                 telling.failed(f"{name}{error}")
         except DistError:
-            pass  # rank 0, whose store it is, has ended
+            # Rank 0, which serves the store, has ended.
+            pass
 
     def _read(self, epoch: int, over: threading.Event, store: Store, telling: _Telling) -> None:
         number, held = 0, None
@@ -154,7 +154,7 @@ class Reader:
         telling.end()
 
     def _compare(self, seen: ShardOrder, epoch: int, store: Store) -> None:
-        """Warns, once, if a shard's samples have other numbers in different readings."""
+        """Warn, once, if a shard's samples have other numbers in different readings."""
         key = news.order_key(epoch, seen.shard)
         first = store.compare_set(key, "", seen.word).decode()
         if not self._warned and (differs := difference(first, seen.word)):
@@ -169,8 +169,7 @@ class Reader:
             )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
-        """This rank's samples, read in this thread or in processes."""
-        # Another thread claims for processes, so it has a connection of its own.
+        # A separate connection, because another thread claims for processes.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
         claims = Claims(
             lambda: store.get(key).decode() if store.check([key]) else "",
@@ -193,7 +192,8 @@ class Reader:
     def _sized(self, sample: Any) -> tuple[float, Any]:
         try:
             size = float(self.stream.size(sample))
-        except Exception as error:  # of the script's own code
+        # The script's own code may raise anything.
+        except Exception as error:
             raise ValueError(f"size(sample): {type(error).__name__}: {error}") from error
         if not (math.isfinite(size) and size > 0):
             raise ValueError(f"size(sample) is {size:g}: sizes must be finite and > 0")
@@ -214,7 +214,7 @@ class Reader:
     def _await_room(
         self, over: threading.Event, store: Store, telling: _Telling | None = None
     ) -> None:
-        """Waits until the buffer has room, or the epoch is over; what is read is told before."""
+        """Report pending samples, and wait until the buffer has room or the epoch is over."""
         while not over.is_set():
             with self._changed:
                 if len(self._samples) < self._room.samples:
@@ -229,8 +229,6 @@ class Reader:
 
 
 class _Telling:
-    """What a rank tells the leader in an epoch, a few samples at a time."""
-
     def __init__(self, store: Store, epoch: int, rank: int) -> None:
         self._store, self._epoch, self._rank = store, epoch, rank
         self._sizes: list[float] = []
@@ -261,23 +259,23 @@ class _Telling:
 
 
 def _pickled(sample: Any) -> bytes:
-    """Empty: it cannot be pickled, which matters to ranks without a sample alone."""
+    """Pickle a sample; empty if it cannot be pickled, which only ranks without samples notice."""
     try:
         return pickle.dumps(sample)
-    except Exception:  # a sample's own __reduce__ may raise anything
+    # A sample's own __reduce__ may raise anything.
+    except Exception:
         return b""
 
 
 def signed(pickled: bytes, key: bytes) -> bytes:
-    """A pickle with a MAC before it: reading a pickle runs what is written there."""
+    """Prepend a MAC to a pickle, because unpickling runs code."""
     return _mac(pickled, key) + pickled
 
 
 def opened(word: bytes, key: bytes) -> bytes:
-    """The pickle that a rank signed.
+    """Check the MAC and return the pickle.
 
-    Raises:
-        PacelineError: no rank of this session wrote it.
+    Raise a PacelineError if no rank of this session wrote it.
     """
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):

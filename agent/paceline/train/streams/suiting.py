@@ -1,4 +1,4 @@
-"""What a session of a stream cannot do, refused by name."""
+"""Refuses options that a session of a stream does not support."""
 
 from __future__ import annotations
 
@@ -18,18 +18,7 @@ def refuse_arguments(
     shapes: Shapes,
     switches: dict[str, bool],
 ) -> None:
-    """Refuses what does not go together with a stream.
-
-    Args:
-        stream: the data.
-        global_batch: samples of a step.
-        sizes: of `Session`.
-        shapes: of `Session`.
-        switches: further arguments of `Session`, by name.
-
-    Raises:
-        ValueError: the message names the argument.
-    """
+    """Refuse arguments of `Session` that a stream does not support. The ValueError names one."""
     if sizes != "auto":
         raise ValueError("sizes: a stream has its own; give paceline.data.Stream(size=…) alone")
     if shapes != Shapes():
@@ -45,11 +34,7 @@ def refuse_arguments(
 
 
 def refuse_call(reader: Reader | None, call: str) -> None:
-    """Refuses a method of a session of a stream.
-
-    Raises:
-        PacelineError: the data is a stream.
-    """
+    """Raise a PacelineError for a method of a session whose data is a stream."""
     if reader is not None:
         raise PacelineError(f"{call}: not with a stream, {_WHY[call]}")
 
@@ -62,7 +47,7 @@ _WHY = {
 
 
 def kind_of(dataset: Any) -> str:
-    """What sort of data a session has, which must be the same on all ranks."""
+    """Describe a session's kind of data, which must be the same on all ranks."""
     if isinstance(dataset, Stream):
         return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
     return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -1,4 +1,4 @@
-"""What a rank's loader sees of a stream: the samples in the buffer, by their numbers."""
+"""A rank's view of a stream for its loader: the samples in the buffer, by their numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READERS = {*OPTIONS, "persistent_workers"}
 
 
 class Buffered(Dataset[Any]):
-    """A rank's buffer as a map-style data set, from which each sample is taken once."""
+    """A rank's buffer as a map-style data set, which yields each sample once."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -26,9 +26,9 @@ class Buffered(Dataset[Any]):
 
 
 def buffered(reader: Reader, options: dict[str, Any]) -> tuple[Buffered, dict[str, Any]]:
-    """The data set of a loader of a stream, and the loader's options.
+    """Return the data set of a stream's loader, and the loader's options.
 
-    What is asked of processes is for the reader: the loader itself takes samples from the buffer.
+    Options about processes go to the reader, because the loader only takes samples from the buffer.
     """
     reader.options = {name: options[name] for name in OPTIONS if name in options}
     return Buffered(reader), {n: v for n, v in options.items() if n not in _READERS}

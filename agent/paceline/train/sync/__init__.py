@@ -1,4 +1,8 @@
-"""How gradients meet, besides the all-reduce in DDP: a synchroniser is a name and parameters."""
+"""Relaxed synchronisers, which replace the all-reduce in DDP for a segment.
+
+A synchroniser is given by a name and parameters in the plan. `SyncGate` calls `make` for each
+segment that has a relaxed one.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,11 @@ def make(
     outer: Outer,
     on_round: OnRound | None = None,
 ) -> Synchroniser:
-    """The synchroniser of a segment on one rank; each makes it.
+    """Make the synchroniser of a segment on one rank. Every rank calls it.
 
-    Args:
-        what: the plan's, not the all-reduce.
-        ranks: that take part.
-        prefix: of keys in the store, new for each segment.
-        parameters: that are trained, in the same order on all ranks.
-        optimiser: of them.
-        seed: of what is drawn at random, new for each segment.
-        outer: the session's outer optimiser, which some synchronisers use.
-        on_round: called with each round, on one of the ranks that are in it.
+    `what` is not the all-reduce. `prefix` (of keys in the store) and `seed` are new for each
+    segment. `parameters` have the same order on all ranks. `on_round` is called with each round,
+    on one of its ranks.
     """
     of_first = on_round if ranks.rank == 0 else None
     match what:

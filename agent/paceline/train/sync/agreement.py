@@ -1,4 +1,4 @@
-"""Ranks that leave the loop over the loader early must all leave it after the same step."""
+"""Detects whether ranks leave the loop over the loader at different steps."""
 
 from __future__ import annotations
 
@@ -13,54 +13,49 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _LOOK_S = 0.005
-_STILL_S = 30.0  # a rank that raised waits this long, or ten steps, while no rank moves
+# Patience in seconds of a rank that raised, while no rank moves; ten steps if these take longer.
+_STILL_S = 30.0
 
 
 class LoopAgreement:
-    """Finds out whether all ranks leave the loop after the same step, or one rank leaves alone.
+    """Agreement that all ranks leave the loop after the same step.
 
     Without the all-reduce, other ranks would train on for a while after one rank left, and then
-    wait for it. How a rank leaves does not tell the two cases apart: all ranks may leave by an
+    wait for it. The two cases look alike on the rank that leaves: all ranks may leave by an
     exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks have
-    left, or until one has gone on.
-
-    Args:
-        ranks: the ranks that take part.
+    left, or until another rank has started a later step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._store = ranks, ranks.store
-        self._times = 0  # how often all ranks have left so far
-        self._step: int | None = None  # the current step
-        self._began = 0.0  # when the current step began
-        self._took_s = 0.0  # how long the step before took
+        # The number of times that all ranks have left so far.
+        self._times = 0
+        # The current step, when it began, and how long the step before it took.
+        self._step: int | None = None
+        self._began = 0.0
+        self._took_s = 0.0
 
     def begin(self, step: int) -> None:
-        """This rank goes on to a step.
-
-        Raises:
-            PacelineError: another rank left its loop before that step; the message says which.
-        """
+        """Start a step; raise a PacelineError if another rank left its loop before that step."""
         now = time.monotonic()
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
         self._store.set(self._at(self._ranks.rank), str(step))
         # The order matters: either this rank sees that another rank has left, or the rank that
-        # leaves sees that this rank goes on to the step.
+        # leaves sees that this rank has started the step.
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        first = min(left, key=lambda rank: left[rank])  # others may have left because of this rank
+        # The earliest rank is the cause: others may have left because of this rank.
+        first = min(left, key=lambda rank: left[rank])
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
 
     def leave(self, step: int, raised: bool) -> None:
-        """This rank has left its loop in a step: waits until all have.
+        """Leave the loop in a step, and wait until all ranks have left.
 
-        Args:
-            step: number of the step.
-            raised: an exception ended the loop. Other ranks may then wait for this one in a
-                collective of the script's own, so this rank waits less long.
+        If an exception ended the loop (`raised`), other ranks may wait for this one in a collective
+        of the script's own, so this rank waits less long.
 
         Raises:
             PacelineError: another rank went on, or no rank moves; the message says which.
@@ -80,14 +75,9 @@ class LoopAgreement:
         self._times += 1
 
     def through(self, step: int, raised: bool) -> None:
-        """This rank is at the end of an epoch's last step. If it raised, it waits for all others.
+        """Reach the end of an epoch's last step; if this rank raised, wait for all others.
 
-        Args:
-            step: number of the step.
-            raised: see `leave`.
-
-        Raises:
-            PacelineError: no rank moves; the message says which are missing.
+        Raise a PacelineError if no rank moves; the message says which are missing.
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
@@ -96,7 +86,7 @@ class LoopAgreement:
                     break
 
     def where(self) -> str:
-        """In words, for error messages: the ranks' steps, and which ranks have left."""
+        """Describe the ranks' steps, and which ranks have left, for error messages."""
         with contextlib.suppress(RuntimeError):
             steps = [self._read(self._at(rank)) for rank in range(self._ranks.world)]
             left = [f"; rank {rank} left in step {step}" for rank, step in self._left().items()]
@@ -104,11 +94,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yields the ranks' steps repeatedly, as long as ranks go on or leave.
-
-        Raises:
-            PacelineError: for too long no rank went on or left.
-        """
+        """Yield the ranks' steps repeatedly; raise if no rank goes on or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
@@ -133,19 +119,19 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """This rank ends in a step: ranks that go on or wait for it fail. Does not wait."""
-        with contextlib.suppress(RuntimeError):  # the store has ended with rank 0
+        """Announce that this rank ends in a step, so that waiting ranks fail. Does not wait."""
+        # The store may have ended with rank 0.
+        with contextlib.suppress(RuntimeError):
             self._count(step)
             word = f"rank {self._ranks.rank} left its loop in step {step}: {why}"
             self._store.compare_set(self._key("all"), "", word)
 
     def _count(self, step: int) -> int:
-        """Notes that this rank left in a step; the number of ranks that have left."""
+        """Note that this rank left in a step; return the number of ranks that have left."""
         self._store.set(self._key(str(self._ranks.rank)), str(step))
         return int(self._store.add(self._key("count"), 1))
 
     def _left(self) -> dict[int, int]:
-        """The steps in which ranks have left."""
         steps = {rank: self._read(self._key(str(rank))) for rank in range(self._ranks.world)}
         return {rank: step for rank, step in steps.items() if step is not None}
 

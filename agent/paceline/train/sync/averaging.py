@@ -1,4 +1,4 @@
-"""Each rank steps alone; now and then replicas become their mean: local SGD, OSA, DiLoCo."""
+"""Each rank steps alone, and replicas are averaged now and then: local SGD, OSA, DiLoCo."""
 
 from __future__ import annotations
 
@@ -22,26 +22,18 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
 class Averaging:
-    """Each rank steps alone. Every few steps all ranks' parameters become their mean.
+    """Synchroniser that averages all ranks' parameters every few steps.
 
     In the mean, a rank weighs as much as the work that it has done since the previous mean. With an
-    outer optimiser, parameters become what its step makes of the mean. Where all ranks meet between
-    two such steps, the mean is all: the next step has the whole change since the one before.
+    outer optimiser, parameters become the result of its step from the mean. If all ranks meet
+    between two outer steps, parameters become the mean itself, and the next outer step has the
+    whole change since the previous one.
 
-    With an overlap a mean is on its way while ranks step on. What has become of it comes into force
-    so many steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al.,
-    Streaming DiLoCo with overlapping communication, 2025). Then a rank's replica
-    still weighs with α of the work that it had when the mean was begun. Where all ranks meet, a
-    mean that is on its way comes into force first. So no mean outlives a meeting or is in a
-    checkpoint.
-
-    Args:
-        ranks: that take part.
-        parameters: that are trained, in the same order on all ranks.
-        rules: when there is a mean, of which parts, and what becomes of it.
-        outer: the session's outer optimiser.
-        prefix: of keys in the store, new each time; for means that are on their way.
-        on_round: called with each mean.
+    With an overlap, a mean is reduced while ranks step on. Its result takes effect `rules.overlap`
+    steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al., Streaming
+    DiLoCo with overlapping communication, 2025). Then a rank's replica still weighs with α of the
+    work that it had when the mean was begun. If all ranks meet, a mean in flight takes effect
+    first. So no mean outlives a meeting or is in a checkpoint.
     """
 
     goes_on, weighs = True, False
@@ -62,14 +54,19 @@ class Averaging:
         self._outer = outer
         if rules.outer is not None:
             outer.begin(self._parts)
-        self._work = [0.0] * rules.parts  # Σ of the steps' weights since each part's previous mean
-        self._samples = 0  # of earlier steps, whose gradients are still in .grad
-        self._stepped: Step | None = None  # the newest body in which the optimiser stepped
-        self._means = 0  # how many there were
-        self._flight: _Flight | None = None  # the mean that is on its way
-        self._flights = 0  # how many there were
-        # A reduction that lacks a rank cannot be ended, also not by a rank that leaves. So it
-        # begins when all ranks have called it ready.
+        # Σ of the steps' weights since each part's previous mean.
+        self._work = [0.0] * rules.parts
+        # Samples of earlier steps whose gradients are still in .grad.
+        self._samples = 0
+        # The newest body in which the optimiser stepped.
+        self._stepped: Step | None = None
+        # The number of means so far.
+        self._means = 0
+        # The mean in flight, and the number of such means so far.
+        self._flight: _Flight | None = None
+        self._flights = 0
+        # A reduction that lacks a rank cannot be ended, not even by a rank that leaves. So it
+        # begins only when all ranks have called it ready.
         self._calls = RoundCalls(ranks, f"{prefix}/means")
         self._mail = Courier(ranks.timeout.total_seconds()) if rules.overlap else None
 
@@ -112,10 +109,11 @@ class Averaging:
         if self._mail is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
             self._mail.close(timeout_s=1.0)
-        dist.destroy_process_group(self._ranks.group)  # so the others' collectives fail
+        # Makes the others' collectives fail.
+        dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
-        """Begins the mean of a part, which is on its way after a step."""
+        """Begin the mean of a part after a step, in the background."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
         if not tensors or self._mail is None:
             return
@@ -126,16 +124,17 @@ class Averaging:
         self._work[part] = 0.0
 
     def _carry(self, mean: Mean, number: int) -> None:
-        """Takes a mean once all ranks have given to it; in another thread."""
+        """Reduce a mean once all ranks are ready for it; in another thread."""
         if self._calls.count_ready(number) == self._ranks.world:
             self._calls.call(number)
         self._calls.wait(number)
         mean.reduce(self._ranks.group)
         if number and self._ranks.rank == 0:
-            self._calls.forget(number - 1)  # all have been through with it before this one
+            # All ranks were done with the previous mean before this one.
+            self._calls.forget(number - 1)
 
     def _land(self, flight: _Flight) -> None:
-        """Waits for the mean that is on its way, and brings into force what becomes of it."""
+        """Wait for the mean in flight, and apply its result."""
         assert self._mail is not None
         began = time.perf_counter()
         self._mail.wait()
@@ -150,11 +149,11 @@ class Averaging:
                 merged = torch.lerp(merged, joined(tensors), keep)
             spread(merged, tensors)
         self._work[flight.part] += keep * flight.work
-        # Of the reduction, what ranks waited for it: the rest was behind their steps.
+        # Only the ranks' wait counts as reduction: the rest overlapped their steps.
         self._tell(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
-        """Parts of the parameters become their mean, or what an outer optimiser makes of it."""
+        """Average parts of the parameters, and step the outer optimiser if there are rules."""
         began = time.perf_counter()
         givers, size = 0, 0
         for part in parts:
@@ -169,7 +168,6 @@ class Averaging:
         self._tell(givers, time.perf_counter() - began, size)
 
     def _tell(self, givers: int, took_s: float, size: int) -> None:
-        """Reports a mean: of how many ranks, how long this rank was in it, and its bytes."""
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
             self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))
@@ -177,19 +175,22 @@ class Averaging:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A part's mean on its way."""
+    """A part's mean in flight.
+
+    `work` is this rank's weight in the mean. The mean takes effect after the step `due`.
+    """
 
     part: int
     mean: Mean
-    work: float  # this rank's weight in it
-    due: int  # after this step it comes into force
+    work: float
+    due: int
 
 
 def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:
-    """Makes the optimiser's state equal on all ranks, so that equal replicas stay equal.
+    """Make the optimiser's state equal on all ranks, so that equal replicas stay equal.
 
     A tensor becomes its mean over ranks. A single number, for example a count of steps, becomes the
-    largest of all ranks. Where ranks have states of different shape, all get the fullest one.
+    largest of all ranks. If ranks have states of different shape, all get the fullest one.
     """
     states = [optimiser.state.get(p, {}) for p in parameters]
     shapes = [{k: tuple(v.shape) for k, v in s.items() if torch.is_tensor(v)} for s in states]
@@ -201,7 +202,8 @@ def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], rank
     gathered = [([], []) for _ in range(ranks.world)]
     dist.all_gather_object(gathered, (shapes, numbers), group=ranks.group)
     fullest = max(range(ranks.world), key=lambda rank: sum(map(len, gathered[rank][0])))
-    if any(of_rank != gathered[0][0] for of_rank, _ in gathered):  # some rank has not stepped yet
+    # The shapes differ if some rank has not stepped yet.
+    if any(of_rank != gathered[0][0] for of_rank, _ in gathered):
         box = [optimiser.state_dict() if ranks.rank == fullest else None]
         dist.broadcast_object_list(box, src=fullest, group=ranks.group)
         assert box[0] is not None

@@ -1,4 +1,4 @@
-"""What a relaxed synchroniser is to the training loop."""
+"""The interface between relaxed synchronisers and the training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-_KEPT = 4  # groupings whose process groups are kept for when they come again
+# Groupings whose process groups are kept for reuse.
+_KEPT = 4
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -23,38 +24,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who takes part, and how they reach each other."""
+    """Participants of a synchroniser, with their process groups and connections to the store.
 
-    groups: dict[str, dist.ProcessGroup]  # for this alone; nobody else may keep one, see `close`
-    store: TCPStore  # for calls that return at once, from any thread
-    blocking_store: TCPStore  # a second connection to it, for one thread's calls that block
+    No other object may use the process groups, see `close`. `store` is for calls that return at
+    once, from any thread; `blocking_store` is a second connection to it, for one thread's blocking
+    calls. `name` is the process group's; "" means all ranks of the run. `members` has the run's
+    numbers of these ranks; () means all ranks of the run.
+    """
+
+    groups: dict[str, dist.ProcessGroup]
+    store: TCPStore
+    blocking_store: TCPStore
     rank: int
     world: int
     timeout: timedelta
-    name: str = ""  # of their process group; "": all ranks of the run
-    members: Sequence[int] = ()  # the run's numbers of these ranks; (): all ranks of the run
+    name: str = ""
+    members: Sequence[int] = ()
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group of these ranks."""
+        """Return the process group of these ranks."""
         return self.groups[self.name]
 
     def of_run(self, rank: int) -> int:
-        """The run's number of one of these ranks."""
+        """Return the run's number of one of these ranks."""
         return self.members[rank] if self.members else rank
 
     @cached_property
     def another_blocking_store(self) -> TCPStore:
-        """A third connection, for another thread whose calls block."""
+        """Return a third connection, for another thread's blocking calls."""
         made: TCPStore = self.blocking_store.clone()  # type: ignore[attr-defined]
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """This rank's group of several, in which ranks count from 0. All ranks call it at once.
-
-        Args:
-            groups: of ranks. Each rank is in one group.
-        """
+        """Return this rank's group, in which ranks count from 0. Collective."""
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
@@ -68,60 +71,71 @@ class Ranks:
         return replace(self, name=name, rank=rank, world=len(mine), members=mine)
 
     def close(self) -> None:
-        """Ends the process groups, each of which has threads and connections.
+        """End the process groups, each of which has threads and connections.
 
         A group that is still in use ends with its last reference. That reference must not be in a
-        cycle: the garbage collection of a forked process, as of a loader, would end threads that
-        the fork does not have.
+        cycle: the garbage collection of a forked process, such as a DataLoader worker, would end
+        threads that the fork does not have.
         """
         while self.groups:
             _, group = self.groups.popitem()
-            with suppress(ValueError):  # ended before: for others to fail, or by the script
+            # Ended before: by `abort`, so that other ranks fail, or by the script.
+            with suppress(ValueError):
                 dist.destroy_process_group(group)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One finished round; see `wire.RoundRecord`."""
+    """A finished round; see `wire.RoundRecord`.
+
+    `staleness` counts the applied gradients by age in rounds; the last entry is that age or more.
+    `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
+    time, see the glossary.
+    """
 
     number: int
     world: int
     contributors: int
-    staleness: list[int]  # gradients that went in, by age in rounds; the last: that age or more
-    dropped: int  # samples whose gradients were too old
-    waited_s: float  # response time; see the glossary
+    staleness: list[int]
+    dropped: int
+    waited_s: float
     reduced_s: float
     bytes: int
     copied_s: float = 0.0
 
 
-OnRound = Callable[[Round], None]  # may be called in another thread, never two at once
+# May be called in another thread, but never twice at once.
+OnRound = Callable[[Round], None]
 
 
 class Synchroniser(Protocol):
-    """One segment's exchange on one rank: made when the segment begins, over when all have met.
+    """One segment's exchange on one rank, from the segment's start until all ranks have met.
 
     Methods are called in the thread that trains. They may take gradients out of ``.grad``, put
     others in, and step the optimiser. `stepping` is not called for steps that they make themselves.
+
+    If `goes_on` is true, the synchroniser continues into a next segment with the same synchroniser;
+    else all ranks meet first. If `weighs` is true, ``.grad`` must hold weight · M times the mean
+    over the rank's batch; else that mean.
     """
 
-    goes_on: bool  # into the next segment if that has the same synchroniser; else all meet first
-    weighs: bool  # .grad holds weight · M times the mean over the rank's batch; else that mean
+    goes_on: bool
+    weighs: bool
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser is about to step. Called any number of times in the loop's body."""
+        """Prepare a step of the optimiser. Called any number of times in the loop's body."""
         ...
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The loop's body has ended. Each body of a rank has a `Step` object of its own."""
+        """End the loop's body. Each body of a rank has a `Step` object of its own."""
         ...
 
     def end_step(self, step: Step) -> None:
-        """This rank is through with a step, also if it had no batch in it, or several."""
+        """End a step of the plan, in which this rank had no batch, one batch or several."""
         ...
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """Waits until all ranks are here, after the same step. Afterwards replicas are equal.
+        """Wait until all ranks are here, after the same step. Afterwards replicas are equal.
 
         Gradients that the script accumulates over several steps stay in ``.grad``.
 
@@ -131,19 +145,19 @@ class Synchroniser(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle of the segment. Ranks that wait for it fail."""
+        """Leave in the middle of the segment. Ranks that wait for this rank fail."""
         ...
 
 
 def no_gradient(parameters: list[nn.Parameter]) -> None:
-    """Removes all gradients: optimisers leave such parameters as they are."""
+    """Remove all gradients, so that optimisers leave these parameters unchanged."""
     for parameter in parameters:
         parameter.grad = None
 
 
 @contextmanager
 def kept(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Sets gradients aside, and puts them back afterwards."""
+    """Set gradients aside, and restore them on exit."""
     before = [parameter.grad for parameter in parameters]
     no_gradient(parameters)
     try:

@@ -1,4 +1,4 @@
-"""How ranks call the rounds of a partial all-reduce: one key of each round in the ranks' store."""
+"""Calls of the rounds of a partial all-reduce, by one key for each round in the ranks' store."""
 
 from __future__ import annotations
 
@@ -9,51 +9,40 @@ _GO, _ABORT = "go", "abort "
 
 
 class RoundCalls:
-    """The calls of a segment's rounds. For two threads: `wait` and `forget` belong to one of them.
-
-    Args:
-        ranks: that take part.
-        prefix: of keys in the store, new for each segment.
-    """
+    """The calls of a segment's rounds. For two threads: only one may call `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix
 
     def key(self, number: int) -> str:
-        """The key that calls a round."""
+        """Return the key that calls a round."""
         return f"{self._prefix}/{number}"
 
     def call(self, number: int) -> None:
-        """Calls a round, unless it has been called."""
+        """Call a round, unless it has been called."""
         self._ranks.store.compare_set(self.key(number), "", _GO)
 
     def count_ready(self, number: int) -> int:
-        """Counts this rank as ready for a round; how many ranks are ready now."""
+        """Count this rank as ready for a round; return how many ranks are ready now."""
         return int(self._ranks.store.add(f"{self.key(number)}/ready", 1))
 
     def abort(self, number: int, reason: str) -> None:
-        """Ends all ranks' rounds with a reason why this rank will not come.
+        """End all ranks' rounds, because this rank leaves.
 
-        Args:
-            number: of the round that is to come or under way. If it has been called, it goes on,
-                and the next one ends with the reason.
-            reason: what the other ranks are told.
+        If round `number`, the next or current one, has been called, it completes, and the one after
+        it ends with the reason.
         """
         word = f"{_ABORT}rank {self._ranks.of_run(self._ranks.rank)} {reason}"
         while self._ranks.store.compare_set(self.key(number), "", word) != word.encode():
             number += 1
 
     def wait(self, number: int) -> None:
-        """Waits until a round is called.
-
-        Raises:
-            PacelineError: a rank has left; the message names it.
-        """
+        """Wait until a round is called; raise a PacelineError if a rank has left instead."""
         word = self._ranks.blocking_store.get(self.key(number)).decode()
         if word.startswith(_ABORT):
             raise PacelineError(word.removeprefix(_ABORT))
 
     def forget(self, number: int) -> None:
-        """Deletes the keys of a round that no rank waits for any more."""
+        """Delete the keys of a round that no rank waits for any longer."""
         for part in ("", "/ready"):
             self._ranks.blocking_store.delete_key(f"{self.key(number)}{part}")

@@ -1,20 +1,20 @@
-"""What a script does not say, and Python's garbage collector still knows.
+"""Finds a script's optimisers and scalers through Python's garbage collector.
 
-The fallback where `session.optimizer` was not called, or was called without a scaler. What it can
-and cannot find:
+This is the fallback if `session.optimizer` was not called, or was called without a scaler. Its
+limits:
 
-- **Optimisers and gradient scalers**: every living object of the class, in the whole process. An
-  object that the script dropped may live until Python collects it, so a second look follows a
+- **Optimisers and gradient scalers**: it finds every living object of the class in the whole
+  process. A dropped object may live until Python collects it, so a second search follows a
   collection. An optimiser or an enabled scaler that the script keeps but never uses counts as well:
-  then there are two, and the all-reduce stays. A framework's wrapper that is no subclass of torch's
-  class is not found, but the torch object inside it is. A look visits all objects that the
-  collector tracks, some tenths of a second in a large process; it happens when a relaxed
-  synchroniser is to come into force, once more after the optimiser's first step if it waited for
-  that, and when the all-reduce comes back.
+  then there are two, and the all-reduce stays. It does not find a framework's wrapper that is no
+  subclass of torch's class, but the torch object inside it. A search visits all objects that the
+  collector tracks, which takes some tenths of a second in a large process. It happens when a
+  relaxed synchroniser is to take effect, once more after the optimiser's first step if the
+  synchroniser waited for that, and when the all-reduce comes back.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
-  same way after a ``break`` and after an exception. CPython alone keeps what tells them apart, a
-  traceback that points at the loop's frame. Where the loop itself is in a generator, the exception
-  is hidden and looks like a ``break``.
+  same way after a ``break`` and after an exception. Only CPython keeps the difference, a traceback
+  that points at the loop's frame. If the loop itself is in a generator, the exception is hidden and
+  looks like a ``break``.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ _T = TypeVar("_T")
 
 
 def optimisers(parameters: set[int]) -> list[torch.optim.Optimizer]:
-    """The script's optimisers of these parameters, also those that have not stepped yet.
-
-    Args:
-        parameters: their `id`s.
-    """
+    """Return the script's optimisers of parameters given by `id`, even if they never stepped."""
     return _alive(torch.optim.Optimizer, lambda optimiser: has_any(optimiser, parameters))
 
 
 def scalers() -> list[torch.amp.GradScaler]:
-    """The script's gradient scalers that are enabled."""
+    """Return the script's enabled gradient scalers."""
     return _alive(torch.amp.GradScaler, torch.amp.GradScaler.is_enabled)
 
 
 def has_any(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    """Whether an optimiser has any of these parameters, given by their `id`s."""
-    groups = getattr(optimiser, "param_groups", [])  # none while the optimiser is being made
+    """Return whether an optimiser has any of these parameters, given by their `id`s."""
+    # An optimiser has no groups while it is being made.
+    groups = getattr(optimiser, "param_groups", [])
     return any(id(p) in parameters for group in groups for p in group["params"])
 
 
 def exception_ends_loop() -> bool:
-    """Whether an exception ends the loop over the loader, whose iterator is being closed.
+    """Return whether an exception ends the loop over the loader, whose iterator is being closed.
 
     If so, a live traceback points at the loop frame's current instruction.
     """
     frame: FrameType | None = sys._getframe()
-    for generators in (False, True):  # out of the loader's generator, and of others around it
+    # Out of the loader's generator, then out of generators around the loader.
+    for generators in (False, True):
         while frame is not None and _is_generators(frame) == generators:
             frame = frame.f_back
     return frame is not None and any(
@@ -72,7 +70,7 @@ def _is_generators(frame: FrameType) -> bool:
 
 def _alive(kind: type[_T], fits: Callable[[_T], bool]) -> list[_T]:
     def look() -> list[_T]:
-        # Not isinstance: it would ask proxies for their class, which may fail.
+        # Not isinstance, which would ask proxies for their class and may fail.
         return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and fits(obj)]
 
     living = look()

@@ -1,7 +1,9 @@
 """The gate between training and a segment's synchroniser: all-reduce in DDP, or a relaxed one.
 
-A relaxed synchroniser takes effect where the optimiser steps: a hook takes the rank's own gradient
-out of ``.grad`` and applies the gradients that have arrived, if any. So scripts stay as they are.
+A relaxed synchroniser takes effect when the optimiser steps: a hook takes the rank's own gradient
+out of ``.grad`` and applies the gradients that have arrived, if any. So scripts need no change. The
+training loop calls the gate at each step's start and end; the gate never steps an optimiser under
+the all-reduce.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _STEPPED_BEFORE = (
     "an earlier micro-batch and not after the last: step it in each turn of the loop, or where "
     "session.batch.last is true"
 )
-_MISSED = 3  # steps in a row: a script may skip one whose gradients are not finite
+# Steps in a row: a script may skip one whose gradients are not finite.
+_MISSED = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before the last micro-batch of it: with "
     "Session(micro_batches=True) leave the loop where session.batch.last is true"
@@ -72,18 +75,12 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Puts each segment's synchroniser into force on this rank. For one thread.
+    """Gate between this rank's training loop and each segment's synchroniser. For one thread.
 
-    The loop calls `begin` for each batch, `body_done` once the script is through with it,
-    `end_step` for each step of the plan, and `end` after an epoch. Between `begin` and `body_done`
-    the script steps its optimiser; torch's hook calls the gate before each of these steps.
-
-    Args:
-        current: the current step.
-        store: the ranks'.
-        rank: this rank.
-        seed: of the run.
-        lanes: where several ranks share each batch.
+    The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
+    for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
+    steps its optimiser; torch's hook calls the gate before each of these steps. These methods raise
+    a PacelineError if another rank left its loop elsewhere; the message says which.
     """
 
     def __init__(
@@ -97,45 +94,58 @@ class SyncGate:
         self._current, self._lanes = current, lanes
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
-        self.models: list[sharded.Wrapped] = []  # `Session.wrap` adds to it
-        self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
+        # `Session.wrap` appends to it.
+        self.models: list[sharded.Wrapped] = []
+        # Called with rounds, on a rank that reports them.
+        self.on_round: OnRound | None = None
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        self.suitability = Suitability(self._script, self.models)  # it reports fallbacks
-        self._step: Step | None = None  # the current step, or the last one of the epoch
-        self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
-        self._scales_differ = False  # ranks may have different scales of gradients
+        # Also reports fallbacks to the all-reduce.
+        self.suitability = Suitability(self._script, self.models)
+        # The current step, or the last one of the epoch.
+        self._step: Step | None = None
+        # The synchroniser in force, if it is relaxed.
+        self._relaxed: Synchroniser | None = None
+        # Ranks may have different scales of gradients.
+        self._scales_differ = False
         self._scales = Scales(self._script)
-        self._held_back = False  # the optimiser stepped, without effect, as micro-batches follow
-        self._missed = 0  # steps in a row in which it stepped like that, and not in the last turn
+        # The optimiser stepped without effect, because micro-batches follow.
+        self._held_back = False
+        # Steps in a row in which that happened without a step in the last iteration.
+        self._missed = 0
         self._ranks_made: Ranks | None = None
-        self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
-        self._stepped: Step | None = None  # the newest body in which the models' optimiser stepped
-        self._body: Step | None = None  # the newest body that has ended
-        self._left = False  # all ranks left the loop after the same step
-        self._failure: str | None = None  # why this rank cannot go on
-        self._in_gate = False  # an optimiser step made now is the gate's own
+        # None until a policy asks for a relaxed synchroniser.
+        self._agreement: LoopAgreement | None = None
+        # The newest body in which the models' optimiser stepped, and the newest that has ended.
+        self._stepped: Step | None = None
+        self._body: Step | None = None
+        # All ranks left the loop after the same step.
+        self._left = False
+        # The reason why this rank cannot continue.
+        self._failure: str | None = None
+        # An optimiser step made now is the gate's own.
+        self._in_gate = False
         current.parameters = self._parameters
         current.forward = self._unwrapped.refuse_mixed
         self._hook = register_optimizer_step_pre_hook(self._before_optimiser_step)
 
     def name(self, session: str) -> None:
-        """Give the session a name for messages."""
+        """Set the session's name for messages."""
         self._unwrapped.name = session
 
     @property
     def relaxed(self) -> Synchroniser | None:
-        """The relaxed synchroniser in force; None: gradients are all-reduced."""
+        """Return the relaxed synchroniser in force; None if gradients are all-reduced."""
         return self._relaxed
 
     def chosen(self) -> torch.optim.Optimizer:
-        """The script's optimiser, while a relaxed synchroniser is in force."""
+        """Return the script's optimiser, while a relaxed synchroniser is in force."""
         return self._script.chosen()
 
     @property
     def stepped(self) -> bool:
-        """Whether the models' optimiser stepped in the newest body: no gradients accumulate."""
+        """Return whether the optimiser stepped in the newest body, so no gradients accumulate."""
         return self._stepped is self._body
 
     def declare(
@@ -145,11 +155,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begins a step. If the synchroniser changes, all ranks meet first.
-
-        Raises:
-            PacelineError: a rank left its loop; the message says which rank, and where.
-        """
+        """Begin a step. If the synchroniser changes, all ranks meet first."""
         self._unwrapped.look()
         sharded.begin(self.models)
         before, self._step = self._step, step
@@ -168,7 +174,8 @@ class SyncGate:
         if unchanged and self._relaxed is not None:
             return
         self._meet()
-        self._reduce(True)  # also where the script does not suit the new synchroniser
+        # Also if the script does not suit the new synchroniser.
+        self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
             return
@@ -182,7 +189,7 @@ class SyncGate:
             self._relax(step)
 
     def begin_turn(self, step: Step) -> None:
-        """Begins a turn of the script's loop: the step's that has begun, or a micro-batch's."""
+        """Begin an iteration of the script's loop, for a step's batch or a further micro-batch."""
         self._current.through.clear()
         if step.place == 0:
             self._current.kept.clear()
@@ -194,10 +201,9 @@ class SyncGate:
                 model.reduce(not step.more)
 
     def turn_done(self, closing: bool) -> None:
-        """Ends the loop's body after a micro-batch that is not the step's last.
+        """End the loop's body after a micro-batch that is not the step's last.
 
-        Raises:
-            PacelineError: the script left the loop here, and no exception did.
+        Raise a PacelineError if the script left the loop here without an exception.
         """
         assert self._step is not None
         if not closing:
@@ -209,25 +215,21 @@ class SyncGate:
             raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def body_done(self, closing: bool) -> None:
-        """Ends the loop's body.
+        """End the loop's body. `closing`: the script left the loop.
 
-        Args:
-            closing: the script left the loop.
-
-        Raises:
-            PacelineError: an exception ended the loop here, and other ranks went on or are silent.
+        Raise a PacelineError if an exception ended the loop and other ranks went on or are silent.
         """
         self._body = self._step
         if self._held_back and not closing:
             self._missed = 0 if self.stepped else self._missed + 1
-            # A gradient scaler skips steps whose gradients are not finite: as many as it takes.
+            # A gradient scaler skips any number of steps whose gradients are not finite.
             if self._missed >= _MISSED and not self._script.scalers():
                 assert self._step is not None
                 raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
-        # First: if this rank raised, others may wait for it in a collective of the script's own.
+        # First, because other ranks may wait for a rank that raised in the script's collectives.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end and not self.pools(self._step):
             self._through(self._step, raised)
@@ -237,17 +239,13 @@ class SyncGate:
             self._relaxed.body_done(self._step, self._script.chosen())
 
     def pools(self, step: Step) -> bool:
-        """Whether ranks may take over batches of each other in this step, which has begun."""
+        """Return whether ranks may take over each other's batches in this step, which has begun."""
         return self._relaxed is not None and step.pooled
 
     def end_step(self, step: Step) -> None:
-        """Ends a step of the plan on this rank. After a segment's last step, all ranks meet.
+        """End a step of the plan, in which this rank had any number of batches.
 
-        Args:
-            step: as planned; this rank may have had no batch in it, or several.
-
-        Raises:
-            PacelineError: a rank left; the message says which.
+        After a segment's last step, all ranks meet.
         """
         if self._relaxed is None:
             return
@@ -260,15 +258,9 @@ class SyncGate:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
-        """Ends the epoch: all ranks meet.
-
-        Args:
-            ran_out: the loop ended because there were no more steps; else the script left it.
-
-        Raises:
-            PacelineError: other ranks went on where this one left; the message says which.
-        """
-        if self._failure is not None:  # `close` tells ranks that wait for this one
+        """End the epoch: all ranks meet, after the last step (`ran_out`) or an early end."""
+        # `close` reports the failure to ranks that wait for this one.
+        if self._failure is not None:
             return
         if not (ran_out or self._left):
             self._leave(raised=exception_ends_loop())
@@ -278,7 +270,7 @@ class SyncGate:
         self._step, self._left = None, False
 
     def close(self) -> None:
-        """Ends this rank's part. If that is in the middle of a segment, the others are told."""
+        """End this rank's part. In the middle of a segment, the other ranks are informed."""
         self._hook.remove()
         self._unwrapped.close()
         sharded.close(self.models)
@@ -293,7 +285,7 @@ class SyncGate:
         if self._ranks_made is not None:
             self._ranks_made.close()
         self._relaxed = self._ranks_made = self._agreement = None
-        # Let go of the optimiser and the store.
+        # Release the optimiser and the store.
         self._script = ScriptOptimiser()
         self._scales = Scales(self._script)
         self.suitability = Suitability(self._script, self.models)
@@ -311,10 +303,11 @@ class SyncGate:
         self._left = True
 
     def _refuse_to_leave(self, step: Step) -> None:
-        """Ranks that share batches have no step in common after which all could leave."""
+        """Leave with an error: ranks that share batches have no common step to leave after."""
         assert self._relaxed is not None
         self._failure = f"left its loop in step {step.step}{_LEFT}"
-        with suppress(RuntimeError, ValueError):  # the store may have ended with rank 0
+        # The store may have ended with rank 0.
+        with suppress(RuntimeError, ValueError):
             self._relaxed.abort(self._failure)
         raise PacelineError(f"rank {self._rank} {self._failure}")
 
@@ -352,7 +345,7 @@ class SyncGate:
         self._current.weighs = self._relaxed.weighs
 
     def _equal_scales(self) -> None:
-        """Back under all-reduce, every rank must use one loss scale: take the smallest."""
+        """Set all ranks to the smallest loss scale, because the all-reduce needs equal ones."""
         if not self._scales_differ:
             return
         self._scales_differ = False
@@ -361,7 +354,7 @@ class SyncGate:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """Around exchanges with other ranks. Names the ranks that left if an exchange fails."""
+        """Guard an exchange with other ranks; if it fails, name the ranks that left."""
         self._in_gate = True
         try:
             yield
@@ -384,8 +377,8 @@ class SyncGate:
     def _ranks(self) -> Ranks:
         if self._ranks_made is None:
             assert self._store is not None
-            # A new process group, because two threads that use one group get wrong sums. It is
-            # gloo's, because the vectors are on the CPU.
+            # A new process group, because two threads that use one group get wrong sums. Its
+            # backend is gloo, because the vectors are on the CPU.
             if self._lanes is None:
                 group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             else:
@@ -403,7 +396,7 @@ class SyncGate:
     def _before_optimiser_step(
         self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any
     ) -> None:
-        """Torch calls it before each step of any optimiser in the process."""
+        """Run before each step of any optimiser in the process; torch calls it."""
         running = self._current.running
         if self._in_gate or running is None:
             return
@@ -433,7 +426,7 @@ class SyncGate:
         running.reduced()
 
     def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Lets an optimiser step without gradients, so without effect, as micro-batches follow."""
+        """Remove the gradients, so that the step has no effect, because micro-batches follow."""
         trains = self._script.trains(optimiser, self._parameters)
         if trains and _closure(args, kwargs) is not None:
             assert self._step is not None
@@ -450,9 +443,10 @@ class SyncGate:
 
 def _closure(args: Any, kwargs: Any) -> Any:
     """Return the closure that an optimiser steps with. Accelerate steps with None in its place."""
-    return args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimiser
+    # args[0] is the optimiser.
+    return args[1] if len(args) > 1 else kwargs.get("closure")
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
-    """Whether another rank's end may have caused an error: gloo or the store raised it."""
+    """Return whether gloo or the store raised an error, perhaps because another rank ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

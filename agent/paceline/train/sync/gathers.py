@@ -1,13 +1,14 @@
-"""Gathers of the script's own, where the plan gives ranks parts of different sizes.
+"""Refuses the script's own gathers of tensors whose shapes differ between ranks.
 
 `all_gather` and `reduce_scatter` need tensors of the same shape on all ranks. A contrastive loss
 gathers each rank's embeddings, whose number is the rank's number of samples. Gloo ends the process
-with SIGABRT if shapes differ, and no Python code can catch that. In steps with uneven parts, each
-rank's shape is therefore gathered first, and a difference is a Python error on every rank.
+with SIGABRT if shapes differ, and no Python code can catch that. In steps with uneven local
+batches, this module gathers each rank's shape first and raises a Python error on every rank if they
+differ.
 
-Steps with equal parts pay nothing, and neither do single numbers. Collectives of FSDP and of DDP
-are not the script's: DDP's are made in C++, and FSDP gathers flat buffers (`_allgather_base`), so
-those are left out for sharded models. Functional collectives are not seen.
+Steps with equal local batches have no overhead, nor do single numbers. Collectives of FSDP and of
+DDP are not the script's: DDP's are made in C++, and FSDP gathers flat buffers (`_allgather_base`),
+so those are left out for sharded models. Functional collectives are not seen.
 """
 
 from __future__ import annotations
@@ -43,14 +44,9 @@ _LISTS = ("allgather", "reduce_scatter")
 
 
 def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
-    """Refuse gathers of tensors whose shapes differ between ranks.
+    """Install the check; return a function that removes it.
 
-    Args:
-        current: the current step.
-        is_sharded: returns whether the session has wrapped a model of `fully_shard`.
-
-    Returns:
-        what ends it.
+    `is_sharded` returns whether the session has wrapped a model of `fully_shard`.
     """
     thread = threading.get_ident()
 
@@ -69,7 +65,8 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
         shapes = _gathered(mine, group)
         if group.name() == "gloo" or not others:
             fits = len(set(shapes)) == 1
-        else:  # NCCL takes lists of different shapes if each rank expects them
+        # NCCL accepts lists of different shapes if each rank expects them.
+        else:
             fits = all(tuple(t.shape) == shape for t, shape in zip(others, shapes, strict=False))
         if not fits:
             words = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes[:8]))
@@ -80,17 +77,17 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
 
 
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
-    """The tensor that a rank gives or gets as its own, and those that stand for all ranks."""
+    """Return the rank's own tensor of a collective, and the tensors that stand for all ranks."""
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:
         return (inputs if "gather" in name else outputs), []
-    if len(outputs) != 1 or len(inputs) != 1:  # several tensors of each rank
+    # Several tensors of each rank are not checked.
+    if len(outputs) != 1 or len(inputs) != 1:
         return None, []
     return (inputs[0], outputs[0]) if name == "allgather" else (outputs[0], inputs[0])
 
 
 def _gathered(mine: torch.Tensor, group: dist.ProcessGroup) -> list[tuple[int, ...]]:
-    """The shape of each rank's tensor."""
     words = [mine.dim(), *mine.shape, *[0] * (_DIMENSIONS - mine.dim())]
     shape = torch.tensor(words, device=mine.device)
     gathered = [torch.empty_like(shape) for _ in range(group.size())]

@@ -1,4 +1,4 @@
-"""Between an optimiser's parameters and one flat vector: gradients out, sums in."""
+"""Moves gradients and sums between an optimiser's parameters and one flat vector."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a rank computed for one update."""
+    """A rank's gradient for one update.
 
-    vector: torch.Tensor  # weighted, then what else is summed up; see `Flat`
-    samples: int  # that it is of
-    copied_s: float = 0.0  # what copying into the vector took, if it is there
-    arrive: Callable[[], float] | None = None  # waits until it is; what copying took
+    `vector` has the weighted gradient, then the other summands; see `Flat`. `samples` is the number
+    of samples. `copied_s` is the time to copy the gradient into the vector, if that is done. Else
+    `arrive` waits for the copy and returns its time in seconds.
+    """
+
+    vector: torch.Tensor
+    samples: int
+    copied_s: float = 0.0
+    arrive: Callable[[], float] | None = None
 
 
 class Flat:
-    """Gradients as a vector, with which of them there are and the optimiser's settings.
+    """Layout of gradients as a vector, with flags of present gradients and optimiser settings.
 
-    A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, the
-    contributors' weight, and their mean settings (learning rate, momentum, …): so all replicas
-    apply it alike, wherever their schedules are. On the CPU, in 32 bits.
-
-    Args:
-        parameters: that are trained, in the same order on all ranks.
-        optimiser: of them.
+    The sum of such vectors gives the summed gradients, the parameters for which any rank has a
+    gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So all
+    replicas apply it equally, wherever their schedules are. On the CPU, in 32 bits. `parameters`
+    have the same order on all ranks.
     """
 
     def __init__(
@@ -42,25 +44,21 @@ class Flat:
         self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
         self._settings = _settings(optimiser)
-        self._written = set[_Setting]()  # by the optimiser's own steps, alike on all ranks
+        # Settings that the optimiser's own steps write, equally on all ranks.
+        self._written = set[_Setting]()
 
     @property
     def length(self) -> int:
-        """Of a vector."""
+        """Return the length of a vector."""
         return int(self._ends[-1]) + len(self.parameters) + 2 + len(self._settings)
 
     def read(
         self, optimiser: torch.optim.Optimizer, factor: float, weight: float, samples: int
     ) -> Gradient:
-        """What is in ``.grad`` now, times a factor, of one contributor.
+        """Read the gradients in ``.grad``, times a factor, as one contributor's vector.
 
-        From one GPU it is copied beside what that computes next.
-
-        Args:
-            optimiser: whose settings are read.
-            factor: of the gradients.
-            weight: of the contributor; of all ranks together 1.
-            samples: that it is of.
+        From a single GPU, they are copied concurrently with its next computation. The `weight` of
+        all ranks sums up to 1. `samples` is the gradients' number of samples.
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
@@ -82,7 +80,7 @@ class Flat:
 
     @contextmanager
     def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
-        """Puts a round's sum into ``.grad`` and its settings into the optimiser, for a while.
+        """Put a round's sum into ``.grad`` and its settings into the optimiser, until exit.
 
         ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
         contributors' weight (RNA's linear scaling, Sec. 3.3). For plain SGD the product is the sum.
@@ -102,7 +100,8 @@ class Flat:
         for setting, total in zip(self._settings, sums, strict=True):
             if setting not in self._written:
                 setting.write(optimiser, total / contributors * scaled.get(setting, 1.0))
-                given[setting] = setting.read(optimiser)  # the optimiser may keep fewer bits
+                # Read back, because the optimiser may keep fewer bits.
+                given[setting] = setting.read(optimiser)
         try:
             yield
         finally:
@@ -113,11 +112,12 @@ class Flat:
                     self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Puts a sum into ``.grad``, as views of it: none where nobody had one."""
+        """Put a sum into ``.grad`` as views; None if no rank had a gradient of the parameter."""
         used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}
-        if len(devices) == 1:  # one copy
+        # With one device, a single copy moves all gradients.
+        if len(devices) == 1:
             vector = vector[:used].to(devices.pop())
         start = 0
         for parameter, end, some in zip(self.parameters, self._ends, there, strict=True):
@@ -127,7 +127,7 @@ class Flat:
 
 
 def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
-    """Copies from a GPU into page-locked memory in a stream of its own; see `Gradient.arrive`."""
+    """Copy from a GPU into page-locked memory in a separate stream; see `Gradient.arrive`."""
     stream = _stream(flat.device)
     stream.wait_stream(torch.cuda.current_stream(flat.device))
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -135,7 +135,8 @@ def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
         begun.record()
         out.copy_(flat, non_blocking=True)
         ended.record()
-    flat.record_stream(stream)  # its memory is not given to others before
+    # Keeps the allocator from reusing the memory before the copy is done.
+    flat.record_stream(stream)
 
     def arrive() -> float:
         ended.synchronize()
@@ -151,11 +152,14 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class _Setting:
-    """A number that an optimiser's steps depend on, and that a schedule may change."""
+    """A number that an optimiser's steps depend on and that a schedule may change.
 
-    group: int  # of parameters
+    `group` is the parameter group's number, `place` the index in a tuple.
+    """
+
+    group: int
     name: str
-    place: int | None  # in a tuple
+    place: int | None
 
     def read(self, optimiser: torch.optim.Optimizer) -> float:
         value = optimiser.param_groups[self.group][self.name]
@@ -173,10 +177,10 @@ class _Setting:
 
 
 def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
-    """The numbers of an optimiser that a schedule may change.
+    """Return the numbers of an optimiser that a schedule may change.
 
-    Whole numbers are left out: they count, or choose how something is done. Only a learning rate
-    may be a whole number.
+    Integers are left out, because they count or select a variant; only a learning rate may be an
+    integer.
     """
     settings = []
     for k, group in enumerate(optimiser.param_groups):
@@ -190,12 +194,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """All values as one vector, on the CPU in 32 bits; from one device by one copy.
-
-    Args:
-        tensors: of one device or several.
-        out: where the vector shall be; None: in a new one.
-    """
+    """Return all values as one vector, on the CPU in 32 bits; from one device by one copy."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -207,7 +206,7 @@ def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> 
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Puts a vector into the tensors that `joined` would make it of; to one device by one copy."""
+    """Put a vector into tensors, the reverse of `joined`; to one device by one copy."""
     there, start = vector.to(tensors[0].device), 0
     with torch.no_grad():
         for tensor in tensors:
@@ -217,12 +216,9 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class Mean:
-    """The weighted mean of tensors over ranks, of what they are when this is made.
+    """Weighted mean over ranks of floating-point tensors, which are copied at construction.
 
-    Args:
-        tensors: floating-point, alike on all ranks. They are copied.
-        weight: of this rank.
-        counts: a few numbers to be summed over ranks.
+    `counts` are a few further numbers to be summed over ranks.
     """
 
     def __init__(
@@ -233,18 +229,18 @@ class Mean:
         self._vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
 
     def reduce(self, group: Any) -> None:
-        """Takes the mean over a group of ranks, all of which call it. Waits for them."""
+        """Take the mean over a group of ranks. Collective."""
         dist.all_reduce(self._vector, group=group)
 
     @property
     def value(self) -> torch.Tensor | None:
-        """The mean as a vector; None: all weights are 0."""
+        """Return the mean as a vector; None if all weights are 0."""
         total = float(self._vector[self._length])
         return self._vector[: self._length] / total if total else None
 
     @property
     def sums(self) -> list[float]:
-        """The sums of `counts`."""
+        """Return the sums of `counts`."""
         return list(map(float, self._vector[self._length + 1 :].tolist()))
 
 
@@ -255,17 +251,10 @@ def averaged(
     counts: Sequence[float] = (),
     then: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[float]:
-    """Replaces tensors by their weighted mean over ranks, in place.
+    """Replace tensors by their weighted mean over ranks, in place; return the sums of `counts`.
 
-    Args:
-        tensors: floating-point, alike on all ranks.
-        weight: of this rank. If all weights are 0, each rank keeps its own tensors.
-        group: of ranks.
-        counts: a few numbers to be summed over ranks.
-        then: what is made of the mean, a vector; None: the mean itself is taken.
-
-    Returns:
-        the sums of `counts`.
+    The tensors are floating-point, of equal shapes on all ranks. If all weights are 0, each rank
+    keeps its own. `then` maps the mean, a vector, to the new value.
     """
     mean = Mean(tensors, weight, counts)
     mean.reduce(group)

@@ -21,13 +21,10 @@ from paceline.train.sync.rounds import Sum
 
 
 class Server:
-    """The parameters as the groups' changes make them, on rank 0, in a thread of its own.
+    """Parameter server on rank 0, in a thread of its own, to which groups push their changes.
 
-    Args:
-        ranks: all of them.
-        prefix: of keys in the store, new for each segment.
-        parameters: that are trained: the same values on all ranks now.
-        share: of the ranks that this rank's group has.
+    All ranks start with equal parameters. `share` is this rank's group's fraction of all ranks. If
+    a rank leaves or is silent for too long, methods raise a PacelineError that names it.
     """
 
     def __init__(
@@ -37,36 +34,30 @@ class Server:
         self._share = share
         self._values = joined(parameters)
         self._lock = threading.Lock()
-        if ranks.rank == 0:  # the thread of its group's rounds uses the other connection
+        # On rank 0, the thread of its group's rounds uses the first blocking connection.
+        if ranks.rank == 0:
             ranks = replace(ranks, blocking_store=ranks.another_blocking_store)
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Adds a share of what changed in this rank's group; returns the parameters after it.
-
-        Raises:
-            PacelineError: rank 0 left, or was silent for too long.
-        """
+        """Add the group's weighted change; return the parameters after it."""
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:
-        """Raises the error that keeps the server from answering, if there is one."""
+        """Raise the error that keeps the server from answering, if there is one."""
         self._peers.check()
 
     def finish(self) -> torch.Tensor:
-        """This rank pushes no more. Waits until no rank does; returns the parameters after that.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """End this rank's pushes, wait until all ranks have ended theirs; return the parameters."""
         self._peers.finish()
         dist.broadcast(self._values, group=self.ranks.group, group_src=0)
         return self._values
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle."""
+        """Leave in the middle of the segment."""
         self._peers.abort(reason)
-        dist.destroy_process_group(self.ranks.group)  # so the others' broadcast fails
+        # Makes the others' broadcast fail.
+        dist.destroy_process_group(self.ranks.group)
 
     def _add(self, rank: int, change: torch.Tensor) -> torch.Tensor:
         with self._lock:
@@ -75,28 +66,17 @@ class Server:
 
 
 class Hierarchical(Partial):
-    """RNA's hierarchical synchronisation (RNA, Sec. 4).
+    """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
 
     A group steps as if there were no other groups: a round's sum is Σw_j·g_j of the group's ranks
     times M/(ranks of the group). The server takes the fraction (ranks of the group)/M of the
     change. So each gradient moves the server's parameters by w_j·g_j, as under the all-reduce.
 
-    Every few rounds the group's first rank pushes what the group changed, and pulls the server's
-    parameters, while the group goes on. What it pulled reaches all ranks of the group with the same
-    later round, as a correction. The correction keeps what the group did meanwhile, so replicas
-    within a group stay equal. Where all ranks meet, each group pushes what it has not pushed yet,
-    and the server's parameters become everyone's.
-
-    Args:
-        group: of this rank.
-        prefix: of keys in the store, new for each segment and group.
-        parameters: that are trained, in the same order on all ranks.
-        optimiser: of them.
-        call: who calls a round.
-        drift: how far ranks of a group may drift apart.
-        server: between the groups.
-        every: rounds between two pushes; None: only when all meet.
-        on_round: called with each round of the group, in another thread.
+    Every `every` rounds the group's first rank pushes the group's change and pulls the server's
+    parameters, while the group trains on. The pulled parameters reach all ranks of the group with
+    the same later round, as a correction, which keeps the steps that the group made meanwhile. So
+    replicas within a group stay equal. When all ranks meet, each group pushes the rest of its
+    change, and all ranks take the server's parameters. If `every` is None, groups push only then.
     """
 
     def __init__(
@@ -112,9 +92,11 @@ class Hierarchical(Partial):
         on_round: OnRound | None = None,
     ) -> None:
         first = joined(parameters)
-        self._corrections = torch.zeros_like(first)  # the sum of those that have been applied
+        # The sum of all applied corrections.
+        self._corrections = torch.zeros_like(first)
         self._pushes = group.rank == 0
-        self._pushed = first if self._pushes else torch.empty(0)  # `own` at the latest push
+        # The value of `own` at the latest push.
+        self._pushed = first if self._pushes else torch.empty(0)
         extra, share = len(first), group.world / server.ranks.world
         super().__init__(group, prefix, parameters, optimiser, call, drift, on_round, extra, share)
         self._server, self._due = server, Pushes(every)
@@ -122,13 +104,14 @@ class Hierarchical(Partial):
 
     @property
     def own(self) -> torch.Tensor:
-        """The replica less what came from other groups."""
+        """Return the replica without the changes of other groups."""
         return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
         if self._courier.idle:
-            self._courier.wait()  # raises the error of the latest push, if there is one
+            # Raises the error of the latest push, if there is one.
+            self._courier.wait()
         self._server.check()
         super().stepping(step, optimiser)
 
@@ -155,7 +138,7 @@ class Hierarchical(Partial):
             if result.extra is not None:
                 spread(joined(self._flat.parameters) + result.extra, self._flat.parameters)
                 self._corrections += result.extra
-            # A correction may be applied while the thread that gave it is still busy with that.
+            # A correction may be applied while the thread that gave it is still busy with it.
             idle, corrected = self._courier.idle, result.extra is not None
             if self._pushes and self._due.applied(correction=corrected, idle=idle):
                 self._push()

@@ -1,4 +1,4 @@
-"""The script's optimiser and gradient scaler: declared by `session.optimizer`, or discovered."""
+"""Holds the script's optimiser and gradient scaler, declared by `session.optimizer` or found."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from paceline.train.sync.base import no_gradient
 class ScriptOptimiser:
     """The optimiser that trains the wrapped models, as far as it is known. For one thread.
 
-    `choose` is called when a relaxed synchroniser comes into force: it settles which optimiser
+    `choose` is called when a relaxed synchroniser takes effect: it selects the optimiser that
     `chosen` returns until the next call. `trains` is called before each step of any optimiser.
     """
 
     def __init__(self) -> None:
         self._declared: torch.optim.Optimizer | None = None
         self._scaler: torch.amp.GradScaler | None = None
-        self._chosen: weakref.ref[torch.optim.Optimizer] | None = None  # scripts may drop it
+        # A weak reference, because the script may drop its optimiser.
+        self._chosen: weakref.ref[torch.optim.Optimizer] | None = None
         # Optimisers that have stepped, with parameters of wrapped models, and without any.
         self._training: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.closures = False  # the script steps an optimiser of wrapped models with a closure
+        # The script steps an optimiser of wrapped models with a closure.
+        self.closures = False
 
     def declare(
         self,
@@ -39,16 +41,7 @@ class ScriptOptimiser:
         scaler: torch.amp.GradScaler | None,
         parameters: Sequence[nn.Parameter],
     ) -> None:
-        """See `Session.optimizer`.
-
-        Args:
-            optimiser: the script's.
-            scaler: the script's, or None.
-            parameters: of the wrapped models.
-
-        Raises:
-            TypeError, ValueError, PacelineError: see `Session.optimizer`.
-        """
+        """Declare the optimiser and its scaler; see `Session.optimizer`, also for the errors."""
         if not isinstance(optimiser, torch.optim.Optimizer):
             raise TypeError(
                 f"session.optimizer({type(optimiser).__name__}): give it a torch.optim.Optimizer, "
@@ -72,13 +65,9 @@ class ScriptOptimiser:
         self._declared, self._scaler = optimiser, scaler
 
     def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
-        """Settles which optimiser relaxed synchronisers step.
+        """Select the optimiser that relaxed synchronisers step.
 
-        Args:
-            parameters: of the wrapped models.
-
-        Returns:
-            Why there is none that they could step; None if there is.
+        Return the reason why there is no such optimiser; None if there is one.
         """
         mine = {id(p) for p in parameters}
         candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
@@ -93,13 +82,15 @@ class ScriptOptimiser:
             return "the script also steps an optimiser that session.optimizer was not given"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
-        if has_more(optimiser, mine):  # each round would step these parameters again
+        # Each round would step the other parameters again.
+        if has_more(optimiser, mine):
             return (
                 "the script's optimiser has parameters of no wrapped model: give session.wrap the "
                 "module that has them, too"
             )
         scalers = self.scalers()
-        if len(scalers) > 1:  # nothing says which scalers of two ranks belong together
+        # The scalers of two ranks could not be matched.
+        if len(scalers) > 1:
             return (
                 f"{len(scalers)} gradient scalers are enabled and a relaxed synchroniser takes "
                 "one: give it to session.optimizer(optimizer, scaler)"
@@ -108,11 +99,7 @@ class ScriptOptimiser:
         return None
 
     def chosen(self) -> torch.optim.Optimizer:
-        """The optimiser that `choose` settled on.
-
-        Raises:
-            PacelineError: the script dropped it.
-        """
+        """Return the selected optimiser; raise a PacelineError if the script dropped it."""
         optimiser = self._chosen() if self._chosen is not None else None
         if optimiser is None:
             raise PacelineError(
@@ -123,11 +110,11 @@ class ScriptOptimiser:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether any optimiser of the wrapped models has stepped, so it is known how."""
+        """Return whether an optimiser of the wrapped models has stepped, so its use is known."""
         return bool(self._training)
 
     def is_chosen(self, optimiser: torch.optim.Optimizer) -> bool:
-        """Whether `choose` settled on this optimiser."""
+        """Return whether `choose` selected this optimiser."""
         return self._chosen is not None and optimiser is self._chosen()
 
     def trains(
@@ -135,11 +122,9 @@ class ScriptOptimiser:
         optimiser: torch.optim.Optimizer,
         parameters: Callable[[], Sequence[nn.Parameter]],
     ) -> bool:
-        """Whether an optimiser that is about to step has parameters of the wrapped models.
+        """Return whether an optimiser that is about to step has parameters of the wrapped models.
 
-        Args:
-            optimiser: any of the process.
-            parameters: gives those of the wrapped models; called for a new optimiser only.
+        `parameters` is only called for a new optimiser.
         """
         if optimiser in self._training:
             return True
@@ -150,9 +135,9 @@ class ScriptOptimiser:
         return has_any
 
     def equal_scales(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-        """Gives the ranks' gradient scalers the smallest of their scales; all ranks call it.
+        """Set the ranks' gradient scalers to the smallest of their scales. Collective.
 
-        Gradients in ``.grad``, of steps over which the script accumulates, are scaled again.
+        Gradients in ``.grad``, of steps over which the script accumulates, are rescaled.
         """
         scalers = self.scalers()
         states = [scaler.state_dict() for scaler in scalers]
@@ -168,41 +153,40 @@ class ScriptOptimiser:
                     parameter.grad.mul_(scale / state["scale"])
 
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """The script's gradient scalers that are enabled."""
+        """Return the script's enabled gradient scalers."""
         if self._scaler is None:
             return discovery.scalers()
         return [self._scaler] if self._scaler.is_enabled() else []
 
 
 class Scales:
-    """Keeps gradient scalers as they are while micro-batches of a step follow. For one thread.
+    """Keeper of the gradient scalers' states while micro-batches of a step follow.
 
-    A scaler's scale follows the number of its updates, and ranks have different numbers of turns.
-
-    Args:
-        script: knows the scalers.
+    A scaler's scale follows the number of its updates, and ranks have different numbers of
+    iterations. For one thread.
     """
 
     def __init__(self, script: ScriptOptimiser) -> None:
         self._script = script
-        self._scalers: list[torch.amp.GradScaler] | None = None  # looked for once: it takes long
+        # Found once, because searching takes long.
+        self._scalers: list[torch.amp.GradScaler] | None = None
         self._states: list[dict[str, Any]] = []
 
     def keep(self) -> None:
-        """Keeps the scales of now."""
+        """Store the current scales."""
         if self._scalers is None:
             self._scalers = self._script.scalers()
         self._states = [scaler.state_dict() for scaler in self._scalers]
 
     def restore(self) -> None:
-        """Takes back what the script's updates have done since then."""
+        """Undo the script's updates since `keep`."""
         for scaler, state in zip(self._scalers or (), self._states, strict=True):
             scaler.load_state_dict(state)
 
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscales the gradients where `GradScaler` leaves that to the optimiser, as to fused ones."""
+    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as to fused ones."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:
@@ -226,6 +210,6 @@ def _needs_closure(optimiser: torch.optim.Optimizer) -> bool:
 
 
 def has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    """Whether an optimiser has parameters besides these, given by their ids."""
+    """Return whether an optimiser has trained parameters besides these, given by their `id`s."""
     given = (p for group in optimiser.param_groups for p in group["params"])
     return any(p.requires_grad and id(p) not in parameters for p in given)

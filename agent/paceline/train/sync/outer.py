@@ -1,4 +1,4 @@
-"""The outer optimiser of DiLoCo: SGD with Nesterov momentum on what replicas changed."""
+"""The outer optimiser of DiLoCo: SGD with Nesterov momentum on the replicas' changes."""
 
 from __future__ import annotations
 
@@ -14,47 +14,38 @@ _PREFIX = "outer/"
 
 
 class Outer:
-    """Where the parameters were after the newest outer step, and the momentum. For one thread.
+    """Outer optimiser: the parameters after its newest step, and the momentum. For one thread.
 
     It outlives segments and epochs, is part of checkpoints, and is the same on all ranks. It ends
-    when another synchroniser comes into force. Vectors are on the CPU, in 32 bits, one for each
-    part of the parameters.
+    when another synchroniser takes effect. Vectors are on the CPU, in 32 bits, one for each part of
+    the parameters.
 
     Douillard et al., DiLoCo, Alg. 1: with the pseudo-gradient Δ = θ − mean of the replicas,
     ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.
     """
 
     def __init__(self) -> None:
-        self._what: Synchronisation | None = None  # None: loaded, or there is nothing to keep
+        # None: loaded from a checkpoint, or no synchroniser needs the state.
+        self._what: Synchronisation | None = None
         self._anchors: list[torch.Tensor] = []
         self._velocities: list[torch.Tensor] = []
 
     def keep_for(self, what: Synchronisation) -> None:
-        """Forgets all of it if a synchroniser comes into force that needs none, or another."""
+        """Reset the state if a new synchroniser has other rules, or no outer optimiser."""
         needed = isinstance(what, Averaging) and what.parameters.outer is not None
         if not needed or self._what not in (None, what):
             self._anchors, self._velocities = [], []
         self._what = what
 
     def begin(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Begins at the parameters as they are, unless it goes on from before.
-
-        Args:
-            parts: the parameters of each part, equal on all ranks.
-        """
+        """Start at the current parameters of each part, unless the state continues from before."""
         lengths = [sum(tensor.numel() for tensor in part) for part in parts]
         if [len(anchor) for anchor in self._anchors] != lengths:
             self._anchors = [joined(part) if part else torch.empty(0) for part in parts]
             self._velocities = [torch.zeros(length) for length in lengths]
 
     def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
-        """What a part of the parameters becomes.
-
-        Args:
-            rules: rate η and momentum μ.
-            part: its number.
-            mean: of the replicas; not used afterwards.
-        """
+        """Step a part from the replicas' mean, which is consumed; return its parameters."""
         anchor, velocity = self._anchors[part], self._velocities[part]
         change = anchor - mean
         velocity.mul_(rules.momentum).add_(change)
@@ -62,7 +53,7 @@ class Outer:
         return anchor
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it: no entry where there is nothing to keep."""
+        """Return the entries for a checkpoint; empty if there is no state."""
         named = {"anchor": self._anchors, "velocity": self._velocities}
         return {
             f"{_PREFIX}{name}/{number}": vector
@@ -71,7 +62,7 @@ class Outer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint, also from one without an outer optimiser."""
+        """Continue from a checkpoint, which may have no outer optimiser."""
         count = sum(key.startswith(f"{_PREFIX}anchor/") for key in state)
         self._what = None
         self._anchors = [state[f"{_PREFIX}anchor/{number}"] for number in range(count)]

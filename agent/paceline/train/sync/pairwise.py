@@ -1,7 +1,7 @@
-"""AD-PSGD: each rank steps alone, and after each step replicas of two ranks become their mean.
+"""AD-PSGD: each rank steps alone, and after each step two ranks average their replicas.
 
 Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Algorithm 1.
-Ranks compute on while a mean is taken. The mean is atomic: steps made meanwhile are not lost.
+Ranks compute on during the exchange. Averaging is atomic: steps made meanwhile are not lost.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ from paceline.wire.synchronisation import AveragingRules
 
 
 class Pairwise(Averaging):
-    """Ranks of even number ask, ranks of odd number answer: no rank waits for one that waits.
+    """Synchroniser that averages two replicas at a time.
 
-    This is the paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. To the
-    shadow are added the rank's own steps, and at each exchange half of the difference between the
-    two ranks' shadows. So the sum of all shadows is the sum of all ranks' steps. A rank takes over
-    its shadow at the end of each step: only the script's thread changes parameters.
+    Even ranks ask and odd ranks answer, so waits cannot form a cycle: this is the paper's bipartite
+    graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own steps to the shadow,
+    and at each exchange half of the difference between the two ranks' shadows. So the sum of all
+    shadows is the sum of all ranks' steps. A rank copies its shadow to the parameters at the end of
+    each step: only the script's thread changes parameters.
 
     A rank steps with its batch's mean gradient times its weight · M. So with plain SGD the mean of
-    all replicas moves by Σw_j·g_j, whatever the sizes of the batches. Where all ranks meet,
-    replicas become their mean. All weigh the same in it, because each holds steps of all ranks.
+    all replicas moves by Σw_j·g_j, whatever the sizes of the batches. When all ranks meet, replicas
+    become their mean. All weigh the same in it, because each has steps of all ranks.
 
-    Args:
-        ranks: that take part.
-        prefix: of keys in the store, new each time.
-        parameters: that are trained, in the same order on all ranks.
-        seed: of who is asked.
-        on_round: called with each mean of two, on the rank that asked, in another thread.
+    `on_round` is called with each mean of two, on the rank that asked, in another thread.
     """
 
     weighs = True
@@ -57,15 +53,16 @@ class Pairwise(Averaging):
         self._asks = ranks.rank in pairs.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
-        self._loaded = joined(parameters)  # the parameters when the shadow was last taken over
-        # The shadow, then how many own steps are in it. Under the lock.
+        # The parameters when the shadow was last copied to them.
+        self._loaded = joined(parameters)
+        # The shadow, then the number of own steps in it. Under the lock.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = pairs.answering(ranks.world)
         self._courier = Courier(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`. Waits for the exchange of the step before."""
+        """See `Synchroniser.stepping`. Waits for the exchange of the previous step."""
         self._courier.wait()
         self._peers.check()
         super().stepping(step, optimiser)
@@ -94,13 +91,14 @@ class Pairwise(Averaging):
         super().abort(reason)
 
     def _take_over(self) -> None:
-        """Adds what the script changed to the shadow, and makes the parameters the shadow."""
+        """Add the script's changes to the shadow, and copy the shadow to the parameters."""
         with self._lock:
             now = joined(self._parameters)
             self._shadow[:-1] += now - self._loaded
             self._shadow[-1] = self._steps
             spread(self._shadow[:-1], self._parameters)
-        self._loaded = joined(self._parameters)  # parameters may have fewer bits than the shadow
+        # Read back, because parameters may have fewer bits than the shadow.
+        self._loaded = joined(self._parameters)
 
     def _swap(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Synchronisers of the partial all-reduce: RNA, eager-SGD, n-soft, SSP, backup workers."""
+"""Synchronisers with a partial all-reduce: RNA, eager-SGD, n-soft, SSP, backup workers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ from paceline.train.sync.rounds import Rounds, Sum
 
 
 class Partial:
-    """Each step of the optimiser applies the rounds that have ended since the previous step.
+    """Synchroniser with a partial all-reduce.
 
-    A round's step is as large as the share of the work that its contributors did; see
-    `Flat.applying`.
-
-    Args:
-        ranks: that take part.
-        prefix: of keys in the store, new for each segment.
-        parameters: that are trained, in the same order on all ranks.
-        optimiser: of them.
-        call: who calls a round.
-        drift: how far ranks may drift apart.
-        on_round: called with each round, in another thread.
-        extra: see `Rounds`.
-        share: of all ranks that these are.
+    Each optimiser step applies the rounds that ended since the last step. A round's step is scaled
+    by its contributors' share of the work; see `Flat.applying`. `share` is the fraction of the
+    run's ranks that participates. `on_round` is called in another thread.
     """
 
     goes_on, weighs = False, True
@@ -49,10 +39,13 @@ class Partial:
         self._world, self._share = ranks.world, share
         self._flat = Flat(parameters, optimiser)
         self._rounds = Rounds(ranks, prefix, self._flat.length, call, drift, on_round, extra)
-        self._samples = 0  # whose gradients are in .grad
-        self._weights: list[float] = []  # of the steps whose gradients are in .grad
-        self._counted: Step | None = None  # the newest body whose samples are in `_samples`
-        self._offered: Step | None = None  # the newest body of which a gradient was offered
+        # Samples whose gradients are in .grad, and the weights of their steps.
+        self._samples = 0
+        self._weights: list[float] = []
+        # The newest body whose samples are in `_samples`.
+        self._counted: Step | None = None
+        # The newest body that offered a gradient.
+        self._offered: Step | None = None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. The script's own step then finds no gradients to apply."""

@@ -1,8 +1,8 @@
-"""Vectors between two ranks while both train: one rank asks, the other answers at once.
+"""Exchange of vectors between two ranks while both train: one asks, the other answers at once.
 
-A rank answers in a thread of its own, whatever it computes meanwhile. Keys in the ranks' store say
-who asks, so that any rank can end the waiting. Vectors go through the process group; questions and
-answers have different tags.
+A rank answers in a thread of its own, regardless of the training thread. Keys in the ranks' store
+name the rank that asks, so that any rank can end the waiting. Vectors go through the process group;
+questions and answers have different tags.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from paceline.train.sync.base import Ranks
 
 _QUESTION, _ANSWER = 1, 2  # tags
 _END, _THROUGH = "end", "through"
-_CLOSED = 1 << 40  # added to the count of questions: later ones are refused
+# Added to the count of questions, so that later questions are refused.
+_CLOSED = 1 << 40
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What another rank answered."""
+    """A rank's answer to a question.
+
+    `waited_s` is the time from the question until the other rank had it, `answered_s` from then
+    until the answer was here.
+    """
 
     vector: torch.Tensor
-    waited_s: float  # from the question until the other rank had it
-    answered_s: float  # from then until the answer was here
+    waited_s: float
+    answered_s: float
 
 
 class Peers:
     """One rank's part in questions and answers. Each rank makes one when the segment begins.
 
-    Any thread may ask, but only one at a time.
-
-    Args:
-        ranks: that take part. Other messages of their process group have other tags, and no other
-            thread uses their `blocking_store`.
-        prefix: of keys in the store, new for each segment.
-        answering: ranks that answer.
-        length: of a question's vector, and of an answer's.
-        answer: gives the answer to a rank's vector. Called on ranks that answer, in the thread
-            that does so.
+    Any thread may ask, but only one at a time. Ranks in `answering` call `answer` in a thread of
+    their own. Other messages of the ranks' process group must have other tags, and no other thread
+    may use their `blocking_store`. If a rank leaves or is silent for too long, methods raise a
+    PacelineError that names it.
     """
 
     def __init__(
@@ -66,15 +65,7 @@ class Peers:
             self._thread.start()
 
     def ask(self, rank: int, vector: torch.Tensor) -> Answer:
-        """Gives a vector to a rank, and waits for its answer.
-
-        Args:
-            rank: one that answers, or this one itself.
-            vector: on the CPU, 32 bits.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """Send a vector (on the CPU, 32 bits) to a rank that answers, and wait for its answer."""
         if rank == self._ranks.rank:
             return Answer(self._answer(rank, vector), 0.0, 0.0)
         store = self._ranks.store
@@ -92,15 +83,11 @@ class Peers:
         return Answer(answer, taken - began, time.perf_counter() - taken)
 
     def check(self) -> None:
-        """Raises the error that kept this rank from answering, if there was one."""
+        """Raise the error that kept this rank from answering, if there was one."""
         _raise(self._error)
 
     def finish(self) -> None:
-        """This rank asks no more. Waits until no rank does, and all questions are answered.
-
-        Raises:
-            PacelineError: a rank left, or was silent for too long; the message names it.
-        """
+        """End this rank's questions, and wait until all ranks have done so and have answers."""
         store, ranks = self._ranks.store, self._ranks
         store.set(self._key("through", ranks.rank), "")
         if store.add(self._key("through"), 1) == ranks.world:
@@ -121,14 +108,15 @@ class Peers:
             self._forget()
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle. It answers questions that have come, and no others."""
-        with contextlib.suppress(RuntimeError):  # the store has ended with rank 0
+        """Leave in the middle of the segment, after answering the questions that have come."""
+        # The store may have ended with rank 0.
+        with contextlib.suppress(RuntimeError):
             self._close(f"rank {self._ranks.rank} {reason}")
             if self._thread is not None:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """Ends questions and answers for all ranks. The first rank that does so says why."""
+        """End questions and answers for all ranks, with the reason of the first rank that does."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
@@ -137,18 +125,18 @@ class Peers:
             store.set(self._key(rank, asked), _END)
 
     def _ended(self) -> bool:
-        """Waits until questions and answers have ended; False: they did not in time."""
+        """Wait until questions and answers have ended; False on a timeout."""
         if self._thread is not None:
             self._thread.join(self._ranks.timeout.total_seconds())
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        except RuntimeError:  # it took too long, or the store is gone: the next call to it raises
+        # It took too long, or the store has ended; then the next call to it raises.
+        except RuntimeError:
             return False
         return True
 
     def _forget(self) -> None:
-        """Deletes the remaining keys, which all ranks have read."""
         names: list[tuple[str | int, ...]] = [("closed",), ("through",), ("read",)]
         names += [("through", rank) for rank in range(self._ranks.world)]
         names += [(rank, "asked") for rank in self._answering]
@@ -165,12 +153,13 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        """Who asks the question of this number, or `_END`; waits for as long as it takes."""
+        """Wait, without a limit, for the rank that asks the next question, or for `_END`."""
         key, store = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
                 word: str = store.get(key).decode()
-            except dist.DistStoreError:  # nobody asked within the store's own time limit
+            # No rank asked within the store's own timeout.
+            except dist.DistStoreError:
                 continue
             store.delete_key(key)
             return word
@@ -178,7 +167,8 @@ class Peers:
     def _serve(self, rank: int) -> None:
         try:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
-        except RuntimeError as error:  # ranks that ask before they learn of it fail, too
+        # Ranks that ask before they learn of the end fail, too.
+        except RuntimeError as error:
             why = f"rank {rank} has gone in the middle of a question to rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")
             self._close(why)
@@ -200,7 +190,7 @@ class Peers:
 
 
 def _raise(error: BaseException | None) -> None:
-    """Raises the error of another thread, if there is one, as a new exception.
+    """Raise the error of another thread, if there is one, as a new exception.
 
     The old exception would keep all objects alive that its traceback refers to, such as the server
     of the ranks' store.
@@ -211,11 +201,7 @@ def _raise(error: BaseException | None) -> None:
 
 
 class Courier:
-    """A thread that does one task at a time, while the training thread goes on.
-
-    Args:
-        timeout_s: how long to wait for a task at most.
-    """
+    """A thread that does one task at a time, while the training thread continues."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -227,17 +213,17 @@ class Courier:
 
     @property
     def idle(self) -> bool:
-        """Whether the thread has no task."""
+        """Return whether the thread has no task."""
         return self._idle.is_set()
 
     def begin(self, task: Callable[[], None]) -> None:
-        """Starts a task. The thread must be idle."""
+        """Start a task. The thread must be idle."""
         assert self.idle
         self._idle.clear()
         self._tasks.put(task)
 
     def wait(self) -> None:
-        """Waits until the thread is idle.
+        """Wait until the thread is idle.
 
         Raises:
             PacelineError: the task takes too long, or raised one.
@@ -248,11 +234,7 @@ class Courier:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Ends the thread once it is idle.
-
-        Args:
-            timeout_s: how long to wait for that at most; None: as long as `wait`.
-        """
+        """End the thread once it is idle, waiting for that as long as `wait` by default."""
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 

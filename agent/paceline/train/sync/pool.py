@@ -1,7 +1,8 @@
-"""A rank's part in a pool of batches: `paceline.core.pool` decides, the ranks' store remembers.
+"""A rank's part in a pool of batches that ranks share, so that fast ranks help slow ones.
 
-Each rank's `Share` of a span is an entry in the store, which ranks change by compare-and-set. So a
-batch is begun once: by its owner, or by the rank that took it over.
+`paceline.core.pool` decides who trains a batch, and the ranks' store holds the state. Each rank's
+`Share` of a span is an entry in the store, which ranks change by compare-and-set. So a batch is
+begun once: by its owner, or by the rank that took it over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from paceline.train.parts import Part, Step, decode_part, encode_part
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_LOOK_COST = 0.01  # of a batch's time: what looking at all shares may take before each batch
+# Maximum cost of reading all shares before each batch, as a fraction of the batch's time.
+_LOOK_COST = 0.01
 
 
 def _share_key(segment: int, span: int, rank: int) -> str:
@@ -36,7 +38,7 @@ def _over_key(segment: int) -> str:
 
 
 def spans_of(part: Part) -> list[list[Step]]:
-    """The batches of a rank's part of a segment, span by span; steps without samples are none."""
+    """Split a rank's part of a segment into spans; steps without samples have no batch."""
     spans: list[list[Step]] = [[]]
     for step in part.steps():
         if step.samples:
@@ -47,17 +49,12 @@ def spans_of(part: Part) -> list[list[Step]]:
 
 
 def ends_span(step: Step) -> bool:
-    """Whether a span of shared batches ends with a step."""
+    """Return whether a step is the last of a span of shared batches."""
     return step.pooled and pool.ends_span(step.synchroniser, step.step, last=step.last)
 
 
 def put(store: Store, parts: list[Part]) -> None:
-    """Puts a segment's pool before the ranks.
-
-    Args:
-        store: the ranks'.
-        parts: of all ranks, [W].
-    """
+    """Store the pool of a segment, from all ranks' parts, [W], before any rank reads it."""
     segment = parts[0].segment
     keys, values = [], []
     for rank, part in enumerate(parts):
@@ -72,14 +69,8 @@ def put(store: Store, parts: list[Part]) -> None:
 class Pool:
     """One rank's view of the pools of its segments. For one thread.
 
-    For each planned step in order: `begins`. Where a span ends: `takes_over` until it gives None.
-
-    Args:
-        store: the ranks'.
-        rank: which of them.
-        world: how many there are.
-        limits: the most samples that fit into each rank's memory, [W]; empty: any number.
-        clock: monotonic time in s.
+    Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns
+    None. `limits` has the maximum of samples that fit into each rank's memory, [W]; empty: any.
     """
 
     def __init__(
@@ -95,19 +86,21 @@ class Pool:
         self._least_limit = min(limits) if limits else None
         self._pace = Pace()
         self._clock, self._worked_at = clock, clock()
-        self._paces = [0.0] * world  # that ranks told last, also in earlier spans
-        self._look_s = 0.0  # what looking at all shares took last
+        # The paces that ranks reported last, also in earlier spans.
+        self._paces = [0.0] * world
+        # The time that the last reading of all shares took.
+        self._look_s = 0.0
         self._segment, self._span = -1, 0
-        self._mine: _Entry | None = None  # in the store, as far as is known; None: unknown
+        # This rank's entry in the store as last seen; None if unknown.
+        self._mine: _Entry | None = None
         self._writes = 0
-        self._spans: dict[int, list[list[Step]]] = {}  # of the ranks that were helped, by rank
+        # The spans of ranks that this rank has helped, by rank.
+        self._spans: dict[int, list[list[Step]]] = {}
 
     def begins(self, step: Step, *, may_leave: bool) -> bool:
-        """Whether this rank trains its next planned batch; else others do, or have.
+        """Begin this rank's next planned batch; False if other ranks train it.
 
-        Args:
-            step: with samples.
-            may_leave: this rank may leave the batch to the others, who are sooner through with all.
+        With `may_leave`, this rank may leave the batch to others, if these finish sooner.
         """
         self._enter(step)
         if may_leave and self._leaves():
@@ -118,28 +111,21 @@ class Pool:
         return share.begin(self._pace.batch_s) if share.left else None
 
     def is_lost(self, step: Step) -> bool:
-        """Whether it is known that this rank does not train a planned batch, so need not load it.
-
-        Args:
-            step: the next one of this rank's that has not begun.
-        """
+        """Return whether this rank certainly does not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
             return False
         return mine.share.stance is Stance.LEAVES or not mine.share.left
 
     def worked(self, seconds: float) -> None:
-        """A batch took this rank so long, without waiting for others."""
+        """Take the time of a batch on this rank, without waiting for others."""
         self._pace.add(seconds)
         self._worked_at = self._clock()
 
     def takes_over(self, step: Step) -> Step | None:
-        """The next batch of another rank that this rank trains in this span, which is its own now.
+        """Take over another rank's batch of this span and return it, given the span's last step.
 
-        None: this rank is through with the span. To be asked again after each batch.
-
-        Args:
-            step: the last of the span, as planned for this rank.
+        None: no batch of the span is left for this rank. To be called again after each batch.
         """
         self._enter(step)
         entries = self._look()
@@ -168,7 +154,7 @@ class Pool:
             entries[other] = now
 
     def end_span(self, step: Step) -> None:
-        """This rank is through with a span, whose last step this is."""
+        """End a span with its last step, after which this rank begins no more batch of it."""
         self._enter(step)
         self._span, self._mine = self._span + 1, None
         if step.last and self._store.add(_over_key(self._segment), 1) == self._world:
@@ -184,7 +170,7 @@ class Pool:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leaves the rest of this rank's queue to the others, where that is sooner done."""
+        """Leave the rest of this rank's queue to others, if these finish sooner."""
         if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -204,7 +190,7 @@ class Pool:
         return False
 
     def _stops(self, mine: Share) -> bool:
-        """Stops, unless batches are left that nobody else would see."""
+        """Stop, unless batches remain that no other rank would take."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
@@ -215,7 +201,7 @@ class Pool:
         return False
 
     def _change(self, change: Callable[[Share], Share | None]) -> bool:
-        """Changes this rank's share in the store; False: `change` gave None."""
+        """Change this rank's share in the store; False if `change` returns None."""
         if self._mine is None:
             self._mine = _Entry.of(self._store.get(self._key(self._rank)))
         while (after := change(self._mine.share)) is not None:
@@ -225,7 +211,7 @@ class Pool:
         return False
 
     def _write(self, rank: int, before: _Entry, share: Share) -> _Entry | None:
-        """Changes a rank's entry; returns the entry as it is instead, if it is not `before`."""
+        """Change a rank's entry; return the current entry instead if it is not `before`."""
         self._writes += 1
         after = _Entry(share, f"{self._rank}.{self._writes}")
         text = self._store.compare_set(self._key(rank), before.text, after.text)
@@ -236,17 +222,17 @@ class Pool:
         return None
 
     def _look(self) -> list[_Entry]:
-        """All ranks' entries of the span."""
         began = time.perf_counter()
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
         look_s = time.perf_counter() - began
-        self._look_s = min(look_s, 2 * self._look_s) if self._look_s else look_s  # for one hiccup
+        # Bounded, so that a single slow read does not count in full.
+        self._look_s = min(look_s, 2 * self._look_s) if self._look_s else look_s
         self._mine = entries[self._rank]
         return entries
 
     def _shares(self, entries: list[_Entry]) -> list[Share]:
-        """The ranks' shares; a rank that has begun no batch of the span keeps its earlier pace."""
+        """Return the ranks' shares; a rank without a batch in the span keeps its earlier pace."""
         shares = [entry.share for entry in entries]
         for rank, share in enumerate(shares):
             self._paces[rank] = share.batch_s or self._paces[rank]
@@ -255,7 +241,6 @@ class Pool:
         ]
 
     def _fits_all(self, mine: Share) -> bool:
-        """Whether each batch that is left of this rank's queue fits into any rank's memory."""
         least = self._least_limit
         if least is None:
             return True
@@ -263,13 +248,12 @@ class Pool:
         return all(batch.samples <= least for batch in left)
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
-        """Whether this rank's memory has room for the last batch of a rank's queue."""
+        """Return whether this rank's memory has room for the last batch of a rank's queue."""
         if self._limit is None:
             return True
         return self._batches(rank)[shares[rank].end - 1].samples <= self._limit
 
     def _batches(self, rank: int) -> list[Step]:
-        """The batches of a rank in this span."""
         if rank not in self._spans:
             part = decode_part(self._store.get(_part_key(self._segment, rank)))
             self._spans[rank] = spans_of(part)
@@ -280,10 +264,13 @@ class Pool:
 
 
 class _Entry(NamedTuple):
-    """A share as the store has it."""
+    """A share as stored, with the rank and number of the write.
+
+    Without `write`, two ranks that write the same share would both succeed.
+    """
 
     share: Share
-    write: str  # who wrote it, and when: else two ranks that write the same would both succeed
+    write: str
 
     @property
     def text(self) -> str:

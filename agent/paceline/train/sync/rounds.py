@@ -1,10 +1,10 @@
-"""Rounds of a partial all-reduce on a rank: gradients of ranks that are ready, zeros of the others.
+"""Rounds of a partial all-reduce on one rank: ranks that are ready give gradients, others zeros.
 
 The protocol is `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
 
-Each rank has a communication thread. The thread waits for a round to be called, gives what its rank
-has pending, and keeps the sum until the rank takes it; meanwhile the rank computes on. All ranks
-get the same sums in the same order.
+Each rank has a communication thread. The thread waits for a round to be called, contributes the
+rank's pending gradients, and keeps the sum until the rank takes it, while the rank computes on. All
+ranks get the same sums in the same order.
 """
 
 from __future__ import annotations
@@ -30,36 +30,33 @@ from paceline.train.sync.roundvector import Facts, RoundVector
 
 logger = logging.getLogger(__name__)
 
-# A rank that waits calls a round this often. If a rank is gone, the round's all-reduce fails, and
-# the wait ends with an error.
+# A rank that waits calls a round this often, in seconds. If a rank is gone, the round's all-reduce
+# fails, and the wait ends with an error.
 _PULSE_S = 4.0
-_LOG_S = 1.0  # a wait that lasts longer is logged
+# A wait that lasts longer is logged.
+_LOG_S = 1.0
 
 
 @dataclass(frozen=True)
 class Sum:
-    """The result of a round: the same on all ranks."""
+    """The result of a round, the same on all ranks.
 
-    total: torch.Tensor  # Σ of the contributions
+    `total` is the sum of the contributions. `extra` is the vector that rank 0 gave to all, if any.
+    """
+
+    total: torch.Tensor
     contributors: int
-    extra: torch.Tensor | None = None  # what rank 0 gave to all, if anything
+    extra: torch.Tensor | None = None
 
 
 class Rounds:
     """One rank's part in the rounds of a segment.
 
-    The thread that trains calls `offer`, `take` and `finish`. Sums come in the order of rounds. A
-    rank that lags behind holds the sums that it has not taken yet.
-
-    Args:
-        ranks: that take part. Nobody else may use their process group: two threads that use one
-            group get wrong sums.
-        prefix: of keys in the store, new for each segment.
-        length: of a gradient's vector.
-        call: who calls a round.
-        drift: how far ranks may drift apart.
-        on_round: called with each round, in the communication thread.
-        extra: length of what rank 0 may `give`.
+    The thread that trains calls `offer`, `take` and `finish`, which raise a PacelineError if a rank
+    has left or was silent for too long; the message names it. Sums come in the order of rounds. A
+    rank that lags behind holds the sums that it has not taken yet. No other object may use the
+    ranks' process group, because two threads that use one group get wrong sums. `on_round` is
+    called in the communication thread. `extra` is the length of the vector that rank 0 may `give`.
     """
 
     def __init__(
@@ -77,29 +74,26 @@ class Rounds:
         self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
         self._on_round, self._extra = on_round, extra
-        self._changed = threading.Condition()  # its lock is reentrant
-        # All below is under the lock.
+        # A condition's lock is reentrant. It protects all attributes below.
+        self._changed = threading.Condition()
         self._progress = Progress(ranks.world, call, drift)
         self._member = Member[torch.Tensor](ranks.rank, self._progress)
-        self._sums: list[Sum] = []  # that the training thread has not taken
-        self._copied_s = 0.0  # seconds that copying the pending gradients took
-        self._given: torch.Tensor | None = None  # what all ranks get with the next round
+        # Sums that the training thread has not taken.
+        self._sums: list[Sum] = []
+        # Seconds that copying the pending gradients took.
+        self._copied_s = 0.0
+        # The vector that all ranks get with the next round.
+        self._given: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._copier: ThreadPoolExecutor | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-rounds", daemon=True)
         self._thread.start()
 
     def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
-        """This rank has computed a gradient, which is to go into a round.
+        """Offer a gradient to the next rounds; None: a step has ended without a gradient.
 
-        Waits while there is a `WaitReason`; a wait of more than a second is logged.
-
-        Args:
-            gradient: what this rank computed; None: a step has ended without a gradient.
-            ends_step: the gradient is the first of its step.
-
-        Raises:
-            PacelineError: a rank has left, or was silent for too long; the message names it.
+        Waits while there is a `WaitReason`; a wait of more than a second is logged. `ends_step`
+        marks the first gradient of its step.
         """
         with self._changed:
             if gradient is None:
@@ -112,11 +106,7 @@ class Rounds:
             self._member.waiting = None
 
     def take(self) -> list[Sum]:
-        """The rounds since the last call, in order.
-
-        Raises:
-            PacelineError: see `offer`.
-        """
+        """Return the sums since the last call, in order."""
         with self._changed:
             self._check()
             sums, self._sums = self._sums, []
@@ -124,22 +114,18 @@ class Rounds:
             return sums
 
     def give(self, extra: torch.Tensor) -> None:
-        """Rank 0 gives a vector to all ranks, with the next round that is not under way."""
+        """Give a vector from rank 0 to all ranks, with the next round that has not started."""
         with self._changed:
             self._given = extra
 
     @property
     def ahead(self) -> int:
-        """Steps that this rank is ahead of the slowest other rank at work."""
+        """Return the number of steps that this rank is ahead of the slowest other rank at work."""
         with self._changed:
             return self._member.ahead
 
     def finish(self) -> list[Sum]:
-        """This rank has no more steps. Waits until no rank has any; returns the last sums.
-
-        Raises:
-            PacelineError: see `offer`.
-        """
+        """Wait until no rank has further steps; return the last sums."""
         self._wait(lambda: WaitReason.COPYING if self._member.underway else None)
         with self._changed:
             self._member.through()
@@ -151,17 +137,18 @@ class Rounds:
         return self.take()
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle of the segment; the others learn that at once."""
+        """Leave in the middle of the segment; the others learn that at once."""
         with self._changed:
             if not self._progress.working or self._error is not None:
                 return
-            self._calls.abort(self._progress.rounds_done, reason)  # no round ends under the lock
+            # Under the lock no round ends, so the number stays valid.
+            self._calls.abort(self._progress.rounds_done, reason)
         self._thread.join(timeout=1.0)
         if self._copier is not None:
             self._copier.shutdown(wait=False)
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
-        """The lock is held."""
+        """Hand a gradient to the member; the lock is held."""
         vector, on_host = gradient.vector, gradient.arrive is None
         self._member.offer(vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:
@@ -171,7 +158,7 @@ class Rounds:
         self._copier.submit(self._arrive, gradient.arrive)
 
     def _arrive(self, arrive: Callable[[], float]) -> None:
-        """Waits in the copying thread until the oldest gradient under way is on the host."""
+        """Wait in the copying thread until the oldest gradient in transit is on the host."""
         try:
             copied_s = arrive()
             with self._changed:
@@ -179,13 +166,14 @@ class Rounds:
                 self._member.arrived()
                 self._announce()
                 self._changed.notify_all()
-        except BaseException as error:  # nobody else would learn of it
+        # The training thread raises it later.
+        except BaseException as error:
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()
 
     def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
-        """Waits until there is no reason to. A long wait is logged once, and calls rounds."""
+        """Wait until there is no reason to. A long wait is logged once, and calls rounds."""
         began = time.monotonic()
         log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
@@ -209,7 +197,7 @@ class Rounds:
             self._check()
 
     def _log(self, reason: WaitReason | None) -> None:
-        """Says why this rank waits, who is slow, and how far the rounds are; the lock is held."""
+        """Log why this rank waits, who is slow, and the rounds' progress; the lock is held."""
         progress, member = self._progress, self._member
         if reason is None:
             return
@@ -226,7 +214,6 @@ class Rounds:
         )
 
     def _others(self, ranks: Iterable[int]) -> list[int]:
-        """The run's numbers of these ranks, without this rank."""
         return [self._ranks.of_run(rank) for rank in ranks if rank != self._rank]
 
     def _check(self) -> None:
@@ -235,11 +222,7 @@ class Rounds:
             raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Tells the others what `Member.announce` says; the lock is held.
-
-        Args:
-            calls: call the round in any case.
-        """
+        """Act on the result of `Member.announce`, or call the round anyway; the lock is held."""
         progress = self._progress
         if progress.reducing or not progress.working:
             return
@@ -265,7 +248,8 @@ class Rounds:
         called = time.perf_counter()
         with self._changed:
             vector, extra, copied_s = self._contribution()
-        group = self._ranks.group  # kept here: `Ranks.close` removes it
+        # Read once, because `Ranks.close` removes it.
+        group = self._ranks.group
         dist.all_reduce(vector, group=group)
         total, facts = self._vector.unpack(vector)
         if facts.extra:
@@ -281,11 +265,7 @@ class Rounds:
             )
 
     def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """What this rank gives to the round, and what copying it took; the lock is held.
-
-        Returns:
-            the vector to reduce, what rank 0 gives to all besides, and seconds of copying.
-        """
+        """Return the vector to reduce, rank 0's extra vector, and seconds of copying; lock held."""
         tally = Tally(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()
@@ -303,11 +283,10 @@ class Rounds:
         return vector, extra, copied_s
 
     def _end(self, facts: Facts, result: Sum) -> None:
-        """A round is over, with these facts and this result."""
         number = self._progress.rounds_done
         if self._rank == 0:
-            # All ranks have read the key of the round before. Where all are through, this round is
-            # the last, and all have read its key, too.
+            # All ranks have read the key of the previous round. If no rank has further steps, this
+            # round is the last, and all ranks have read its key, too.
             last = len(facts.through) == self._world
             for old in range(number - 1, number + last):
                 self._calls.forget(old)

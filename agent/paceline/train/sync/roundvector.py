@@ -1,4 +1,4 @@
-"""What ranks reduce in a round of a partial all-reduce: one vector of gradients and facts.
+"""The vector that ranks reduce in a round of a partial all-reduce: gradients and facts.
 
 The facts travel with the gradients, so that all ranks learn the same from the same sum.
 """
@@ -12,28 +12,31 @@ import torch
 
 from paceline.core.member import Tally
 
-_COUNTS = 3  # contributors, dropped samples, ranks that give more than a gradient
+# Contributors, dropped samples, and ranks that give a further vector.
+_COUNTS = 3
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a round tells all ranks."""
+    """Facts that all ranks learn from a round.
+
+    `dropped` counts samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after
+    the round. `ages`: see `Tally.ages`. `clocks`: steps that each rank has done, [W]. `through`:
+    ranks that have no further steps.
+    """
 
     contributors: int
-    dropped: int  # samples whose gradients were too old
-    extra: bool  # rank 0 broadcasts a vector after the round
-    ages: list[int]  # see `Tally.ages`
-    clocks: list[int]  # steps that each rank is through with, [W]
-    through: list[int]  # ranks that have no more steps
+    dropped: int
+    extra: bool
+    ages: list[int]
+    clocks: list[int]
+    through: list[int]
 
 
 class RoundVector:
-    """The layout of the vector: gradients, counts, ages, then two numbers of each rank.
+    """Layout of the vector: gradients, counts, ages, then two numbers of each rank.
 
-    Args:
-        length: of a gradient's vector.
-        bins: ages that a round tells apart.
-        world: ranks that take part.
+    `length` is that of a gradient's vector, `bins` the number of ages that a round distinguishes.
     """
 
     def __init__(self, length: int, bins: int, world: int) -> None:
@@ -50,16 +53,7 @@ class RoundVector:
         clock: int,
         through: bool,
     ) -> torch.Tensor:
-        """One rank's vector.
-
-        Args:
-            gradients: what it gives, with their weights.
-            tally: what it gives and drops, in numbers.
-            extra: it is rank 0, and broadcasts a vector after the round.
-            rank: which rank it is.
-            clock: steps that it is through with.
-            through: it has no more steps.
-        """
+        """Build one rank's vector from its weighted gradients and facts; see `Facts`."""
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
@@ -76,7 +70,7 @@ class RoundVector:
         return vector
 
     def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, Facts]:
-        """The sum of the gradients, and the facts, in the sum of all ranks' vectors."""
+        """Split the sum of all ranks' vectors into the sum of the gradients and the facts."""
         world = self._world
         facts = [round(value) for value in vector[self._length :].tolist()]
         contributors, dropped, extra = facts[:_COUNTS]

@@ -1,4 +1,4 @@
-"""Whether all ranks' scripts can train under a relaxed synchroniser."""
+"""Decides whether all ranks' scripts can train under a relaxed synchroniser."""
 
 from __future__ import annotations
 
@@ -17,65 +17,63 @@ from paceline.train.sync.optimiser import ScriptOptimiser
 
 logger = logging.getLogger(__name__)
 
-_NAMED = 8  # ranks in a message
-_PATIENCE = 100  # steps under the all-reduce, before rank 0 warns that no optimiser has stepped
+# Ranks listed in a message.
+_NAMED = 8
+# Steps under the all-reduce before rank 0 warns that no optimiser has stepped.
+_PATIENCE = 100
 _WARNING = (
     "%s: gradients are still all-reduced after %d steps, as %s. Keep one torch.optim.Optimizer for "
     "the whole training, and write session.optimizer(optimizer) before the loop"
 )
 _NO_STEP = "torch has seen no step of the wrapped models' optimiser on ranks {ranks}"
 
-OnFallback = Callable[[Step, str], None]  # with the segment's step, and why it is all-reduced
+# Called with the segment's step, and the reason why its gradients are all-reduced.
+OnFallback = Callable[[Step, str], None]
 Models = Sequence[Wrapped]
 
 
 class Suits(Enum):
-    """Whether all ranks' scripts suit a relaxed synchroniser."""
+    """Answer to whether all ranks' scripts suit a relaxed synchroniser.
+
+    `NOT_YET`: unknown until each rank's optimiser has stepped once.
+    """
 
     NO = auto()
     YES = auto()
-    NOT_YET = auto()  # unknown until each rank's optimiser has stepped once
+    NOT_YET = auto()
 
 
 class Suitability:
-    """Asks all ranks' scripts, and remembers the answer. For one thread.
+    """Check of all ranks' scripts, with the last answer. For one thread.
 
-    Where a script does not suit, training goes on under the all-reduce: neither a switch nor the
-    policy that a run begins with may end training. How a script steps is known once it has stepped.
-    So gradients are reduced until the optimiser has stepped once. Why they are reduced is told once
-    for each segment; while the first step is waited for, only once that takes long.
-
-    Args:
-        script: this rank's.
-        models: that this rank's session wraps.
+    If a script does not suit, training continues under the all-reduce: neither a switch nor the
+    policy that a run begins with may end training. A script's way of stepping is known only after
+    a step, so gradients are all-reduced until the optimiser has stepped once. The reason for the
+    all-reduce is reported once for each segment; a missing first step, only after many steps.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
         self._script, self._models = script, models
-        self._waited = 0  # steps
+        # Steps without a step of the optimiser.
+        self._waited = 0
         self.answer = Suits.NO
-        self._fallback = ""  # the reason to report; empty: none, or the wait is still short
-        self.on_fallback: OnFallback | None = None  # None: this rank does not report fallbacks
-        self._reported: int | None = None  # the newest segment whose fallback was reported
+        # The reason to report; empty if there is none, or the wait is still short.
+        self._fallback = ""
+        # None: this rank does not report fallbacks.
+        self.on_fallback: OnFallback | None = None
+        # The newest segment whose fallback was reported.
+        self._reported: int | None = None
 
     def ask(self, name: str, ranks: Ranks) -> None:
-        """Updates the answer; all ranks call it.
+        """Update the answer. Collective.
 
-        While an optimiser has not stepped, scripts are not looked at again, as that takes long.
-
-        Args:
-            name: of the synchroniser.
-            ranks: that take part.
+        While an optimiser has not stepped, scripts are not examined again, as that takes long.
         """
         if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Reports that a segment is all-reduced in spite of its synchroniser, once for each.
-
-        Args:
-            step: the current step; its synchroniser is relaxed, and not in force.
-        """
+        """Report a segment that is all-reduced in spite of its synchroniser, once for each."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
@@ -83,7 +81,8 @@ class Suitability:
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
-        mine = self.refusal(), self._script.has_stepped  # in this order: looking may collect
+        # In this order, because the search in `refusal` may collect objects.
+        mine = self.refusal(), self._script.has_stepped
         dist.all_gather_object(answers, mine, group=ranks.group)
         why = next((refusal for refusal, _ in answers if refusal is not None), None)
         if why is not None:
@@ -108,7 +107,7 @@ class Suitability:
         return all(stepped)
 
     def _late(self, stepped: list[bool]) -> str:
-        """Whose optimiser has not stepped, once that takes long; else empty."""
+        """List ranks whose optimiser has not stepped after many steps; else empty."""
         if self._waited < _PATIENCE or all(stepped):
             return ""
         missing = [str(rank) for rank, has_stepped in enumerate(stepped) if not has_stepped]
@@ -116,7 +115,7 @@ class Suitability:
         return _NO_STEP.format(ranks=", ".join(missing[:_NAMED]) + more)
 
     def refusal(self) -> str | None:
-        """Why this rank's script cannot train under a relaxed synchroniser; None: it can."""
+        """Return why this rank's script does not suit a relaxed synchroniser; None if it does."""
         if not self._models:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):

@@ -1,8 +1,8 @@
-"""What a script's loop must and must not do where ranks have different numbers of turns.
+"""Handles scripts whose ranks iterate the loop differently often.
 
-Under a pooled synchroniser (`paceline.core.pool`) a fast rank's loop has more turns than a slow
-one's, if the script allows it: ``Session(uneven_steps=True)``. Then collectives of the script's own
-are refused in the body, and its schedules of learning rates follow the steps.
+Under a pooled synchroniser (`paceline.core.pool`) a fast rank's loop has more iterations than a
+slow one's, if the script allows it: ``Session(uneven_steps=True)``. Then this module refuses the
+script's own collectives in the loop's body, and steps its learning-rate schedules by planned steps.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ _REFUSED_BEFORE_LAST = (
 
 
 def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
-    """Refuses the script's own collectives in turns that not all ranks have.
+    """Refuse the script's own collectives in iterations that not all ranks have.
 
-    Without that, the ranks that call one would wait for the others for half an hour.
-
-    Args:
-        current: the current step.
-
-    Returns:
-        what ends it.
+    Otherwise the ranks that call one would wait for the others for half an hour. Return a function
+    that removes the check.
     """
     thread = threading.get_ident()
 
@@ -50,7 +45,8 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
         running = current.running
         if running is None or not running.in_body or threading.get_ident() != thread:
             return
-        if current.reduces:  # DDP's own
+        # The collective is DDP's own.
+        if current.reduces:
             return
         step = running.step
         if step.pooled or step.more:
@@ -61,36 +57,35 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
 
 
 class Schedules:
-    """The script's schedules of learning rates, which follow the work that all ranks have done.
+    """The script's learning-rate schedules, which follow the work that all ranks have done.
 
-    A script that calls ``scheduler.step()`` in each turn would be at different points of its
+    A script that calls ``scheduler.step()`` in each iteration would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and the schedule goes on with the numbers of steps instead. A schedule
-    that was not stepped exactly once in each turn before is left to the script. For one thread.
-
-    Args:
-        current: the current step.
+    these calls do nothing, and this class steps the schedule by the numbers of steps instead. It
+    leaves alone a schedule that was not stepped exactly once in each iteration before. For one
+    thread.
     """
 
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
         self._schedules: dict[int, _Schedule] = {}
-        self._wrapped: dict[type, Any] = {}  # classes with a wrapped `step`, and the original one
-        self._nested = False  # in a schedule's step, which may call those of others
+        # Classes with a wrapped `step`, and the original one.
+        self._wrapped: dict[type, Any] = {}
+        # In a schedule's step, which may call the steps of other schedules.
+        self._nested = False
         self._looked = False
-        self._turns = 0  # since then, in steps that all ranks made together
+        # Iterations since `look`, in steps that all ranks made together.
+        self._turns = 0
 
     @property
     def known(self) -> bool:
-        """Whether it is known how the script steps its schedules."""
+        """Return whether it is known how the script steps its schedules."""
         return self._turns > 0
 
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
-        """Finds the optimiser's schedules, once, and counts their calls from now on.
+        """Find the optimiser's schedules, once, and count their calls from now on.
 
-        Args:
-            optimiser: whose; None: all schedules. Those that are made later are held back, too,
-                where micro-batches follow.
+        None: all schedules; later ones are held back, too, while micro-batches follow.
         """
         if self._looked:
             return
@@ -107,31 +102,26 @@ class Schedules:
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
     def turn_over(self, step: Step) -> None:
-        """A turn with a batch is over."""
+        """Count an iteration with a batch."""
         if self._looked and not step.pooled:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """The ranks' work has reached a step.
-
-        Args:
-            step: a step of the segment.
-            number: of the step that is reached.
-        """
+        """Step the schedules of a segment up to step `number`, which the work has reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
                     schedule.scheduler.step()
 
     def close(self) -> None:
-        """Gives the script its schedules back."""
+        """Unwrap the script's schedules."""
         for kind, method in self._wrapped.items():
             kind.step = method  # type: ignore[attr-defined]
         self._wrapped.clear()
         self._schedules.clear()
 
     def _wrap(self, kind: type) -> None:
-        """Wraps a class's `step`. An object's own would be in its ``state_dict``."""
+        """Wrap a class's `step`. A wrapper on an object would be in its ``state_dict``."""
         if kind in self._wrapped:
             return
         original = self._wrapped[kind] = vars(kind)["step"]
@@ -141,9 +131,11 @@ class Schedules:
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
             schedule = schedules._schedules.get(id(scheduler))
             running = schedules._current.running
-            begins = not getattr(scheduler, "_step_count", 1)  # a new one makes a step by itself
+            # A new scheduler makes its first step itself.
+            begins = not getattr(scheduler, "_step_count", 1)
             if running is not None and running.in_body and running.step.more and not begins:
-                return None  # the optimiser does not step either
+                # The optimiser does not step either.
+                return None
             if schedule is None or schedules._nested:
                 return original(scheduler, *args, **kwargs)
             if args or kwargs:
@@ -163,7 +155,6 @@ class Schedules:
 
 
 def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
-    """A class and those derived from it, as far as they have a `step` of their own."""
     if "step" in vars(kind):
         yield kind
     for derived in kind.__subclasses__():
@@ -171,16 +162,17 @@ def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 class _Schedule:
-    """One schedule: how often the script stepped it, and how far it is in the segment."""
-
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
-        self.calls = 0  # in turns of steps that all ranks made together
-        self._segment, self._made = -1, 0  # calls made for this segment
+        # The script's calls, in steps that all ranks made together.
+        self.calls = 0
+        # The calls made for this segment.
+        self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:
-        """How many calls it lacks until a step of a segment; they count as made."""
-        if step.segment != self._segment:  # until now the script made them
+        """Return the missing calls up to a step of a segment, and count them as made."""
+        # Up to this segment, the script made the calls.
+        if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first
         due = max(number - step.segment_first - self._made, 0)
         self._made += due

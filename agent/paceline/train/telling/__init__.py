@@ -1,6 +1,6 @@
-"""What a rank tells besides its times.
+"""Telemetry of a rank besides its times.
 
-`metrics` checks what a script reports of its model, `compiling` counts what torch.compile compiles
-again, `trial` measures what a device can do where its name does not tell. `session` and `loop` call
-them.
+`metrics` checks the metrics that a script reports, `compiling` counts recompilations by
+torch.compile, and `trial` measures a device whose speed is not known by its name. `session` and
+`loop` call them.
 """

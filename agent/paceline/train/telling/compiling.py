@@ -1,7 +1,7 @@
-"""What changing shapes of batches cost on this rank: recompilations, and cuDNN's benchmark.
+"""Measures the cost of changing batch shapes: recompilations, and cuDNN's benchmark.
 
-Recompilations are counted by TorchDynamo's own counter, which is private: where it is missing, none
-are counted. A test says so for each version of torch.
+Recompilations are read from TorchDynamo's private counter; without the counter, none are counted.
+A test fails for each version of torch that lacks it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")  # compilations of each frame
-_OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")  # what torch.compile makes of a model
-_PARTS = 4  # grid steps that an equal part of the global batch has in the grid that is suggested
+# Compilations of each frame.
+_COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
+# The class of models that torch.compile returns.
+_OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")
+# In the suggested grid, an equal local batch has this many grid steps.
+_PARTS = 4
 
 
 def recompilations() -> int:
-    """How often torch.compile has compiled a function again in this process so far.
+    """Return how often torch.compile has recompiled functions in this process so far.
 
-    TorchDynamo compiles one again for a shape, a type or a mode that its earlier code is not for.
-    ``torch._dynamo.reset()`` sets the number back.
+    TorchDynamo recompiles a function for shapes, types or modes that its earlier code does not
+    cover. ``torch._dynamo.reset()`` resets the number.
     """
     counter = _of_dynamo(*_COUNTER)
     if not isinstance(counter, dict):
@@ -37,7 +40,7 @@ def recompilations() -> int:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `torch.compile` or ``compile()`` was called for the model or a part of it."""
+    """Return whether `torch.compile` or ``compile()`` was called for the model or a part of it."""
     optimized = _of_dynamo(*_OPTIMIZED)
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
@@ -47,29 +50,21 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _of_dynamo(module: str, name: str) -> object:
-    """Something of TorchDynamo's; None: there is no such thing, or nothing is compiled yet.
-
-    Importing TorchDynamo takes seconds, and who compiles has imported it.
-    """
+    """Return an attribute of TorchDynamo; None if it is not imported, which takes seconds."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
-    """A divisor of the global batch, a few of which are an equal part of it."""
+    """Return a divisor of the global batch of which an equal local batch has a few."""
     most = max(1, global_batch // (_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 
 
 class ShapeWarning:
-    """Says once in this rank's log what changing numbers of samples cost it, and how to mend that.
+    """A single warning in this rank's log about the cost of changing numbers of samples.
 
-    It says nothing where `Session(shapes=…)` is given, or there is one rank, whose batches are
-    whole global batches.
-
-    Args:
-        terms: of the run.
-        world: W.
-        models: that the session has wrapped; more may follow.
+    There is no warning with `Session(shapes=…)`, nor with one rank, whose local batches are whole
+    global batches. The session appends to `models` after construction.
     """
 
     def __init__(self, terms: Terms, world: int, models: Sequence[nn.Module]) -> None:
@@ -79,7 +74,7 @@ class ShapeWarning:
         self._quiet = world == 1 or terms.shapes.samples > 1
 
     def begin(self, *, on_cuda: bool) -> None:
-        """Looks at the models and at cuDNN's benchmark, which matters on a CUDA device."""
+        """Check the models, and cuDNN's benchmark, which matters on a CUDA device."""
         if not self._quiet and on_cuda and torch.backends.cudnn.benchmark:
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
@@ -91,7 +86,7 @@ class ShapeWarning:
             self._warn_of_compiling("a model is compiled by torch.compile")
 
     def look(self, recompiled: int) -> None:
-        """Takes how often the newest step compiled again."""
+        """Take the number of recompilations in the newest step."""
         if recompiled:
             self._warn_of_compiling(f"functions were compiled again in a step, {recompiled} times")
 

@@ -1,4 +1,4 @@
-"""Metrics that the script reports: their names and values, checked."""
+"""Checks the names and values of metrics that a script reports."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ Value = torch.Tensor | float
 
 
 class MetricNames:
-    """Checks metrics, and bounds how many names a run has.
-
-    Args:
-        call: of the session, for messages.
-    """
+    """Checker of metrics, which also limits the number of names in a run."""
 
     def __init__(self, call: str) -> None:
         self._call = call
         self._known: set[str] = set()
 
     def check(self, metrics: Mapping[str, Value]) -> None:
-        """Checks names and kinds of values; looks at no value, which a device may still compute.
+        """Check names and kinds of values, without reading values, which would wait for a device.
 
         Raises:
             TypeError, ValueError: a name or a value is wrong; the message names the metric.
@@ -61,18 +57,18 @@ def _check_value(place: str, value: object, *, dimensions: bool = False) -> None
 
 
 def check_loss(loss: object) -> None:
-    """Checks the kind of a loss; a tensor of a single element may have dimensions.
+    """Check the kind of a loss; a tensor of a single element may have dimensions.
 
     Raises:
-        TypeError, ValueError: it is no number; the message says so.
+        TypeError, ValueError: the loss is not a number.
     """
     _check_value("session.log: loss", loss, dimensions=True)
 
 
 def on_host(value: Value) -> Value:
-    """The value on its way to the host, without waiting for the device.
+    """Start copying a value to the host, without waiting for the device.
 
-    It is a copy: it is read later, when the script may have changed the tensor.
+    It is always a copy: the script may change the tensor before the copy is read.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", non_blocking=True, copy=True)

@@ -1,6 +1,6 @@
-"""What a rank's device can do: a trial of a second, where data sheets do not tell.
+"""Measures a device's speed in a trial of a second, if data sheets do not give it.
 
-Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B, takes
+Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B, uses
 half-precision FLOP/s for servers of different kinds.
 """
 
@@ -15,30 +15,27 @@ import torch
 logger = logging.getLogger(__name__)
 
 TRIAL_S = 1.0
-# On an accelerator in half precision. CPUs train in single precision, and few of them compute in
-# half precision at all.
+# Half precision on an accelerator. CPUs train in single precision, and few of them compute in half
+# precision at all.
 _SIDES = {"cpu": (512, torch.float32)}
 _OTHERS = (4096, torch.float16)
 
 
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
-    """Multiplies square matrices for `TRIAL_S` seconds, at least once; floating-point operations/s.
+    """Return floating-point operations/s of square matrix products over `TRIAL_S` seconds.
 
-    Args:
-        device: the model's.
-        hold: called after each multiplication with the moment when it began: waits until the
-            emulated device would be done, if one is emulated.
-
-    Returns:
-        None if the device cannot, as where its memory is full.
+    `hold` is called after each product with its start time; it waits until the emulated device
+    would be done, if a device is emulated. None: the device failed, for example because its memory
+    is full.
     """
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:
         with torch.no_grad():
-            # Not random: the script's generator is left as it is.
+            # Constant instead of random, so that the script's generator stays untouched.
             factor = torch.full((side, side), 0.5, dtype=dtype, device=device)
             product = torch.empty_like(factor)
-            _multiply(factor, product)  # allocates, and wakes the device
+            # The first product allocates memory and wakes the device.
+            _multiply(factor, product)
             began = ended = time.perf_counter()
             done = 0
             while not done or ended < began + TRIAL_S:
@@ -46,7 +43,8 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 _multiply(factor, product)
                 hold(start)
                 done, ended = done + 1, time.perf_counter()
-    except RuntimeError as error:  # out of memory, or no kernel for half precision
+    # Out of memory, or no kernel for half precision.
+    except RuntimeError as error:
         logger.warning("the trial of %s failed: %s", device, error)
         return None
     return 2 * side**3 * done / (ended - began)
@@ -54,4 +52,5 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
 
 def _multiply(factor: torch.Tensor, product: torch.Tensor) -> None:
     torch.mm(factor, factor, out=product)
-    float(product[0, 0])  # waits for the device
+    # Reading a value waits for the device.
+    float(product[0, 0])
