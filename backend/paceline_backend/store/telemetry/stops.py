@@ -1,4 +1,4 @@
-"""Runs whose script ended well, as after a gentle stop, but not because it was through."""
+"""Mark runs as stopped whose script exited successfully only because of a requested stop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def settle(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
-    """Notes of runs that have finished now, and were to stop, that they were stopped.
+    """Change runs that have just finished to `stopped` if a stop was requested.
 
-    A run that came to the end of its last epoch all the same has finished. If the number of its
-    epochs is not known, it was stopped.
+    A run that had completed its last epoch nevertheless stays finished. If the number of its epochs
+    is unknown, it becomes stopped.
 
     Args:
-        connection: in the transaction that wrote the runs' newest segments, too.
+        connection: of the transaction that also wrote the runs' newest segments.
         of: runs whose changes are saved.
     """
     for run in of:
