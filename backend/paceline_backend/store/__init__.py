@@ -6,7 +6,7 @@ records of ranks' steps, rounds, forecasts. `telemetry` writes what ingest reads
 has a module for each table. `refusals` decides which messages are never stored.
 
 Conventions of all modules: `connection` is an open transaction. An integer `run` is the key of a
-row in `runs`; a string `run` is the run's public id. A range of steps includes its last step, and
+row in `runs`; a string `run` is the run's public id. A `Range` of steps includes its last step, and
 None as a bound leaves that side open. Arguments and results are plain numbers, dictionaries and
 messages of `paceline.wire`. Inside `Store.read` and `Store.write`, every database error becomes a
 `StoreError`, so functions do not list that error.

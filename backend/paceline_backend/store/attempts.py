@@ -51,12 +51,9 @@ def present(
 ) -> list[sa.ColumnElement[bool]]:
     """Return the condition that excludes ranks that the latest attempt does not have.
 
-    Records can arrive before the Hello that defines the number of ranks.
-
-    Args:
-        attempt: the latest; None if it is not known yet.
-        world: number of ranks of the latest attempt. Earlier attempts may have had more.
-        table: of records, or of their roll-ups.
+    Earlier attempts may have had more ranks, and records can arrive before the Hello that defines
+    the number of ranks. `attempt` and `world` are those of the latest attempt, None if unknown.
+    `table` has records or their roll-ups.
     """
     if attempt is None or world is None:
         return []
@@ -74,8 +71,8 @@ def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
 def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
     """Return the steps that count of each attempt, the latest attempt first.
 
-    The number of index seeks grows with the attempts, not with the length of the run. `attempt` is
-    the latest; None if it is not known yet.
+    `attempt` is the latest one, None if it is not known yet. The number of index seeks grows with
+    the number of attempts, not with the length of the run.
     """
     if not attempt:
         return [AttemptSpan(None, 0, None)]
@@ -230,16 +227,10 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:
-    """Return the mean time (seconds) and the number of the first complete steps in a range.
+    """Return mean time (seconds) and number of the first `count` complete steps in a range.
 
-    The mean is None if there are none.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: first step of the range.
-        end: one past the last step; None: open.
-        count: maximum number of steps.
+    The mean is None if there are none. The range is from `first` to `end`, exclusive; None leaves
+    it open.
     """
     c = steps.c
     where = [c.run == run, c.step >= first, c.step < (first + count if end is None else end)]

@@ -89,7 +89,6 @@ def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str
 
 
 def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
-    """Return the condition for segments that count and whose synchronisation a policy chose."""
     # A literal, not a parameter: only then the database can use the partial index.
     chosen = segments.c.why != sa.literal_column("''")
     by_policy = segments.c.source != "equal"
@@ -97,7 +96,6 @@ def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool
 
 
 def _of_counting_attempts(connection: sa.Connection, run: int) -> sa.ColumnElement[bool]:
-    """Return the condition for segments of steps that count (see `store.attempts`)."""
     attempt = connection.execute(sa.select(runs.c.attempt).where(runs.c.key == run)).scalar()
     c = segments.c
     return sa.or_(

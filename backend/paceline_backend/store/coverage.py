@@ -203,7 +203,6 @@ def _used(
     part: Effective,
     reported: dict[tuple[int, int], tuple[int, int, int]],
 ) -> Ints:
-    """Return the samples assigned to the ranks that reported, with repetitions."""
     segment = part.segment
     world = len(segment.counts[0])
     everything = (segment.steps * world, segment.first_step, part.end - 1)

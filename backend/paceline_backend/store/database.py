@@ -100,11 +100,7 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Open a transaction that only reads. On SQLite it sees one snapshot of the database.
-
-        Raises:
-            StoreError: the database failed; see the subclasses.
-        """
+        """Open a transaction that only reads. On SQLite it sees one snapshot of the database."""
         self._check_file()
         with self._translated(), self.engine.connect() as connection:
             yield connection
@@ -113,11 +109,8 @@ class Store:
     def write(self, wait_s: float | None = None) -> Iterator[sa.Connection]:
         """Open a transaction that writes: commit at its end, roll back if the block raises.
 
-        Args:
-            wait_s: how long to wait for other writers; None: the default of the database's URL.
-
-        Raises:
-            StoreError: the database failed; see the subclasses.
+        `wait_s` limits how long to wait for other writers; None uses the default of the database's
+        URL.
         """
         self._check_file()
         writer = self._writer

@@ -91,13 +91,9 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
 def bound(
     connection: sa.Connection, run: int, complete: Collection[HelloKey], most: int = _MOST_PENDING
 ) -> None:
-    """Delete all but a few incomplete Hellos of a run, so that they cannot fill the database.
+    """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
-    Args:
-        connection: to write with.
-        run: key of the run.
-        complete: Hellos to keep, because the caller validates them next.
-        most: number of other Hellos to keep.
+    Keep those in `complete`, because the caller validates them next, and up to `most` others.
     """
     c = hello_parts.c
     query = (

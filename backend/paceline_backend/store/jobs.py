@@ -180,13 +180,9 @@ def begun(connection: Connection, run: str) -> bool:
 
 
 def add(connection: Connection, run: str, count: int, replaces: str | None = None) -> None:
-    """Request further jobs of one node each.
+    """Request `count` further jobs of one node each.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        count: number of jobs.
-        replaces: a node that can leave once the new one is there; None: none.
+    `replaces` is a node that can leave once the new one is there, if any.
     """
     asked = _locked(connection, run)
     first = 1 + max([asked["last"], *map(int, asked["jobs"])])

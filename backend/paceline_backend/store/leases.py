@@ -21,15 +21,7 @@ _TABLES = {"plan": leases, "jobs": engine_leases}
 
 
 def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan") -> bool:
-    """Take or renew a lease; return False if another owner holds it.
-
-    Args:
-        store: the database.
-        run: key of the run.
-        owner: id of the worker that takes it.
-        lease_s: seconds until it expires unless it is extended.
-        purpose: what it allows.
-    """
+    """Take or renew a lease for `lease_s` seconds; return False if another owner holds it."""
     table = _TABLES[purpose]
     with store.write() as connection:
         at = now(connection)

@@ -21,8 +21,8 @@ class Probe:
         store: the database.
         wait_s: how long a check waits for other writers.
         every_s: minimum interval between checks. More frequent calls get the last result, because
-            the
-            health endpoint is public.
+            any
+            client can call the health endpoint.
         clock: monotonic time in seconds.
     """
 
@@ -69,11 +69,7 @@ class Probe:
 
 
 def ask(store: Store) -> None:
-    """Run a trivial query to check that the database responds.
-
-    Raises:
-        StoreError: it does not.
-    """
+    """Run a trivial query, to raise a `StoreError` if the database does not respond."""
     with store.read() as connection:
         connection.execute(sa.select(meta.c.name).limit(1))
 

@@ -28,10 +28,9 @@ class NewerDatabaseError(Exception):
 
 
 def config(connection: sa.Connection | None = None) -> Config:
-    """Return Alembic's configuration.
+    """Return Alembic's configuration for migrations in the connection's transaction.
 
-    Args:
-        connection: migrations run in its transaction; the caller commits.
+    The caller commits the transaction.
     """
     wheel, tree = _PACKAGE / "_migrations", _PACKAGE.parents[1] / "migrations"
     made = Config()
@@ -45,9 +44,7 @@ def config(connection: sa.Connection | None = None) -> Config:
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
     """Migrate the database to the newest revision; at that revision, take no lock and do nothing.
 
-    Args:
-        engine: for reading.
-        writer: the same database, for transactions that write.
+    `writer` is the same database as `engine`, for transactions that write.
 
     Raises:
         NewerDatabaseError: the database is from a newer version; nothing was changed.

@@ -118,11 +118,8 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
 def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | None = None) -> None:
     """Set an ended run to pending again; its rows stay.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        new: the result of `stored`, with changes.
-        rendezvous: of a run on several nodes, see `run_nodes`.
+    `new` is the result of `stored`, with changes. For `rendezvous` of a multi-node run, see
+    `run_nodes`.
     """
     values = {
         "state": State.PENDING,
@@ -155,11 +152,7 @@ def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | N
 def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = None) -> str:
     """Insert a run and its switch of version 0; return the run's public id.
 
-    Args:
-        connection: to write with.
-        new: the run.
-        by: name of the requester.
-        run: an unused public id; None: a random one.
+    `by` is the name of the requester, and `run` an unused public id (None: a random one).
     """
     now = time.time()
     run = run or secrets.token_hex(6)

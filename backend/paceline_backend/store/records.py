@@ -80,16 +80,9 @@ def of_attempt(
     before: int,
     also: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
-    """Yield step, rank and values of an attempt and of earlier steps, by step and rank.
+    """Yield step, rank and values (`columns`) of an attempt and of earlier steps, by step and rank.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt.
-        columns: names of the values.
-        since: first step.
-        before: one past the last step.
-        also: ranges of older steps to include.
+    The steps are those from `since` to `before` (exclusive), and the older ranges `also`.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -111,12 +104,7 @@ def complete_steps(
 ) -> dict[int, Floats]:
     """Return the steps in some ranges that all ranks reported: step → [world, columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt. Earlier steps are included if they had as many ranks.
-        columns: names of the values.
-        ranges: of steps.
+    Earlier steps than the attempt's are included if they had as many ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
@@ -139,15 +127,9 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """Return an attempt's rows from a step on, by step and rank: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on, by step and rank: [rows, 2 + columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: number of the attempt.
-        world: its number of ranks.
-        columns: names of the values, which follow step and rank.
-        first: first step.
+    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -168,14 +150,9 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """Return all rows of a range of steps, of any attempt, by step and rank: [rows, 2 + columns].
+    """Return all rows of steps `first` to `last`, of any attempt: [rows, 2 + columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values, which follow step and rank.
-        first: first step.
-        last: last step, inclusive.
+    The rows are sorted by step and rank, which are their first columns.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -195,13 +172,8 @@ def newest_complete(
 ) -> Records:
     """Return the rows that count in a range up to the newest complete step, ascending by step.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values.
-        span: first and last step; without a first step, the range has `count` steps.
-        count: see `span`.
-        most_rows: maximum number of rows; the oldest steps of a longer range are left out.
+    Without a first step in `span`, the range has `count` steps. If it has more than `most_rows`
+    rows, the oldest steps are left out.
     """
     attempt, world, parts = counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
@@ -226,13 +198,8 @@ def newest(
 ) -> Records:
     """Return the rows that count of the newest steps, complete or not, ascending by step.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values.
-        count: number of steps.
-        most_rows: maximum number of rows, which reduces the number of steps.
-        fewest: minimum number of steps, even with more rows.
+    There are at most `count` steps, and fewer if they have more than `most_rows` rows, but at least
+    `fewest`.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -293,12 +260,7 @@ def sums(
     """Sum up each rank's rows with samples in the database.
 
     Return for each rank n, Σx, Σy, Σx² and Σxy, where x is its load and y its compute time.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: the latest; None: there was none.
-        world: number of its ranks.
+    `attempt` is the latest (None: there was none) and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:
@@ -356,6 +318,5 @@ def _rows_that_count(
 
 
 def _table(rows: Sequence[sa.Row[Any]], width: int) -> Floats:
-    """Return rows as numbers, [rows, width]; NULL becomes NaN."""
     numbers = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * width)
     return numbers.reshape(len(rows), width)

@@ -35,10 +35,7 @@ class Earlier(NamedTuple):
 def begin(store: Store, identity: str, request: str) -> Earlier | None:
     """Record a request; return an earlier one with the same key instead, if there is one.
 
-    Args:
-        store: the database.
-        identity: digest of the key and its requester.
-        request: digest of the whole request.
+    `identity` is a digest of the key and its requester, `request` one of the whole request.
     """
     now = time.time()
     values = {"id": identity, "request": request, "at": now}

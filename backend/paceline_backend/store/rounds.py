@@ -23,15 +23,7 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the durations in seconds of the newest rounds of some segments, by rank, newest first.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: of the segments.
-        of_segments: their numbers.
-        limit: maximum number of rounds.
-    """
+    """Return the durations in seconds of the newest `limit` rounds of some segments, by rank."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)

@@ -2,6 +2,7 @@
 
 REST uses this module to show runs, and the worker process to find the runs that it plans and
 supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
+Functions that take a public id raise `UnknownRunError` if there is no such run.
 """
 
 from __future__ import annotations
@@ -162,11 +163,7 @@ def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, Telemetr
 
 
 def key_of(connection: sa.Connection, run: str) -> int:
-    """Return the key of a run, which identifies it in the other tables.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the key of a run, which identifies it in the other tables."""
     query = sa.select(runs.c.key).where(runs.c.id == run, _KEPT)
     key = connection.execute(query).scalar()
     if key is None:
@@ -180,11 +177,7 @@ def name_of(connection: sa.Connection, key: int) -> str:
 
 
 def launched(connection: sa.Connection, run: str) -> Launched:
-    """Return a run's latest launch, and lock the run until the transaction ends.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return a run's latest launch, and lock the run until the transaction ends."""
     c = runs.c
     columns = (c.state, c.first_attempt, c.policy, c.node, c.nodes_max)
     query = sa.select(*columns).where(c.id == run, _KEPT)
@@ -211,12 +204,7 @@ def end(
 ) -> bool:
     """End a run that has no process left to end it; return False if it had ended before.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        state: final state.
-        message: reason.
-        lost: the end is only assumed: the run's supervisor may still report another end.
+    `lost` means that the end is only assumed: the run's supervisor may still report another end.
     """
     return _end(connection, run, state, message, lost=lost)
 
@@ -244,17 +232,13 @@ def _end(
 
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
-    """Set the message of a run that has not ended; do nothing if there is no such run."""
+    """Set the message of a run that has not ended; do nothing if the run is unknown."""
     query = sa.update(runs).where(runs.c.id == run, runs.c.state.not_in(ENDED))
     connection.execute(query.values(message=message))
 
 
 def get(store: Store, run: str) -> dict[str, Any]:
-    """Return one run in the form that the API shows.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return one run in the form that the API shows."""
     with store.read() as connection:
         rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
     if not rows:
@@ -266,9 +250,6 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
     """Return when a run first met a target, which need not be its own; see `target.reached`.
 
     `wanted` is `{metric, value, direction}`.
-
-    Raises:
-        UnknownRunError: no such run.
     """
     with store.read() as connection:
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
@@ -291,18 +272,11 @@ def page(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return a page of runs in the given order, and the next page's cursor (None at the end).
 
-    A page continues after the last run of the previous one, so runs created meanwhile do not shift
-    it.
-
-    Args:
-        store: the database.
-        which: filter.
-        sort: a name of `SORTS`; a leading ``-`` sorts the greatest first.
-        limit: maximum number of runs.
-        cursor: from an earlier page with the same `sort`.
+    `sort` is a name of `SORTS`; a leading ``-`` sorts the greatest first. A page continues after
+    the last run of the previous one, so runs created meanwhile do not shift it.
 
     Raises:
-        CursorError: `cursor` does not come from an earlier page.
+        CursorError: `cursor` does not come from an earlier page with the same `sort`.
     """
     order = RunOrder.of(sort)
     value = order.value.label("sorted_by")
@@ -386,11 +360,7 @@ def latest_attempt(connection: sa.Connection, key: int) -> int | None:
 
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
-    """Return the description of a simulated run; None for other runs.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the description of a simulated run; None for other runs."""
     query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
     return connection.execute(query).scalar()
 
@@ -398,8 +368,8 @@ def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
 def unfinished(connection: sa.Connection) -> list[Unfinished]:
     """Return the runs that have not ended, oldest first.
 
-    `seen_at` also changes when a run's supervisor repeats its state, so it is no sign that the
-    node's agent or the ranks are alive.
+    A run's supervisor repeats its state regularly, so `seen_at` advances even if neither the node's
+    agent nor the ranks send messages.
     """
     c = runs.c
     query = (
@@ -478,14 +448,10 @@ def cursor_at(key: int) -> str:
 
 
 def key_at(cursor: str, call: str = "GET /runs") -> int:
-    """Return the row below which a page continues.
-
-    Args:
-        cursor: made by `cursor_at`.
-        call: the API call that returns such cursors, for the error message.
+    """Return the row below which a page continues; `call` names the API call in the error message.
 
     Raises:
-        CursorError: `cursor` is not one of those.
+        CursorError: `cursor` was not made by `cursor_at`.
     """
     try:
         key = int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))

@@ -1,4 +1,7 @@
-"""Read and request policy switches of a run: one row per policy version."""
+"""Read and request policy switches of a run: one row per policy version.
+
+Functions that take a public id raise `UnknownRunError` if there is no such run.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +49,9 @@ def add(
     by: str,
     why: str = "",
 ) -> dict[str, Any]:
-    """Request another policy; return the new row of `switches`.
-
-    Args:
-        connection: to write with.
-        run: public id.
-        policy: its name.
-        parameters: of the policy.
-        by: name of the requester.
-        why: the reason that was given.
+    """Request another policy on behalf of `by`; return the new row of `switches`.
 
     Raises:
-        UnknownRunError: no such run.
         RunEndedError: the run has ended.
     """
     # The update locks the run's row first, so that two concurrent switches get two versions.
@@ -83,21 +77,13 @@ def add(
 
 
 def rows(store: Store, run: str) -> list[dict[str, Any]]:
-    """Return all switches of a run in the form that the API shows, oldest first.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return all switches of a run in the form that the API shows, oldest first."""
     with store.read() as connection:
         return rows_of(connection, run)
 
 
 def rows_of(connection: sa.Connection, run: str) -> list[dict[str, Any]]:
-    """Return the same as `rows`, read with an open connection.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the same as `rows`, read with an open connection."""
     columns = [column for column in switches.c if column.name != "run"]
     query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
     in_order = connection.execute(query.order_by(switches.c.version))

@@ -1,7 +1,4 @@
-"""Create, check, list and revoke access tokens, and one-time login links for browsers.
-
-All functions raise `StoreError` when the database fails.
-"""
+"""Create, check, list and revoke access tokens, and one-time login links for browsers."""
 
 from __future__ import annotations
 
@@ -89,14 +86,9 @@ def create(
 ) -> Secret:
     """Store a new token and return it with its secret, which cannot be read again later.
 
-    Args:
-        connection: of a transaction that writes.
-        name: shown to operators.
-        scope: what the token allows.
-        created_by: name of the requester.
-        expires_at: Unix time; None: never.
-        made: id and secret to use; None: random ones.
-        node: the only node that may use the token; None: all.
+    `created_by` is the requester's name, `expires_at` a Unix time (None: never), `made` an id and
+    secret to use instead of random ones, and `node` the only node that may use the token (None:
+    all).
     """
     made = made or _new()
     rights = {"name": name, "scope": scope, "node": node, "created_by": created_by}
@@ -107,14 +99,9 @@ def create(
 def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret:
     """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
-    The browser gets the given scope. The link belongs to the token at the root: if the requester is
-    itself a browser, to the token that this browser logged in with.
-
-    Args:
-        connection: of a transaction that writes.
-        parent: id of the token or browser that requests the link.
-        name: name of that token's holder.
-        scope: what the browser may do.
+    `parent` is the id of the token or browser that requests the link, `name` the name of its
+    holder, and `scope` what the new browser may do. The link belongs to the token at the root: if a
+    browser requests it, to the token that this browser logged in with.
     """
     now = time.time()
     unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)

@@ -34,17 +34,11 @@ class DueDelivery:
 def queue(
     connection: sa.Connection, alert: int, event: str, severity: str, body: bytes, at: float
 ) -> int:
-    """Enqueue an event for all webhooks of its severity; return their number.
+    """Enqueue a ``raised`` or ``resolved`` event for the webhooks of its severity; count them.
 
-    Call it in the transaction that records the event.
-
-    Args:
-        connection: to write with.
-        alert: key of the alert.
-        event: ``raised`` or ``resolved``.
-        severity: of the alert; webhooks with a higher minimum severity are skipped.
-        body: request body to send.
-        at: Unix time of the event and of the first attempt.
+    Call it in the transaction that records the event. Webhooks with a higher minimum severity are
+    skipped. `at` is the Unix time of the event and of the first attempt. Return the number of
+    webhooks.
     """
     keys = webhooks.of_severity(connection, severity)
     values = {"alert": alert, "event": event, "body": body, "created_at": at, "due_at": at}
@@ -79,12 +73,9 @@ def note(
 ) -> None:
     """Record the result of a delivery attempt.
 
-    Args:
-        connection: to write with.
-        key: of the delivery; its webhook may be deleted by now.
-        status: HTTP status; None if there was no response.
-        error: why the attempt failed; None if it succeeded.
-        again_s: seconds until the next attempt; None: give up.
+    `status` is the HTTP status (None: no response), `error` the reason of a failure (None:
+    success), and `again_s` the seconds until the next attempt (None: give up). The webhook may be
+    deleted by now.
     """
     d = alert_deliveries.c
     at = now(connection)

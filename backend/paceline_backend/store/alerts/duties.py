@@ -17,13 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def hold(connection: sa.Connection, duty: str, owner: str, for_s: float) -> bool:
-    """Take or renew a duty; return False if another owner holds it.
+    """Take or renew a duty for `for_s` seconds; return False if another owner holds it.
 
-    Args:
-        connection: to write with. Until this transaction ends, no other owner can take the duty.
-        duty: its name.
-        owner: id of the worker that takes it.
-        for_s: seconds until the duty expires unless it is renewed.
+    Until this transaction ends, no other owner can take the duty.
     """
     at = now(connection)
     rows = insert(connection, duties).values(name=duty, owner=owner, expires_at=at + for_s)

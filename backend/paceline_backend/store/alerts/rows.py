@@ -1,4 +1,7 @@
-"""Read, write and acknowledge alerts."""
+"""Read, write and acknowledge alerts.
+
+Functions raise `UnknownAlertError` if there is no alert with the key.
+"""
 
 from __future__ import annotations
 
@@ -103,11 +106,7 @@ def page(
 
 
 def get(connection: sa.Connection, key: int) -> dict[str, Any]:
-    """Return an alert in the form that `page` has.
-
-    Raises:
-        UnknownAlertError: no such alert.
-    """
+    """Return an alert in the form that `page` has."""
     query = sa.select(alerts).where(alerts.c.key == key, alerts.c.raised_at.is_not(None))
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
@@ -134,7 +133,6 @@ def acknowledge(connection: sa.Connection, key: int, by: str, why: str) -> dict[
     """Record that an operator takes care of an alert; return the updated alert.
 
     Raises:
-        UnknownAlertError: no such alert.
         AcknowledgedError: it is already acknowledged or resolved.
     """
     c = alerts.c

@@ -1,4 +1,7 @@
-"""Webhooks: the receivers of alerts."""
+"""Webhooks: the receivers of alerts.
+
+Functions raise `UnknownWebhookError` if there is no webhook with the id.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def get(connection: sa.Connection, webhook: str) -> dict[str, Any]:
-    """Return a webhook in the form that `listed` has.
-
-    Raises:
-        UnknownWebhookError: no such webhook.
-    """
+    """Return a webhook in the form that `listed` has."""
     for row in listed(connection):
         if row["id"] == webhook:
             return row
@@ -53,11 +52,7 @@ def create(connection: sa.Connection, name: str, url: str, severity: str, by: st
 
 
 def delete(connection: sa.Connection, webhook: str) -> None:
-    """Delete a webhook, so that it gets no further notifications.
-
-    Raises:
-        UnknownWebhookError: no such webhook.
-    """
+    """Delete a webhook, so that it gets no further notifications."""
     if not connection.execute(sa.delete(webhooks).where(webhooks.c.id == webhook)).rowcount:
         raise UnknownWebhookError(f"no webhook has the id {webhook}")
 

@@ -68,14 +68,9 @@ def record(
 ) -> None:
     """Write a row about a change that the same transaction makes.
 
-    Args:
-        connection: to write with.
-        by: source of the change.
-        action: kind of change: ``run.create``, ``token.revoke``, …
-        run: public id of the changed run.
-        revision: of that run, after the change.
-        target: other changed object, such as a token's id.
-        details: plain values; never a secret.
+    `action` is the kind of change (``run.create``, ``token.revoke``, …), `run` the public id of the
+    changed run, `revision` its revision after the change, and `target` another changed object, such
+    as a token's id. `details` has plain values, never a secret.
     """
     who = {"operator": by.operator} if by.operator else {}
     values = {
@@ -142,14 +137,8 @@ def page(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return rows, newest first, and the cursor of the next page (None at the end).
 
-    Args:
-        connection: to read from.
-        run: public id; only rows about this run.
-        who: only rows of this requester.
-        action: only rows of this action.
-        since: only rows of this Unix time or later.
-        limit: maximum number of rows.
-        cursor: from an earlier page.
+    Without a filter (`run`: public id, `who`: requester, `action`, `since`: Unix time) all rows are
+    returned.
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.

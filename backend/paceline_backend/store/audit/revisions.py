@@ -59,17 +59,9 @@ def record_change(
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change: it locks the run's row, so that of two concurrent changes only one
-    passes.
-
-    Args:
-        connection: to write with.
-        run: its public id.
-        by: source of the change.
-        action: kind of change: ``run.policy``, ``run.stop``, …
-        expected: the revision that the caller has read; None: any. Notes written since then
-            conflict
-            only with another note, because they do not change the training.
-        details: plain values; never a secret.
+    passes. `action` is the kind of change (``run.policy``, ``run.stop``, …); `details` has plain
+    values, never a secret. `expected` is the revision that the caller has read, None for any. Notes
+    written since then conflict only with another note, because they do not change the training.
 
     Raises:
         UnknownRunError: no such run.

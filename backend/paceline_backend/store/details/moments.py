@@ -14,14 +14,9 @@ _NOTHING = (1, 0)
 def steps_between(
     connection: sa.Connection, run: int, since: float | None, until: float | None, within: Range
 ) -> Range:
-    """Return the first and last step that at least one rank finished in a range of time.
+    """Return the first and last step in `within` that at least one rank ended in a range of time.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        since: Unix time; None: no bound.
-        until: Unix time, exclusive; None: no bound.
-        within: range of steps that also limits the result.
+    `since` (inclusive) and `until` (exclusive) are Unix times.
     """
     if since is None and until is None:
         return within

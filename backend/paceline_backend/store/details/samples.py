@@ -27,13 +27,8 @@ def assigned(
 ) -> tuple[list[dict[str, Any]], int | None]:
     """Return steps with each rank's samples, and the step to continue at (None: complete).
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; None: no bound.
-        ranks: only these ranks; None: all.
-        sample: only where a rank has this sample; None: all.
-        limit: maximum number of items. Steps are never split, so the result may be a bit longer.
+    With `sample`, only ranks that have this sample in a step are included. `limit` is the maximum
+    number of items, but steps are never split, so the result may be a bit longer.
     """
     items: list[dict[str, Any]] = []
     first, last = span

@@ -91,11 +91,7 @@ def note(
 ) -> RunProgress | None:
     """Store how far a run has come; return None if nothing changed.
 
-    Args:
-        connection: to write with.
-        run: current state of the run.
-        before: the progress that is stored; None if there is none.
-        at: now, by the database's clock.
+    `before` is the stored progress, if any; `at` is now, by the database's clock.
     """
     if before is None:
         lost_at = at if run.dropped else None

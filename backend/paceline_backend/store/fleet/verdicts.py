@@ -55,10 +55,8 @@ def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
 def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
     """Store a verdict: extend the newest row if it names the same causes, else add a row.
 
-    Args:
-        connection: to write with.
-        made: the verdict, with its own time as `at` and `until`.
-        gap_s: rows that ended longer ago than this are not extended.
+    `made` has its own time as `at` and `until`. Rows that ended more than `gap_s` seconds before
+    are not extended.
     """
     before = newest(connection, [made.run]).get(made.run)
     row = dict(vars(made))
@@ -73,13 +71,9 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
 
 
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
-    """Extend the newest verdict of a run to now: the run trains and its causes are unchanged.
+    """Extend a run's newest verdict to `at`: the run trains, and its causes are unchanged.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        at: now, by the database's clock.
-        gap_s: a row that ended longer ago than this is not extended.
+    A row that ended more than `gap_s` seconds before is not extended.
     """
     c = verdicts.c
     last = sa.select(sa.func.max(c.at)).where(c.run == run).scalar_subquery()

@@ -162,11 +162,7 @@ def of_runs(
 ) -> list[dict[str, Any]]:
     """Return sums by day, run and policy: the columns of `run_days` and the columns to group by.
 
-    Args:
-        connection: to read from.
-        where: conditions for the runs, from `RunFilter.conditions`.
-        first: first day, in days since 1970-01-01 UTC; None: no bound.
-        last: last day; None: no bound.
+    `where` comes from `RunFilter.conditions`. `first` and `last` are days since 1970-01-01 UTC.
     """
     d, c = run_days.c, runs.c
     # A run may be stored without its switches.

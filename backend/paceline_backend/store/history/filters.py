@@ -186,7 +186,6 @@ def figure(name: str) -> sa.ColumnElement[Any]:
 
 
 def _time(name: str) -> sa.ColumnElement[Any]:
-    """Return the time of a run's ranks in all complete steps; NULL if none or simulated."""
     return sa.case((runs.c.backend != "simulated", _of_run(sa.func.sum(run_days.c[name]))))
 
 

@@ -20,11 +20,8 @@ _HELPS = (
 def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     """Return a sentence for the user, or None.
 
-    Args:
-        run: row of the run.
-        equal_because: why its ranks get equal local batches whatever the policy plans; empty if
-            they
-            do not.
+    `run` is the row of the run. `equal_because` is why its ranks get equal local batches whatever
+    the policy plans, empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal parts, whatever the policy: {equal_because}"

@@ -78,14 +78,10 @@ def expect(
 ) -> str | None:
     """Record that a node's agent gets a session, so that ingest accepts its reports.
 
-    Return the seed of the node's keys. Return None if the name belongs to another run or to the
-    fleet, or if the token has ended; then the caller must not commit the transaction.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        token: id of the requesting token; None: none that could end.
-        run: the run that the token belongs to; None for a token of the fleet.
+    `token` is the id of the requesting token (None: none that could end), and `run` the run that it
+    belongs to (None: a token of the fleet). Return the seed of the node's keys. Return None if the
+    name belongs to another run or to the fleet, or if the token has ended; then the caller must not
+    commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
     # For a browser, use the token that it logged in with.
@@ -130,12 +126,8 @@ def bind(
 ) -> bool:
     """Store the location of a run's node; return False if the session is not from the run's token.
 
-    Args:
-        connection: to write with.
-        node: its name.
-        run: public id.
-        backend: the engine that started the node; None if Paceline did not start it.
-        host: the engine's name of the machine; None if unknown.
+    `backend` is the engine that started the node (None: Paceline did not start it), and `host` the
+    engine's name of the machine (None: unknown).
     """
     c = nodes.c
     own = (c.id == node, c.signed, c.only_run == run, c.token.is_not(None), admitted())

@@ -3,6 +3,8 @@
 Active runs on the node continue. If an engine provides the node, the cordon applies to the machine,
 that is to all nodes for which the engine reports this host. A worker process forwards the cordon
 and its end to the engine (`engine_cordons`).
+
+Functions raise `UnknownNodeError` if the node never registered.
 """
 
 from __future__ import annotations
@@ -90,16 +92,9 @@ def _counts() -> sa.ColumnElement[bool]:
 
 
 def cordon(connection: sa.Connection, node: str, by: str, reason: str) -> None:
-    """Cordon a node.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        by: name of the requester.
-        reason: shown to operators.
+    """Cordon a node on behalf of `by`.
 
     Raises:
-        UnknownNodeError: no such node.
         CordonedError: the node is already cordoned; the message has author and reason.
     """
     backend, host = check(connection, node)
@@ -121,16 +116,9 @@ def _refuse_second(
 
 
 def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
-    """Lift a node's cordon; if the engine refused to lift it before, retry that.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        by: name of the requester.
-        why: reason, shown to operators.
+    """Lift a node's cordon on behalf of `by`; if the engine refused to lift it before, retry that.
 
     Raises:
-        UnknownNodeError: no such node.
         CordonedError: the node is not cordoned.
     """
     backend, host = check(connection, node)
@@ -167,9 +155,6 @@ def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]
     """Return a node's engine and the engine's name of its machine; None where it has none.
 
     A node whose agent has a session but has not sent a heartbeat yet counts as unknown.
-
-    Raises:
-        UnknownNodeError: no such node.
     """
     c = nodes.c
     query = sa.select(c.backend, c.host).where(c.id == node, c.heartbeat_at > 0)

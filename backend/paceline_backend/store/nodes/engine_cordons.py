@@ -62,13 +62,9 @@ def _reason(by: str, why: str) -> str:
 def note(connection: Connection, word: Word, refusal: str | None) -> None:
     """Record that an engine accepted a change, or why it refused.
 
-    Rows that changed meanwhile are sent again, even if another worker has sent them, because it is
-    unknown which of the two messages arrived last.
-
-    Args:
-        connection: to write with.
-        word: as it was sent.
-        refusal: the engine's error message; None: it accepted.
+    Rows that changed since `word` was sent are sent again, even if another worker has sent them,
+    because it is unknown which of the two messages arrived last. `refusal` is the engine's error
+    message, None if it accepted.
     """
     c = cordons.c
     said = {"told_at": None if refusal else time.time(), "refusal": refusal}
@@ -82,7 +78,7 @@ def note(connection: Connection, word: Word, refusal: str | None) -> None:
 
 
 def untaken(connection: Connection, backend: str) -> list[str]:
-    """Return an engine's machines that are cordoned here while the engine does not know it yet."""
+    """Return an engine's cordoned machines whose cordon has not reached the engine or was refused."""
     c = cordons.c
     query = sa.select(c.host).where(c.backend == backend, c.host.is_not(None), c.told_at.is_(None))
     return sorted(set(connection.execute(query.where(c.lifted_at.is_(None))).scalars()))

@@ -26,7 +26,6 @@ def of_node(connection: sa.Connection, node: str, limit: int) -> dict[str, Any]:
 
 
 def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
-    """Return the runs that a node took part in, and its state in each."""
     c, own = runs.c, run_nodes.c
     here = sa.and_(own.run == c.key, own.node == node)
     query = (

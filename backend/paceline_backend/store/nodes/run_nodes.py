@@ -71,7 +71,10 @@ class RunNode:
 
     @property
     def gone(self) -> bool:
-        """Return whether it is away without a request; a failed script has an exit code instead."""
+        """Return whether it is away without having been asked to leave.
+
+        A failed script does not count: it has an exit code.
+        """
         return not self.leaving and self.away
 
 
@@ -101,12 +104,8 @@ def launch(
 ) -> None:
     """Record that nodes are launched; what they did in earlier launches is overwritten.
 
-    Args:
-        connection: to write with.
-        run: key of the run.
-        names: of the nodes.
-        first_attempt: of the launch.
-        replaces: the node that they replace because it is slow or was lost; None: none.
+    `first_attempt` is that of the launch, and `replaces` the slow or lost node that they replace,
+    if any.
     """
     names = list(names)
     spares.use(connection, run, names)

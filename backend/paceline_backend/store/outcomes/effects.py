@@ -50,10 +50,7 @@ class OutcomeFilter:
 def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
     """Return the runs whose effects should be measured, except those that another worker plans.
 
-    Args:
-        connection: to read from.
-        owner: id of this worker.
-        limit: maximum number of ended runs; active runs are all included.
+    `owner` is the id of this worker. `limit` applies only to ended runs.
     """
     c, at = runs.c, now(connection)
     mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
@@ -113,12 +110,6 @@ def outcomes(
 
     Incomplete effects are left out. Including effects as soon as they are significant would select
     outcomes that are large by chance.
-
-    Args:
-        connection: to read from.
-        which: filter.
-        limit: maximum number of rows.
-        cursor: from an earlier page.
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.

@@ -100,15 +100,9 @@ def set_auto(
     at: float,
     relaxed: bool | None = None,
 ) -> None:
-    """Set what `auto` may do with a run.
+    """Set the `mode` of `auto` for a run at the Unix time `at`, on behalf of `by`.
 
-    Args:
-        connection: to write with.
-        run: its public id.
-        mode: of `auto`.
-        by: name of the requester.
-        at: Unix time.
-        relaxed: whether `auto` may choose relaxed synchronisers; None: unchanged.
+    `relaxed` is whether `auto` may choose relaxed synchronisers; None leaves it unchanged.
 
     Raises:
         UnknownRunError: no such run.

@@ -20,10 +20,8 @@ def times(
 ) -> dict[str, float | None]:
     """Return a run's `queued_s`, `jct_s` and `eta_at`; None where unknown.
 
-    Args:
-        connection: to read from.
-        run: its row, with `key`, and with `epoch` and `step` of its newest complete step.
-        per_epoch: steps of a whole epoch; None if unknown.
+    `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
+    of steps of a whole epoch, None if unknown.
     """
     began, ended = run["started_at"], run["ended_at"]
     # A simulated run has a clock of its own.
@@ -56,14 +54,7 @@ def _eta_at(
 
 
 def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> float:
-    """Return the time between the steps of two epochs (such as an evaluation); 0 if unknown.
-
-    Args:
-        connection: to read from.
-        run: its key.
-        epoch: the later one.
-        first: its first step, unless an epoch was left early.
-    """
+    """Return the pause before step `first`, which begins an epoch, in seconds; 0 if unknown."""
     c = steps.c
     query = sa.select(c.epoch, c.step_s, c.ended_at).where(c.run == run)
     rows = connection.execute(query.where(c.step.in_((first - 1, first))).order_by(c.step)).all()

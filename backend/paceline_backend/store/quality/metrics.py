@@ -27,14 +27,8 @@ def names(connection: sa.Connection, run: int) -> list[str]:
 def columns(connection: sa.Connection, run: int, span: reads.Range, points: int) -> dict[str, Any]:
     """Return ``from``, ``to``, ``bucket``, and columns ``step`` and ``value`` of each metric.
 
-    Steps after the newest complete one are left out. If there are more steps than points, each
+    Steps after the newest complete one are left out. If there are more steps than `points`, each
     `bucket` steps are combined to their mean, minimum (``min``) and maximum (``max``).
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step.
-        points: maximum number of points per metric.
     """
     first, last = reads.bounds(connection, steps, run, span)
     bucket = reads.bucket_of(first, last, points)

@@ -40,13 +40,8 @@ def reached(
     """Return a run's target, when it was first met, and the best value; None without a target.
 
     Evaluations of the metric decide. If there are none and the metric is the loss, the training
-    loss decides, as means over blocks of 100 steps.
-
-    Args:
-        store: the database.
-        connection: to read from.
-        run: its row, with the fields of its Hello.
-        counting: the steps that count, from `store.attempts.spans`.
+    loss decides, as means over blocks of 100 steps. `run` has the fields of the run's Hello, too;
+    `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None

@@ -22,11 +22,7 @@ _Where = list[sa.ColumnElement[bool]]
 def bucket_of(bucket: int, first: int | None, last: int | None, points: int) -> int:
     """Round a bucket's size to a multiple of the block, if it is at least half a block.
 
-    Args:
-        bucket: the minimum size for `points`.
-        first: first step with data.
-        last: last step with data.
-        points: maximum number of buckets.
+    `bucket` is the minimum size for at most `points` buckets of the steps `first` to `last`.
     """
     if first is None or last is None or bucket < BLOCK // 2:
         return bucket
@@ -169,11 +165,7 @@ def fit_sums(
 ) -> Sequence[Any]:
     """Return rank, n, Σx, Σy, Σx² and Σxy over records with samples; x: load, y: compute time.
 
-    Args:
-        connection: to read from.
-        of: the range of steps.
-        rows: conditions for rows of ``worker_steps``.
-        rolled: conditions for rows of ``rank_rollups``.
+    `rows` are conditions for ``worker_steps``, and `rolled` those for ``rank_rollups``.
     """
     w, r = worker_steps.c, rank_rollups.c
     x, y = w.load, w.compute_s

@@ -144,7 +144,6 @@ def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> No
 
 
 def _states(connection: sa.Connection, blocks: Sequence[tuple[int, int]]) -> Sequence[Any]:
-    """Return run and first step of each block; is it complete, does it have a roll-up."""
     values: dict[str, int] = {}
     for place, (run, at) in enumerate(blocks):
         values |= {f"r{place}": run, f"s{place}": at}
@@ -203,7 +202,6 @@ def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
 
 
 def _starts(part: range) -> range:
-    """Return the first steps of the blocks that contain some of these steps."""
     return range(part.start // BLOCK * BLOCK, part.stop, BLOCK)
 
 

@@ -1,8 +1,8 @@
 """Write what ranks and agents report: in bulk, each batch in one transaction.
 
-Ingest calls `decode` for each bus entry, `problem` to find the invalid message of a batch that was
-refused, and `write` for each batch. Messages may arrive late, in any order and repeatedly. The
-resulting tables are the same, except if a `Fallback` arrives in a batch before its `Adopted`:
+Ingest calls `decode` for each bus entry, `problem` to validate a single message, and `write` for
+each batch. Messages may arrive late, in any order and repeatedly. The resulting tables are the
+same, except if a `Fallback` arrives in a batch before its `Adopted`:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
@@ -21,7 +21,8 @@ the latest.
 
 Each table has a module here. `locked` locks the runs' rows during the transaction. `columns`
 validates records against the tables that they go to, and `decoding` does so while it decodes them.
-`writers` decides who may send which message.
+`writers` decides who may send which message. Functions that store messages raise
+`StoreRefusedError` if a message has values that no database accepts.
 """
 
 from __future__ import annotations
@@ -100,17 +101,11 @@ def write(
     roll_up: bool = True,
     packed: Mapping[int, hellos.PackedHello] | None = None,
 ) -> Written:
-    """Write telemetry in one transaction.
+    """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
-    Args:
-        store: the database.
-        messages: public run id and message, as `paceline.wire.decode` returns them.
-        roll_up: False leaves new roll-ups to `rollups.fill`, because more telemetry is waiting.
-        packed: Hellos among the messages that were validated and stored, by their index.
-
-    Raises:
-        StoreRefusedError: a message has values that no database accepts; nothing was written.
-        StoreError: the database failed; nothing was written.
+    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
+    the Hellos among them that were validated and stored, by index. Without `roll_up`, new roll-ups
+    are left to `rollups.fill`, because more telemetry is waiting.
     """
     known_hellos = packed or {}
     new = {

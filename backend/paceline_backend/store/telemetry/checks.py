@@ -30,13 +30,9 @@ _ROUND = Columns(RoundRecord, schema.rounds)
 def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
 
-    `write` refuses the same messages, and with them their whole batch. This function finds which
-    messages of the batch are invalid.
-
-    Args:
-        message: to validate.
-        world: number of ranks of its attempt; None if unknown.
-        samples: of its attempt's data set; None if unknown.
+    `write` refuses the same messages, and with them their whole batch, so ingest calls this
+    function to reject single messages. `world` and `samples` are those of the message's attempt,
+    None if unknown.
     """
     name = type(message).__name__
     match message:

@@ -15,11 +15,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, DataEpoch]]) -> None:
-    """Store one row for each attempt, epoch and rank.
-
-    Raises:
-        StoreRefusedError: a message has values that no database accepts.
-    """
+    """Store one row for each attempt, epoch and rank."""
     c = data_epochs.c
     for run, message in messages:
         run.refuse("DataEpoch", refusals.of_data_epoch(message))

@@ -21,9 +21,6 @@ def write(connection: sa.Connection, fallbacks: Sequence[tuple[LockedRun, Fallba
     Rank 0 sends the segment's `Adopted` first. An outage of the bus can swap the two messages,
     because spooled messages arrive later, and two ingest threads can store them in the other order.
     Then only the fallback of this segment is lost, because each segment has its own.
-
-    Raises:
-        StoreRefusedError: a message has values that no database accepts.
     """
     c = segments.c
     for run, message in fallbacks:

@@ -35,7 +35,7 @@ class LockedRun:
         nodes: nodes of the run's latest launch, for a multi-node run.
         changed_nodes: new values of these nodes' rows.
         touched: steps with new rows.
-        repeated: whether some of those rows are of a later attempt.
+        repeated: whether some of those rows are of an attempt after the first.
         all_steps: whether the number of ranks has changed, so that any step may be complete now.
         new_step: the earliest step that may be complete now.
     """
@@ -74,14 +74,9 @@ class LockedRun:
             setattr(self, name, columns[name])
 
     def refuse(self, what: str, reason: str | None) -> None:
-        """Raise an error if there is a reason to refuse a message of this run.
+        """Raise `StoreRefusedError` if there is a reason to refuse a message of the kind `what`.
 
-        Args:
-            what: kind of message.
-            reason: starts with the name of the invalid field; None if the message is valid.
-
-        Raises:
-            StoreRefusedError: there is a reason.
+        `reason` starts with the name of the invalid field; None means that the message is valid.
         """
         if reason is not None:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
@@ -90,9 +85,6 @@ class LockedRun:
         """Refuse ranks that the attempt does not have according to its Hello.
 
         Other attempts than the latest may have had more ranks.
-
-        Raises:
-            StoreRefusedError: there is no such rank.
         """
         world = refusals.MOST_RANKS
         if self.world is not None and attempt == self.attempt:
@@ -136,11 +128,7 @@ class LockedRun:
         return (part.attempt, part.hello) == (self.attempt, self.hello)
 
     def take_state(self, change: RunState) -> None:
-        """Apply a state change of the run.
-
-        Raises:
-            StoreRefusedError: the message has values that no database accepts.
-        """
+        """Apply a state change of the run."""
         self.refuse("RunState", refusals.of_run_state(change))
         if change.state is State.RUNNING:
             self._started(change.at)

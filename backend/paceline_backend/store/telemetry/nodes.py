@@ -21,14 +21,8 @@ _KEPT = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend"
 def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     """Store each node's latest state, with the database's time because a node's clock may be wrong.
 
-    The caller has checked that the agents have a session: see `store.nodes.expect`.
-
-    Args:
-        connection: to write with.
-        states: in the order of their arrival.
-
-    Raises:
-        StoreRefusedError: a state has values that no database accepts.
+    `states` are in the order of arrival. The caller has checked that the agents have a session: see
+    `store.nodes.expect`.
     """
     if not states:
         return

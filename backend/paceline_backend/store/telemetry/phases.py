@@ -45,11 +45,7 @@ class RunPhases:
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPhase]]) -> None:
-    """Store the newest report of each rank; older ones change nothing.
-
-    Raises:
-        StoreRefusedError: a message has values that no database accepts.
-    """
+    """Store the newest report of each rank; older ones change nothing."""
     c = long_phases.c
     for run, message in messages:
         run.refuse("LongPhase", refusals.of_long_phase(message))
@@ -68,13 +64,9 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
 def long_since(
     connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
 ) -> set[int]:
-    """Return the keys of those runs in which a rank has been in the same phase for long.
+    """Return those of `runs` (keys) in which a rank has been in one phase for at least `least_s`.
 
-    Args:
-        connection: to read from.
-        runs: keys.
-        fresh_s: maximum age of a report, because the phase may be over since.
-        least_s: minimum duration of the phase.
+    Reports older than `fresh_s` do not count, because the phase may be over since.
     """
     c = long_phases.c
     heard = (c.heard_at >= time.time() - fresh_s, c.since_s >= least_s)

@@ -36,9 +36,6 @@ def write_metrics(
     """Store metrics of steps, and their means over ranks. The newest attempt counts.
 
     If a run has more names than `MOST_METRICS`, further names are dropped.
-
-    Raises:
-        StoreRefusedError: a record has values that no database accepts.
     """
     of_runs: dict[int, tuple[LockedRun, list[MetricRecord]]] = {}
     for run, batch in batches:
@@ -91,11 +88,7 @@ def _upsert(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
 def write_evaluations(
     connection: sa.Connection, messages: Sequence[tuple[LockedRun, Evaluation]]
 ) -> None:
-    """Store evaluations. If a rank reports a metric twice after a step, the newest value counts.
-
-    Raises:
-        StoreRefusedError: a message has values that no database accepts.
-    """
+    """Store evaluations. If a rank reports a metric twice after a step, the newest value counts."""
     rows = []
     for run, message in messages:
         run.refuse("Evaluation", refusals.of_evaluation(message))
@@ -122,7 +115,6 @@ def _finite(value: float) -> float | None:
 
 
 def _ranges(numbers: set[int]) -> Iterator[range]:
-    """Yield the fewest ranges that contain exactly these numbers."""
     first = last = None
     for number in sorted(numbers):
         if first is None or last is None or number != last + 1:

@@ -18,11 +18,7 @@ _RECORD = Columns(RoundRecord, schema.rounds)
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, RoundBatch]]) -> None:
-    """Store the rounds that are not stored yet.
-
-    Raises:
-        StoreRefusedError: a record has values that no database accepts.
-    """
+    """Store the rounds that are not stored yet."""
     rows = [_row(run, record) for run, batch in batches for record in batch.records]
     if rows:
         connection.execute(insert(connection, schema.rounds).on_conflict_do_nothing(), rows)
@@ -37,10 +33,6 @@ def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
 
 
 def check_staleness(record: RoundRecord) -> None:
-    """Refuse a record whose `staleness` has numbers that are no counts.
-
-    Raises:
-        StoreRefusedError: it has.
-    """
+    """Refuse a record whose `staleness` has numbers that are no counts."""
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness holds what is no count in {record}")

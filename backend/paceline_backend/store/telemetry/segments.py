@@ -14,11 +14,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def write(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet.
-
-    Raises:
-        StoreRefusedError: a segment is one that no leader adopts.
-    """
+    """Store the segments that are not stored yet; refuse those that no leader adopts."""
     if not adopted:
         return
     for run, message in adopted:

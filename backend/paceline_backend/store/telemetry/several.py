@@ -38,14 +38,10 @@ def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
 
 
 def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
-    """Combine the states of all nodes of a launch to one report.
+    """Combine the states of all nodes of a launch to one report; `report` is the latest of them.
 
     Return None if all have ended but the result is not known yet, because the rendezvous was lost
     (see `control.meetings`).
-
-    Args:
-        rows: at least one.
-        report: the latest one.
     """
     going_on = {row.state for row in rows if not row.ended}
     if not going_on:
@@ -77,12 +73,10 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
 
 
 def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
-    """Return the end of a run.
+    """Return the end of a run from `rows`, all of its nodes, and `ends`, the nodes that decide.
 
-    Args:
-        ends: those nodes whose end is the run's. The earliest provides state and message; if it was
-            lost, the message names all lost ones.
-        rows: all nodes; the last one's end provides the time.
+    The earliest end of `ends` provides state and message; if that node was lost, the message names
+    all lost ones. The last end of `rows` provides the time.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)

@@ -110,11 +110,7 @@ _DROP_MIXED = sa.text(
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatch]]) -> int:
-    """Store records and return their number. Of several attempts at a step, the latest stays.
-
-    Raises:
-        StoreRefusedError: a record has values that no database accepts.
-    """
+    """Store records and return their number. Of several attempts at a step, the latest stays."""
     of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
         # Sorted rows are appended to the table, which is cheaper than inserting at many places.
@@ -138,7 +134,6 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
 def _by_run(
     batches: Sequence[tuple[LockedRun, StepBatch]],
 ) -> Iterator[tuple[LockedRun, Sequence[StepRecord]]]:
-    """Collect the records of each run, because thousands of ranks send one record each."""
     of_runs: dict[int, tuple[LockedRun, list[StepRecord]]] = {}
     for run, batch in batches:
         of_runs.setdefault(run.key, (run, []))[1].extend(batch.records)
@@ -159,11 +154,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
     """Sum up the steps with new rows that all ranks have reported.
 
     All runs are handled together, because most batches have a few rows of each of many runs.
-
-    Args:
-        connection: to write with.
-        runs: with their new rows.
-        roll_up: whether to write roll-ups, too; otherwise they are recorded as due.
+    Without `roll_up`, roll-ups are not written but recorded as due.
     """
     touched = {run.key: list(_ranges(run.touched)) for run in runs}
     parts = {run.key: [_ALL_STEPS] if run.all_steps else touched[run.key] for run in runs}
@@ -247,10 +238,7 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
     """Write rows to Postgres with COPY, in half the time if all of them are new and distinct.
 
-    Args:
-        connection: to write with.
-        rows: of several attempts at a step, the latest stays.
-        new: try first whether all rows are new.
+    With `new`, try that first. Of several attempts at a step, the latest stays.
     """
     if new:
         try:
@@ -277,7 +265,6 @@ def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, 
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[range]:
-    """Yield the fewest ranges that contain exactly these numbers."""
     part: range | None = None
     for number in sorted(numbers):
         if part is not None and part.stop == number:

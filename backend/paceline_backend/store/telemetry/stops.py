@@ -16,11 +16,8 @@ def settle(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
     """Change runs that have just finished to `stopped` if a stop was requested.
 
     A run that had completed its last epoch nevertheless stays finished. If the number of its epochs
-    is unknown, it becomes stopped.
-
-    Args:
-        connection: of the transaction that also wrote the runs' newest segments.
-        of: runs whose changes are saved.
+    is unknown, it becomes stopped. Call this in the transaction that wrote the runs' newest
+    segments, after the runs' changes were saved.
     """
     for run in of:
         if run.changes.get("state") is not State.FINISHED:

@@ -42,16 +42,12 @@ def backup(store: Store, file: Path) -> None:
 
 
 def restore(store: Store, file: Path, *, replace: bool) -> None:
-    """Restore a backup in one transaction, so that other processes see all of it or nothing.
+    """Restore a file of `backup` in one transaction, so that others see all of it or nothing.
 
-    Args:
-        store: the database to restore to.
-        file: written by `backup`.
-        replace: overwrite existing tables.
+    `replace` allows to overwrite existing tables.
 
     Raises:
         BackupError: there are tables, or the file is no backup of a database of this kind.
-        StoreError: the database does not respond.
     """
     if not file.is_file():
         raise BackupError(f"there is no file {file}")
@@ -96,11 +92,7 @@ def _in_use(store: Store) -> bool:
 
 
 def _postgres(program: str, store: Store, *options: str) -> None:
-    """Run a program of PostgreSQL, with the password in the environment, which others cannot read.
-
-    Raises:
-        BackupError: the program is not installed, or it failed.
-    """
+    """Run a program of PostgreSQL; it gets the password in the environment, which is private."""
     path = shutil.which(program)
     if path is None:
         raise BackupError(

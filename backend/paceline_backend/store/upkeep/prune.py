@@ -53,13 +53,8 @@ class Keep:
 def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[str]:
     """Delete runs beyond the limits; yield the id of each deleted run.
 
-    Postgres before version 15 updates its row counts seconds late, so there at most one run per
-    call is deleted for `keep.bytes`.
-
-    Args:
-        store: the database.
-        keep: the limits.
-        pause: waits for this many seconds and returns whether to stop.
+    `pause` waits for some seconds and returns whether to stop. Postgres before version 15 updates
+    its row counts seconds late, so there at most one run per call is deleted for `keep.bytes`.
     """
     while (chosen := next_run(store, keep)) is not None:
         key, run = chosen

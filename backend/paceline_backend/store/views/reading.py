@@ -45,13 +45,7 @@ def view(
 ) -> dict[str, Any]:
     """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        world: number of ranks of the run.
-        span: first and last step.
-        points: maximum number of points of the steps.
-        columns: maximum number of columns of lines and heat map.
+    `points` limits the steps; `columns` limits lines and heat map.
     """
     return {
         "steps": short(reads.step_columns(connection, run, span, points)),
@@ -92,7 +86,6 @@ def _ranks(
 
 
 def _lines(rows: Sequence[Any], world: int) -> dict[str, Any]:
-    """Return ``name[rank][step]`` of the ranks with a line each; empty if there are too many."""
     names = [*_SHOWN, "compute_s_min", "compute_s_max"]
     own = sorted(rows, key=itemgetter(0, 1)) if world <= LINES else ()
     ranks, step, table = reads.grids(names, own)
@@ -100,7 +93,6 @@ def _lines(rows: Sequence[Any], world: int) -> dict[str, Any]:
 
 
 def _bucket(first: int | None, last: int | None, world: int, columns: int) -> int:
-    """Return the number of steps per column."""
     bucket = reads.bucket_of(first, last, columns)
     if first is None or last is None:
         return bucket
@@ -124,7 +116,6 @@ def _rows(
 
 
 def _single(where: list[sa.ColumnElement[bool]], bucket: int, grouped: int) -> sa.Select[Any]:
-    """Select from the rows of the steps themselves."""
     w = worker_steps.c
     compute, ett, share = (CELLS[name] for name in _SHOWN)
     if bucket == 1 and grouped == 1:
