@@ -172,10 +172,8 @@ def _hello_step(connection: sa.Connection, run: int) -> int | None:
 class Placement:
     """Assignment of ranks to nodes.
 
-    Args:
-        nodes: name of each rank's node, [W].
-        since: step at which this assignment began.
-        attempt: the latest attempt with this assignment.
+    `nodes` has the name of each rank's node, [W]. The assignment began at step `since`, and
+    `attempt` is the latest with it.
     """
 
     nodes: Sequence[str]

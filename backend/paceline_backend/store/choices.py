@@ -71,7 +71,7 @@ def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str
     Only segments that overlap `span` are included.
     """
     c, (first, last) = segments.c, span
-    # A literal, not a parameter: only then the database can use the partial index.
+    # A literal instead of a parameter, so that the database can use the partial index.
     fell_back = c.fallback != sa.literal_column("''")
     where = [c.run == run, fell_back, _of_counting_attempts(connection, run)]
     where += [] if first is None else [c.first_step + c.steps > first]
@@ -89,7 +89,7 @@ def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str
 
 
 def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
-    # A literal, not a parameter: only then the database can use the partial index.
+    # A literal instead of a parameter, so that the database can use the partial index.
     chosen = segments.c.why != sa.literal_column("''")
     by_policy = segments.c.source != "equal"
     return [segments.c.run == run, chosen, by_policy, _of_counting_attempts(connection, run)]

@@ -31,10 +31,7 @@ _MOST_EPOCHS = 100_000
 class Effective:
     """A segment and the end of its steps that count (see `store.attempts`).
 
-    Args:
-        attempt: number of the attempt.
-        segment: as it was adopted.
-        end: one past its last step that counts.
+    `end` is one past its last step that counts.
     """
 
     attempt: int
@@ -231,18 +228,12 @@ def _epoch(
     unfinished: bool,
     allowed: range,
 ) -> dict[str, Any]:
-    """Count one epoch's samples.
+    """Count one epoch's samples; `allowed` is the range of numbers of samples that may be dropped.
 
-    Memory is bounded by the number of used samples, not by their numbers: a rank of a stream may
-    report any number for a sample.
-
-    Args:
-        epoch: its number.
-        parts: samples that were used, with repetitions.
-        samples: of the data set; None for a stream, which has those up to the last that was used.
-        complete: no more records of the epoch are expected.
-        unfinished: samples may be missing.
-        allowed: how many samples may be dropped.
+    `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
+    for a stream, which has the samples up to the last that was used. Memory is bounded by the
+    number of used samples, not by their numbers: a rank of a stream may report any number for a
+    sample.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

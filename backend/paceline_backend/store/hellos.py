@@ -40,11 +40,9 @@ class HelloKey(NamedTuple):
 
 
 class PackedHello(NamedTuple):
-    """A validated Hello in the form in which it is stored.
+    """A validated Hello as it is stored: the digest of the whole, and its parts or their number.
 
-    Args:
-        digest: of the whole Hello.
-        parts: its data, or only their number if they are stored already.
+    Only the number is given if the parts are stored already.
     """
 
     digest: bytes

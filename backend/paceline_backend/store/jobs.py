@@ -6,9 +6,9 @@ the engine's name of the job, null until it was submitted. `launch` increases wi
 of an earlier launch are leftovers, which the control plane cancels. Further keys are left out while
 they are empty:
 
-* `replaces`, ``{part: node}``: parts that were requested so that the node can leave. * `begun`, a
-list of parts whose jobs run or have ended, according to the engine. * `last`, a number: the highest
-part that was withdrawn. No other part gets this number.
+* `replaces`, ``{part: node}``: parts that were requested so that the node can leave.
+* `begun`, a list of parts whose jobs run or have ended, according to the engine.
+* `last`, a number: the highest part that was withdrawn. No other part gets this number.
 
 `nodes.engine_runs` lists the engines on which a run may have jobs.
 """
@@ -126,7 +126,7 @@ def _run(row: sa.Row[Any]) -> EngineRun:
 
 
 def current(connection: Connection, run: EngineRun) -> bool:
-    """Return whether a run is still on the engine it was read with, and was not resumed since."""
+    """Return whether a run is still on the engine in `run`, and was not resumed since."""
     return _asked_now(connection, run) is not None
 
 
@@ -175,14 +175,14 @@ def note_begun(connection: Connection, run: EngineRun, parts: Collection[str]) -
 
 
 def begun(connection: Connection, run: str) -> bool:
-    """Return whether the run's first job has started, so that all of its nodes will come."""
+    """Return whether the first job of a run has started, after which all of its nodes will join."""
     return "0" in _locked(connection, run)["begun"]
 
 
 def add(connection: Connection, run: str, count: int, replaces: str | None = None) -> None:
     """Request `count` further jobs of one node each.
 
-    `replaces` is a node that can leave once the new one is there, if any.
+    `replaces` names the node that can leave once the new one has joined, if any.
     """
     asked = _locked(connection, run)
     first = 1 + max([asked["last"], *map(int, asked["jobs"])])

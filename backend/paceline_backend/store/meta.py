@@ -21,8 +21,7 @@ class Probe:
         store: the database.
         wait_s: how long a check waits for other writers.
         every_s: minimum interval between checks. More frequent calls get the last result, because
-            any
-            client can call the health endpoint.
+            any client can call the health endpoint.
         clock: monotonic time in seconds.
     """
 

@@ -21,11 +21,9 @@ KEPT_S = 86_400.0
 
 
 class Earlier(NamedTuple):
-    """The first request with a key.
+    """The first request with a key: its digest and its response.
 
-    Args:
-        request: digest of the request.
-        answer: its response; None: it is being executed, or its result is unknown.
+    The response is None while the request is being executed, and if its result is unknown.
     """
 
     request: str

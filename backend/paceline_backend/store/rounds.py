@@ -91,12 +91,12 @@ class _Sums:
 
     @property
     def lasted_s(self) -> float:
-        """Wall-clock seconds, without the time between its stretches."""
+        """Return wall-clock seconds, without the time between its stretches."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property
     def staleness(self) -> list[int]:
-        """Number of gradients by age."""
+        """Return the number of gradients by age."""
         total: list[int] = []
         for shape, times in self.shapes.items():
             pairs = zip_longest(total, _counts(shape), fillvalue=0)

@@ -2,7 +2,7 @@
 
 REST uses this module to show runs, and the worker process to find the runs that it plans and
 supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
-Functions that take a public id raise `UnknownRunError` if there is no such run.
+Functions that return something about one run raise `UnknownRunError` if no run has the public id.
 """
 
 from __future__ import annotations
@@ -55,13 +55,9 @@ class CursorError(PacelineError):
 class HelloFacts:
     """Facts from a Hello that the API shows.
 
-    Args:
-        epochs: number of epochs, if known.
-        emulated: emulated devices, if any.
-        dif: data set DIF: sample standard deviation of the sizes; None if unknown.
-        token_budget: of a step, in the unit of the sizes; None if there is none.
-        steps_per_epoch: with a token budget, of one epoch: others may differ by a few. None for a
-            stream.
+    `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is that of
+    a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is that of one epoch,
+    and others may differ by a few; it is None for a stream.
     """
 
     epochs: int | None
@@ -75,14 +71,9 @@ class HelloFacts:
 class Unfinished:
     """A run that has not ended.
 
-    Args:
-        id: public id.
-        state: of the run.
-        node: the node of a single-node run, or the rendezvous host of a multi-node run.
-        seen_at: when its last message arrived, by the clock of the process that stored it.
-        signed: whether it has its own stream on the bus.
-        nodes: the nodes that may send reports about it.
-        backend: training backend.
+    `node` is that of a single-node run, or the rendezvous host of a multi-node run. `seen_at` is
+    when the last message arrived, by the clock of the process that stored it. `signed` is whether
+    the run has its own stream on the bus, and `nodes` are those that may send reports about it.
     """
 
     id: str

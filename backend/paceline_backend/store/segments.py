@@ -21,11 +21,8 @@ SHOWN = [column for column in segments.c if column.name not in ("run", "body")]
 class RelaxedSegment:
     """A segment with a relaxed synchroniser, in which ranks ran ahead of each other or fell back.
 
-    Args:
-        first_step: of the segment.
-        end: one past the last step.
-        fallback: why gradients were all-reduced; empty if they were not.
-        segment: None if it cannot be decoded.
+    `end` is one past the last step. `fallback` is why gradients were all-reduced, empty if they
+    were not. `segment` is None if it cannot be decoded.
     """
 
     first_step: int
@@ -216,7 +213,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
     """
     c = segments.c
     begun = [c.run == run, c.attempt == attempt, c.first_step <= step]
-    # A literal, not a parameter: only then the database can use the partial index.
+    # A literal instead of a parameter, so that the database can use the partial index.
     fell_back = c.fallback != sa.literal_column("''")
     query = sa.select(c.seq, c.fallback).where(*begun, fell_back)
     newest = connection.execute(query.order_by(c.first_step.desc()).limit(1)).first()

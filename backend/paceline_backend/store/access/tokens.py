@@ -52,10 +52,10 @@ class Holder:
         id: of the row.
         name: the token's name.
         scope: what the token allows.
-        used_at: Unix time of the last use; None if the token was never used.
+        used_at: Unix time of the last use; None: never used.
         refused: why the token is no longer valid; empty if it is.
-        node: the only node that an agent's token is valid for; None for all.
-        run: the only run whose nodes may use an agent's token; None for all.
+        node: the only node that an agent's token is valid for; None: all.
+        run: the only run whose nodes may use an agent's token; None: all.
     """
 
     id: str

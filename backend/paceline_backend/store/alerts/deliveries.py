@@ -16,12 +16,8 @@ from paceline_backend.store.database import now
 class DueDelivery:
     """A delivery that is due and that the caller has claimed.
 
-    Args:
-        key: of the delivery.
-        webhook: public id.
-        url: of the webhook.
-        body: exactly what is sent.
-        tries: number of earlier attempts.
+    `webhook` is a public id, `body` exactly what is sent, and `tries` the number of earlier
+    attempts.
     """
 
     key: int

@@ -1,6 +1,6 @@
 """Read, write and acknowledge alerts.
 
-Functions raise `UnknownAlertError` if there is no alert with the key.
+`get` and `acknowledge` raise `UnknownAlertError` if there is no alert with this key.
 """
 
 from __future__ import annotations

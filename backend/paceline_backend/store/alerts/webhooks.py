@@ -1,6 +1,6 @@
 """Webhooks: the receivers of alerts.
 
-Functions raise `UnknownWebhookError` if there is no webhook with the id.
+`get` and `delete` raise `UnknownWebhookError` if there is no webhook with this id.
 """
 
 from __future__ import annotations

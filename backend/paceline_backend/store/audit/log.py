@@ -96,7 +96,7 @@ def newest(
     *,
     without: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """Return the newest row about a run, of `actions` if there are any, and not of `without`."""
+    """Return the newest row about a run with any of `actions` (empty: all), except `without`."""
     query = sa.select(audit).where(audit.c.run == run).order_by(audit.c.key.desc()).limit(1)
     if actions:
         query = query.where(audit.c.action.in_(actions))
@@ -107,7 +107,7 @@ def newest(
 
 
 def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
-    """Return the user that started each run, by public id, without runs whose owner is unknown."""
+    """Return the requester who started each run, by public id; unknown ones are left out."""
     c = audit.c
     first = sa.func.min(c.who).label("owner")
     query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))
@@ -137,8 +137,7 @@ def page(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return rows, newest first, and the cursor of the next page (None at the end).
 
-    Without a filter (`run`: public id, `who`: requester, `action`, `since`: Unix time) all rows are
-    returned.
+    The filters are `run` (public id), `who` (requester), `action`, and `since` (Unix time).
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.

@@ -25,10 +25,8 @@ _TAGS = ("run.tag", "run.untag")
 class RevisionError(PacelineError):
     """The run was changed by another requester since the caller read it.
 
-    Args:
-        run: its public id.
-        revision: current revision of the run.
-        change: the newest row of the audit log about the run; None if there is none.
+    `revision` is the current one, and `change` the newest row of the audit log about the run, if
+    any.
     """
 
     def __init__(self, run: str, revision: int, change: Mapping[str, Any] | None) -> None:

@@ -19,17 +19,9 @@ from paceline_backend.store.schema import runs
 class Running:
     """A run that trains.
 
-    Args:
-        key: of the run.
-        id: public id.
-        name: of the run.
-        policy: in force.
-        attempt: the latest; -1 if there is none yet.
-        world: number of ranks, if known.
-        dropped: number of records that were lost because a spool was full.
-        step: the newest complete step; -1 if there is none yet.
-        backend: training backend.
-        node: the node of all its ranks; None for several nodes, or if unknown.
+    `attempt` is the latest and `step` the newest complete one, -1 if there is none yet. `dropped`
+    counts records that were lost because a spool was full. `node` is the node of all ranks, None
+    for several nodes or if unknown.
     """
 
     key: int

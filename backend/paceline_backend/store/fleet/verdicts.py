@@ -82,7 +82,7 @@ def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
 
 
 def causes_of(kept: Kept) -> set[tuple[str, tuple[int, ...], bool]]:
-    """Return what distinguishes verdicts: kind, ranks, and whether still active, of each cause."""
+    """Return the causes of a verdict for comparison: kind, ranks, and whether still active."""
     return {
         (cause["kind"], tuple(cause["ranks"]), cause["until"] is None)
         for cause in kept.body["causes"]

@@ -196,12 +196,7 @@ def _of_run(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order of a list: by one column, then newest first, with unknown values at the end.
-
-    Args:
-        by: a name of `SORTS`.
-        descending: greatest first.
-    """
+    """Order of a list: by a name of `SORTS`, then newest first, with unknown values at the end."""
 
     by: str = "created_at"
     descending: bool = True

@@ -4,7 +4,7 @@ Active runs on the node continue. If an engine provides the node, the cordon app
 that is to all nodes for which the engine reports this host. A worker process forwards the cordon
 and its end to the engine (`engine_cordons`).
 
-Functions raise `UnknownNodeError` if the node never registered.
+`cordon`, `lift` and `check` raise `UnknownNodeError` if the node never registered.
 """
 
 from __future__ import annotations

@@ -17,11 +17,8 @@ from paceline_backend.store.schema import cordons
 class Word:
     """A change of a machine's cordon that must be sent to its engine.
 
-    Args:
-        backend: the engine.
-        host: the machine.
-        reason: author and reason of the cordon; None: the machine is no longer cordoned.
-        rows: `key` and `lifted_at` of the rows of `cordons` behind the change.
+    `reason` has author and reason of the cordon, or is None if the machine is no longer cordoned.
+    `rows` has `key` and `lifted_at` of the rows of `cordons` behind the change.
     """
 
     backend: str
@@ -78,7 +75,7 @@ def note(connection: Connection, word: Word, refusal: str | None) -> None:
 
 
 def untaken(connection: Connection, backend: str) -> list[str]:
-    """Return an engine's cordoned machines whose cordon has not reached the engine or was refused."""
+    """Return an engine's machines that are cordoned here, but not (yet) by the engine."""
     c = cordons.c
     query = sa.select(c.host).where(c.backend == backend, c.host.is_not(None), c.told_at.is_(None))
     return sorted(set(connection.execute(query.where(c.lifted_at.is_(None))).scalars()))

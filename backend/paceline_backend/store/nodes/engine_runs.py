@@ -20,10 +20,7 @@ from paceline_backend.store.schema import engine_runs, runs
 class Leftover:
     """A run that moved elsewhere or is deleted, while an engine may still have jobs of it.
 
-    Args:
-        backend: the engine.
-        run: public id.
-        key: of the run; None if it is deleted, or is being deleted.
+    `backend` is the engine, and `key` is None if the run is deleted or is being deleted.
     """
 
     backend: str

@@ -106,7 +106,7 @@ def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
 def outcomes(
     connection: sa.Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return switches with a forecast and a final effect, newest first, and the next page's cursor.
+    """Return switches with a forecast and a final effect, newest first, and the next cursor.
 
     Incomplete effects are left out. Including effects as soon as they are significant would select
     outcomes that are large by chance.

@@ -22,12 +22,8 @@ KEPT = 50
 class AdvisedRun:
     """A run that `auto` evaluates.
 
-    Args:
-        key: of the run.
-        id: public id.
-        mode: ``recommend`` or ``switch``.
-        relaxed: whether `auto` may choose a relaxed synchroniser.
-        attempt: the latest; None if there is none yet.
+    `mode` is ``recommend`` or ``switch``, and `relaxed` whether `auto` may choose a relaxed
+    synchroniser.
     """
 
     key: int

@@ -67,11 +67,8 @@ def reached(
 class _Found:
     """Result of comparing measurements with a target.
 
-    Args:
-        measured: whether the metric was measured at all.
-        met: the first measurement that meets the target.
-        best: best value.
-        best_step: the step after which the best value was first measured.
+    `met` is the first measurement that meets the target, and `best_step` the step after which the
+    best value was first measured.
     """
 
     measured: bool

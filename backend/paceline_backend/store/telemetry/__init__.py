@@ -6,18 +6,19 @@ same, except if a `Fallback` arrives in a batch before its `Adopted`:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
-* `RoundBatch` → one row of ``rounds`` per record. * `MetricBatch` → ``worker_metrics``, and
-``step_metrics`` over ranks. `Evaluation` →
+* `RoundBatch` → one row of ``rounds`` per record.
+* `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
   ``evaluations``.
-* `Adopted` → ``segments``; the earliest one of a policy version is when that switch took effect. *
-`Fallback` → ``segments.fallback``, if the segment is stored. * `LongPhase` → ``long_phases``: the
-newest of each rank. * `DataEpoch` → ``data_epochs``: one row for each epoch and rank. * `Hello`,
-`RunState` → ``runs``: the latest attempt's Hello. States only advance; an end is final
+* `Adopted` → ``segments``; the earliest one of a policy version is when that switch took effect.
+* `Fallback` → ``segments.fallback``, if the segment is stored.
+* `LongPhase` → ``long_phases``: the newest of each rank.
+* `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
+* `Hello`, `RunState` → ``runs``: the latest attempt's Hello. States only advance; an end is final
   unless it was only assumed. Any message of a run is a sign of life.
-* `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states. * `Hello`,
-`HelloPart` → ``hello_parts``: `write` returns which Hellos are complete then. * `Hello` →
-``attempts``, too: its first step, and how far earlier attempts had come. * `NodeState` → ``nodes``:
-the latest.
+* `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
+* `Hello`, `HelloPart` → ``hello_parts``: `write` returns which Hellos are complete then.
+* `Hello` → ``attempts``, too: its first step, and how far earlier attempts had come.
+* `NodeState` → ``nodes``: the latest.
 
 Each table has a module here. `locked` locks the runs' rows during the transaction. `columns`
 validates records against the tables that they go to, and `decoding` does so while it decodes them.
@@ -80,8 +81,7 @@ class Written:
         backends: training backend of each known run that is not only observed.
         steps: earliest new step of each run.
         complete: Hellos whose parts have all arrived, with the run's id. They do not become the
-            run's
-            Hello until they are written.
+            run's Hello until they are written.
         again: runs for whose current Hello a part arrived again.
     """
 

@@ -27,10 +27,6 @@ class Columns(Generic[R]):
     Integers must fit into their columns. Required numbers must be finite and at least 0, and their
     sum below `HUGE`. An optional number counts as missing if it is infinite or NaN.
 
-    Args:
-        record: the kind of record.
-        table: the table for these records.
-
     Raises:
         TypeError: a field has no column.
     """

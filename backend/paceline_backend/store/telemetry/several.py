@@ -1,7 +1,8 @@
 """Combine the reports of a multi-node run's nodes to the state of the run.
 
-* If a node trains, the run trains. * A node that ends while others continue changes only its own
-row. * If all nodes have ended, the run has ended: see `outcome`.
+* If a node trains, the run trains.
+* A node that ends while others continue changes only its own row.
+* If all nodes have ended, the run has ended: see `outcome`.
 """
 
 from __future__ import annotations

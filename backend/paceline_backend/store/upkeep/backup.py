@@ -44,7 +44,7 @@ def backup(store: Store, file: Path) -> None:
 def restore(store: Store, file: Path, *, replace: bool) -> None:
     """Restore a file of `backup` in one transaction, so that others see all of it or nothing.
 
-    `replace` allows to overwrite existing tables.
+    `replace` allows overwriting existing tables.
 
     Raises:
         BackupError: there are tables, or the file is no backup of a database of this kind.

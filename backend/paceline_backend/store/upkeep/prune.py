@@ -32,12 +32,9 @@ _SAMPLE = 500
 
 @dataclass(frozen=True)
 class Keep:
-    """Limits for ended runs; None: no limit.
+    """Limits for ended runs: days since the end, number of runs, bytes of rows; None: no limit.
 
-    Args:
-        days: since a run's end.
-        runs: number of ended runs to keep, the newest.
-        bytes: of the database's rows, see `used_bytes`.
+    For the bytes see `used_bytes`.
     """
 
     days: float | None = None
