@@ -1,4 +1,4 @@
-"""Runs migrations in the transaction of the connection that was passed; its owner commits."""
+"""Run migrations in the transaction of the connection from `store.migrate`, which commits."""
 
 from alembic import context
 
@@ -7,7 +7,8 @@ from paceline_backend.store.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=True,  # SQLite too: the store begins its transactions itself
+    # This holds for SQLite, too, because the store begins its transactions itself.
+    transactional_ddl=True,
     render_as_batch=True,
 )
 context.run_migrations()

@@ -1,8 +1,8 @@
-"""All tables as they are declared, and the settings of columns that only Postgres has.
+"""Create all declared tables, and set options of columns that only Postgres has.
 
-Nothing was released yet, so whoever changes the declared tables changes what this file creates, and
-makes the database again. From release 1.0 on each change is a migration of its own, and this file
-must spell out the tables of that release.
+Paceline has not been released yet, so a change of the declared tables changes what this file
+creates, and the database must be created again. From release 1.0 on, each change is a migration of
+its own, and this file must spell out the tables of that release.
 """
 
 from alembic import op
@@ -25,11 +25,12 @@ def upgrade() -> None:
 
 
 def _set_up_columns() -> None:
-    # From statistics, Postgres takes a run that began after them to have no rows. All plans then
-    # look alike to it, and it reads all rows of the run for each of some hundred steps. Without
-    # statistics of these columns it takes a run to have a fixed part of the table.
+    # With statistics, Postgres assumes that a run that began after their collection has no rows.
+    # All plans then look alike to it, and it reads all rows of the run for each of some hundred
+    # steps. Without statistics of these columns, it assumes that a run has a fixed fraction of the
+    # table.
     for table in _STEPS:
         for column in ("run", "step"):
             op.execute(f"ALTER TABLE {table} ALTER {column} SET STATISTICS 0")
-    # Sizes of samples hardly compress, and to try that takes Postgres seconds for a large Hello.
+    # Sizes of samples hardly compress, and trying to compress a large Hello takes Postgres seconds.
     op.execute("ALTER TABLE hello_parts ALTER COLUMN data SET STORAGE EXTERNAL")

@@ -1,13 +1,17 @@
 """History in SQLite or Postgres: the only package with SQL.
 
-`Store` is one database: `Store.open` migrates it, `read` and `write` give transactions, and every
-database error becomes a `StoreError`. The modules hold the queries by subject: runs, nodes,
-switches, leases, segments, records (ranks' steps), rounds, forecasts. `telemetry` writes what the
-bus brings, and has a module for each table.
-Values in and out are plain: numbers, dictionaries, messages of `paceline.wire`. `refusals`
-says which messages are never stored.
+`Store` is one database. `Store.open` migrates it, and `Store.read` and `Store.write` open
+transactions. The modules hold the queries by subject: runs, nodes, switches, leases, segments,
+records of ranks' steps, rounds, forecasts. `telemetry` writes what ingest reads from the bus and
+has a module for each table. `refusals` decides which messages are never stored.
 
-Called by every other package of the control plane but `policies` and `simulator`:
+Conventions of all modules: `connection` is an open transaction. An integer `run` is the key of a
+row in `runs`; a string `run` is the run's public id. A `Range` of steps includes its last step, and
+None as a bound leaves that side open. Arguments and results are plain numbers, dictionaries and
+messages of `paceline.wire`. Inside `Store.read` and `Store.write`, every database error becomes a
+`StoreError`, so functions do not list that error.
+
+Every other package of the control plane calls this one, except `policies` and `simulator`:
 
     with Store.open("sqlite:///paceline.db") as store, store.read() as connection:
         key = runs.key_of(connection, "3f9a1c07be52")

@@ -1,7 +1,7 @@
-"""Which steps count when the ranks were started again.
+"""Find the steps of each attempt that still count after restarts.
 
-An attempt that starts at an earlier step, from a checkpoint or from nothing, undoes what attempts
-before it did from there on: none of that is in the model any more. Its rows stay until the same
+An attempt that starts at an earlier step, from a checkpoint or from nothing, discards the later
+steps of earlier attempts: they are no longer part of the model. Their rows stay until the same
 steps have been trained again, but they no longer count.
 """
 
@@ -18,19 +18,26 @@ from paceline_backend.store.schema import attempts, segments, steps, worker_step
 
 @dataclass(frozen=True)
 class AttemptSpan:
-    """The steps of an attempt that count, or of several that nothing tells apart."""
+    """Steps that still count, for one attempt or for consecutive attempts with the same range.
 
-    attempt: int | None  # None: whichever it is
+    Args:
+        attempt: the latest of these attempts; None matches all attempts.
+        first: first step.
+        end: one past the last step; None: open.
+        before: number of attempts directly before `attempt` that have the same range.
+    """
+
+    attempt: int | None
     first: int
-    end: int | None  # one past the last; None: open
-    before: int = 0  # so many attempts right before it have the same steps
+    end: int | None
+    before: int = 0
 
     def rows(
         self,
         step: sa.Column[Any] = worker_steps.c.step,
         attempt: sa.Column[Any] = worker_steps.c.attempt,
     ) -> list[sa.ColumnElement[bool]]:
-        """The condition for rows of `worker_steps`, or of another table with these two columns."""
+        """Return the condition for rows of `worker_steps`, or of a table with these two columns."""
         where = [step >= self.first]
         if self.attempt is not None:
             where.append(attempt.between(self.attempt - self.before, self.attempt))
@@ -42,14 +49,11 @@ class AttemptSpan:
 def present(
     attempt: int | None, world: int | None, table: sa.Table = worker_steps
 ) -> list[sa.ColumnElement[bool]]:
-    """Return the condition for records of ranks that the latest attempt has.
+    """Return the condition that excludes ranks that the latest attempt does not have.
 
-    Records may come before the Hello that says how many ranks there are.
-
-    Args:
-        attempt: the latest; None: not known yet.
-        world: its ranks. Attempts before may have had more.
-        table: of records, or of their roll-ups.
+    Earlier attempts may have had more ranks, and records can arrive before the Hello that defines
+    the number of ranks. `attempt` and `world` are those of the latest attempt, None if unknown.
+    `table` has records or their roll-ups.
     """
     if attempt is None or world is None:
         return []
@@ -57,22 +61,18 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """One past the last step of an attempt that may count: where a later one started. None: any.
+    """Return one past the last step of an attempt that can count; None: no limit.
 
-    Args:
-        attempt: which.
-        starts: attempt → its first step.
+    A later attempt limits it by its first step. `starts` maps each attempt to its first step.
     """
     return min((step for other, step in starts.items() if other > attempt), default=None)
 
 
 def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
-    """What counts of each attempt, the latest first. A few seeks, however long the run.
+    """Return the steps that count of each attempt, the latest attempt first.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: the latest; None: not known yet.
+    `attempt` is the latest one, None if it is not known yet. The number of index seeks grows with
+    the number of attempts, not with the length of the run.
     """
     if not attempt:
         return [AttemptSpan(None, 0, None)]
@@ -88,7 +88,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # Rows beyond the steps that it has adopted are an earlier attempt's.
+            # Rows beyond the steps that this attempt has adopted belong to an earlier attempt.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:
@@ -98,7 +98,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if first == 0:
             break
         below = _adopting(connection, run, number)
-        # Numbers of which nothing was adopted: a launch after a lost host leaves out a thousand.
+        # These attempts adopted no segment. A launch after a lost host skips a thousand numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
@@ -108,19 +108,13 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
 
 
 def _adopting(connection: sa.Connection, run: int, below: int) -> int | None:
-    """The newest attempt below a number that has adopted segments."""
     c = segments.c
     newest = sa.select(sa.func.max(c.attempt)).where(c.run == run, c.attempt < below)
     return connection.execute(newest).scalar()
 
 
 def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """Where each attempt began, and how many steps it trained again.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
+    """Return the first step of each attempt and the number of steps (`again`) that it repeats."""
     c = attempts.c
     again = sa.case((c.reached > c.step, c.reached - c.step), else_=0).label("again")
     query = sa.select(c.attempt, c.started_at, c.step, c.reached, again).where(c.run == run)
@@ -128,7 +122,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
-    """The newest record that counts, of any rank: `step`, `ended_at`."""
+    """Return `step` and `ended_at` of the newest record that counts, of any rank."""
     c = worker_steps.c
     return _first(
         connection,
@@ -140,8 +134,8 @@ def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) ->
 def newest_complete(
     connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """The newest step that counts and that all ranks reported: `step`, `epoch`."""
-    # Any rank's row tells of which attempt a complete step is.
+    """Return `step` and `epoch` of the newest step that counts and that all ranks reported."""
+    # The row of any rank shows to which attempt a complete step belongs.
     c = worker_steps.c
     return _first(
         connection,
@@ -156,7 +150,10 @@ def newest_complete(
 def _first(
     connection: sa.Connection, query: sa.Select[Any], parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """A later attempt's steps that count are all behind an earlier one's."""
+    """Return the first row of the latest attempt that has one.
+
+    All steps that count of a later attempt come after those of an earlier attempt.
+    """
     for part in parts:
         row = connection.execute(query.where(*part.rows()).limit(1)).one_or_none()
         if row is not None:
@@ -173,20 +170,21 @@ def _hello_step(connection: sa.Connection, run: int) -> int | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which node each rank is on, and since which step."""
+    """Assignment of ranks to nodes.
 
-    nodes: Sequence[str]  # [W]
-    since: int  # step
-    attempt: int  # the latest with this placement
+    `nodes` has the name of each rank's node, [W]. The assignment began at step `since`, and
+    `attempt` is the latest with it.
+    """
+
+    nodes: Sequence[str]
+    since: int
+    attempt: int
 
 
 def placement(connection: sa.Connection, run: int, step: int | None = None) -> Placement | None:
-    """Where the ranks of a run are, or were in a step; None: unknown.
+    """Return the nodes of a run's ranks in a step; None if unknown.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        step: which; None: the newest.
+    `step` is None for the newest.
     """
     c = attempts.c
     query = sa.select(c.attempt, c.step, c.placement).where(c.run == run)
@@ -204,20 +202,20 @@ def placement(connection: sa.Connection, run: int, step: int | None = None) -> P
 
 
 def devices(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """Each rank's `wire.RankDevice` in a run's latest attempt, [W]; empty: unknown."""
+    """Return each rank's `wire.RankDevice` in a run's latest attempt, [W]; empty if unknown."""
     c = attempts.c
     query = sa.select(c.devices).where(c.run == run).order_by(c.attempt.desc()).limit(1)
     return list(connection.execute(query).scalar() or [])
 
 
 def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list[int]:
-    """The attempts of a run whose ranks were not all on these nodes, as far as it is known."""
+    """Return the attempts with a known placement whose ranks were not all on these nodes."""
     known = placements(connection, run, -1) if nodes else []
     return [attempt for attempt, _, placed in known if placed and placed != list(nodes)]
 
 
 def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[int, int, list[str]]]:
-    """Attempt, first step and each rank's node, of the attempts above one; oldest first."""
+    """Return attempt, first step and each rank's node for attempts after `above`, oldest first."""
     c = attempts.c
     query = sa.select(c.attempt, c.step, c.placement).where(c.run == run, c.attempt > above)
     rows = connection.execute(query.order_by(c.attempt))
@@ -227,14 +225,10 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:
-    """The mean time of a run's complete steps in a range, and of how many; None: there are none.
+    """Return mean time (seconds) and number of the first `count` complete steps in a range.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: step.
-        end: one past the last step; None: open.
-        count: most steps, the first ones.
+    The mean is None if there are none. The range is from `first` to `end`, exclusive; None leaves
+    it open.
     """
     c = steps.c
     where = [c.run == run, c.step >= first, c.step < (first + count if end is None else end)]

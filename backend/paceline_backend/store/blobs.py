@@ -1,4 +1,4 @@
-"""Messages that the database stores whole, as MessagePack."""
+"""Encode and decode messages that the database stores as MessagePack blobs."""
 
 from __future__ import annotations
 
@@ -16,29 +16,20 @@ T = TypeVar("T")
 
 
 def pack(value: Any) -> bytes:
-    """Return a value as a blob."""
+    """Encode a value as a blob."""
     return msgspec.msgpack.encode(value)
 
 
 def unpack(blob: bytes, kind: type[T]) -> T:
-    """Return the value of a blob.
-
-    Args:
-        blob: from the database.
-        kind: of the value.
-    """
+    """Decode a blob into a value of type `kind`."""
     return msgspec.msgpack.decode(blob, type=kind)
 
 
 def segment(blob: bytes, world: int | None, samples: int | None) -> Segment | None:
-    """Return a stored segment; None if it does not fit the Hello of its attempt.
+    """Decode a stored segment; return None if it does not fit the Hello of its attempt.
 
-    A segment may come before that Hello, and nobody could compare the two then.
-
-    Args:
-        blob: from the database.
-        world: see `Segment.problem`.
-        samples: see `Segment.problem`.
+    A segment can arrive and be stored before that Hello, so it cannot be validated earlier. For
+    `world` and `samples` see `Segment.problem`.
     """
     value = unpack(blob, Segment)
     if (reason := value.problem(world, samples)) is None:

@@ -1,4 +1,4 @@
-"""Where policies chose another synchroniser or other parameters, and where ranks fell back."""
+"""Read when policies chose another synchronisation or its parameters, and when ranks fell back."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from paceline_backend.store.schema import runs, segments
 def chosen(
     connection: sa.Connection, run: int, span: Range, most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Where a policy chose another synchroniser than before, or its version's first; in order.
+    """Return the segments where a policy changed the synchronisation, oldest first.
 
-    Coasted segments go on with what was chosen last. What was before the range costs a seek.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step.
-        most: only the newest so many; None: all.
+    The first choice of each policy version counts as a change. Segments that the leader planned
+    while the planner was offline keep the last choice. `most` limits the result to the newest
+    changes.
     """
     c, (first, last) = segments.c, span
     where = _counting(connection, run)
     begin = first
-    if first is not None:  # with the one before, to tell whether the range's first is another
+    # Include the segment before the range, to detect a change in the range's first segment.
+    if first is not None:
         earlier = sa.select(sa.func.max(c.first_step)).where(*where, c.first_step < first)
         begin = connection.execute(sa.func.coalesce(earlier.scalar_subquery(), first)).scalar()
 
@@ -69,15 +66,12 @@ def chosen(
 
 
 def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """All-reduced segments of relaxed synchronisers, by version and reason; in order.
+    """Return all-reduced segments of relaxed synchronisers by version and reason, in order.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step: only segments that touch it.
+    Only segments that overlap `span` are included.
     """
     c, (first, last) = segments.c, span
-    # Written out, so that the index of these alone may be used.
+    # A literal instead of a parameter, so that the database can use the partial index.
     fell_back = c.fallback != sa.literal_column("''")
     where = [c.run == run, fell_back, _of_counting_attempts(connection, run)]
     where += [] if first is None else [c.first_step + c.steps > first]
@@ -95,15 +89,13 @@ def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str
 
 
 def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
-    """The condition for segments whose synchroniser was chosen, as far as they count."""
-    # Written out, so that the index of these alone may be used.
+    # A literal instead of a parameter, so that the database can use the partial index.
     chosen = segments.c.why != sa.literal_column("''")
     by_policy = segments.c.source != "equal"
     return [segments.c.run == run, chosen, by_policy, _of_counting_attempts(connection, run)]
 
 
 def _of_counting_attempts(connection: sa.Connection, run: int) -> sa.ColumnElement[bool]:
-    """The condition for segments of attempts that count; `store.attempts` tells which do."""
     attempt = connection.execute(sa.select(runs.c.attempt).where(runs.c.key == run)).scalar()
     c = segments.c
     return sa.or_(

@@ -1,4 +1,7 @@
-"""Which samples each epoch used: what was assigned, counted where a rank reported the step."""
+"""Count how often each epoch used each sample.
+
+A sample counts as used if the rank that it was assigned to reported the step.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +22,32 @@ from paceline_backend.store.schema import segments, steps, worker_steps
 
 Ints = npt.NDArray[np.int64]
 
-# A script may report any epoch: of a longer span only epochs of which something came are listed.
+# A script may report any epoch number. If the numbers span more than this, only epochs with
+# segments are listed.
 _MOST_EPOCHS = 100_000
 
 
 @dataclass(frozen=True)
 class Effective:
-    """A segment, and up to which step it counts; `store.attempts` tells why."""
+    """A segment and the end of its steps that count (see `store.attempts`).
+
+    `end` is one past its last step that counts.
+    """
 
     attempt: int
     segment: Segment
-    end: int  # one past its last step that counts
+    end: int
 
     @property
     def whole(self) -> bool:
-        """Whether all its steps count."""
+        """Return whether all steps of the segment count."""
         return self.end == self.segment.first_step + self.segment.steps
 
 
 def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
-    """The segments of a run that count, in order.
+    """Yield the segments of a run that count, in order.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the latest attempt, if there was one.
+    `hello` is that of the latest attempt, if there was one.
     """
     first = sa.func.min(segments.c.first_step)
     rows = connection.execute(
@@ -73,22 +77,24 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 
 
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
-    """Per epoch, how often its samples were used; `exact` when each was once.
+    """Count how often each epoch used its samples; `exact` means that each was used once.
 
-    Of a stream an epoch's samples are those that ranks have read up to the last that was used.
+    The samples of a stream's epoch are those that ranks have read up to the last that was used.
 
-    An epoch is complete when each rank reported its last step, or a later one. Until then what is
-    missing may still come, unless the run is over.
+    An epoch is complete when each rank reported its last step or a later one. Until then, missing
+    samples may still arrive, unless the run is over.
 
-    A sample counts as used when the rank that was assigned it reported the step. What a checkpoint
-    says was used before the latest attempt counts too: those records may have died with a rank.
-    `dropped` are those of the used samples whose gradients a relaxed synchroniser did not apply.
+    A sample counts as used when the rank that it was assigned to reported the step. Samples that
+    were used before the latest attempt according to a checkpoint count too: their records may have
+    been lost with a rank. `dropped` counts used samples whose gradients a relaxed synchroniser did
+    not apply.
     """
     hello = runs.hello(connection, run)
     if hello is None:
         return {"epochs": [], "exact": False, "dropped": 0}
     samples = hello.samples
-    uses: dict[int, list[Ints]] = defaultdict(list)  # of each epoch, with repetitions
+    # Samples used in each epoch, with repetitions.
+    uses: dict[int, list[Ints]] = defaultdict(list)
     ended: set[int] = set()
     complete: set[int] = set()
     state = connection.execute(
@@ -113,14 +119,16 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
-    if samples is None and hello.drop_last:  # how many a stream leaves is not known
+    # It is unknown how many samples of a stream are left over.
+    if samples is None and hello.drop_last:
         allowed = range(hello.global_batch)
     if not uses:
         return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
     first = min(hello.epoch, *uses)
-    listed = last - first < _MOST_EPOCHS  # also of those of which nothing came
+    # List also epochs without segments.
+    listed = last - first < _MOST_EPOCHS
     epochs = [
         _epoch(epoch, uses[epoch], samples, epoch in complete, epoch in unfinished, allowed)
         | {"dropped": dropped[epoch]}
@@ -134,11 +142,11 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
 
 def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
-    """One past the step that every rank of the latest attempt has reported, or a later one."""
+    """Return one past the newest step up to which every rank of the latest attempt has reported."""
     since = hello.step
-    if (
-        hello.attempt == 0
-    ):  # then a complete step is one of it: there may be millions of rows before
+    # With a single attempt, every complete step belongs to it. Starting at the newest complete step
+    # avoids reading millions of earlier rows.
+    if hello.attempt == 0:
         newest_complete = sa.select(sa.func.max(steps.c.step)).where(steps.c.run == run)
         since = max(since, connection.execute(newest_complete).scalar() or 0)
     newest = connection.execute(
@@ -164,8 +172,12 @@ def _together(parts: list[Ints]) -> Ints:
 def _reported(
     connection: sa.Connection, run: int, hello: Hello
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """(attempt, segment) → number of records, first and last step: tells mostly that all came."""
-    if hello.attempt == 0:  # complete steps say as much, in a row each
+    """Return (attempt, segment) → number of records, first and last step.
+
+    These mostly suffice to see that all records of a segment have arrived.
+    """
+    # With a single attempt, complete steps contain the same facts in one row per step.
+    if hello.attempt == 0:
         c = steps.c
         complete = connection.execute(
             sa.select(c.segment, sa.func.sum(c.workers), sa.func.min(c.step), sa.func.max(c.step))
@@ -188,7 +200,6 @@ def _used(
     part: Effective,
     reported: dict[tuple[int, int], tuple[int, int, int]],
 ) -> Ints:
-    """Samples that the ranks which reported were assigned, with repetitions."""
     segment = part.segment
     world = len(segment.counts[0])
     everything = (segment.steps * world, segment.first_step, part.end - 1)
@@ -217,18 +228,12 @@ def _epoch(
     unfinished: bool,
     allowed: range,
 ) -> dict[str, Any]:
-    """One epoch's counts.
+    """Count one epoch's samples; `allowed` is the range of numbers of samples that may be dropped.
 
-    They take memory by how many samples were used, whatever their numbers are: who reports to a
-    run may report any number for a sample of a stream.
-
-    Args:
-        epoch: its number.
-        parts: samples that were used, with repetitions.
-        samples: of the data set; None: of a stream, which has those up to the last that was used.
-        complete: nothing more comes of it.
-        unfinished: samples may be missing.
-        allowed: how many may be dropped.
+    `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
+    for a stream, which has the samples up to the last that was used. Memory is bounded by the
+    number of used samples, not by their numbers: a rank of a stream may report any number for a
+    sample.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

@@ -1,4 +1,4 @@
-"""Where data lives on nodes: what moved to them for each epoch, and what steps waited for."""
+"""Read how much data moved to nodes for each epoch, and how long steps waited for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from paceline_backend.store.schema import data_epochs
 
 
 def rows(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]]:
-    """The newest rows of each attempt, epoch and node, in this order: sums over the node's ranks.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        limit: at most so many.
-    """
+    """Return the newest `limit` rows by attempt, epoch and node: sums over the node's ranks."""
     c, func = data_epochs.c, sa.func
     sums = (
         "planned_bytes",
@@ -33,7 +27,7 @@ def rows(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]
     query = (
         sa.select(
             *keys,
-            # Integers may overflow.
+            # Sums of integers may overflow.
             *(func.sum(sa.cast(c[name], sa.Double)).label(name) for name in sums),
             func.max(c.at).label("at"),
         )

@@ -1,4 +1,8 @@
-"""One database: how it is opened, its two kinds of transactions, what its errors mean."""
+"""Open a database, run transactions on it, and translate its errors.
+
+`Store` wraps SQLAlchemy for SQLite and Postgres. `Store.read` and `Store.write` are the two kinds
+of transactions. Errors of drivers leave this module only as `StoreError` or one of its subclasses.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +26,44 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store import migrate as _migrate
 
 T = TypeVar("T")
-Connection = sa.Connection  # what `Store.read` and `Store.write` give
+# The type that `Store.read` and `Store.write` yield.
+Connection = sa.Connection
 
 _BUSY_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5
-# Execution options: the transaction will write; how long it may wait for others that do.
+# Names of execution options: the transaction writes; how long it may wait for other writers.
 _WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
-# A value that exceeds a limit of Postgres, as an index's, is an OperationalError of psycopg.
+# For psycopg, a value that exceeds a limit of Postgres (such as an index row's size) is an
+# OperationalError, although a retry cannot succeed.
 _REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 
 
 class StoreError(PacelineError):
-    """The database cannot do what was asked; the message names the database."""
+    """The database cannot execute a request; the message names the database."""
 
 
 class StoreUnavailableError(StoreError):
-    """The database does not answer, is locked or full: the same call may succeed later."""
+    """The database does not respond, is locked or full. A retry may succeed."""
 
 
 class StoreRefusedError(StoreError):
-    """The database refuses these values, now and later: out of range, duplicate, not a number."""
+    """The database rejects the values: out of range, duplicate, not a number. Do not retry."""
 
 
 class Store:
-    """A database whose tables exist; `Store.open` makes them. Thread-safe; calls block.
+    """A database whose tables exist (`Store.open` creates them). Thread-safe; calls block.
 
-    `engine` is SQLAlchemy's. Prefer `read` and `write`: they translate errors, and on SQLite what
-    begins as a reader and then writes may fail at once ("database is locked") instead of waiting
-    for its turn.
+    `engine` is SQLAlchemy's. Prefer `read` and `write`, which translate errors. Also, on SQLite, a
+    transaction that begins as a reader and then writes can fail at once ("database is locked")
+    instead of waiting for its turn.
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://user:password@host:port/database``.
 
     Raises:
-        StoreError: not such a URL.
+        StoreError: the URL is invalid.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,15 +72,16 @@ class Store:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._writer = self.engine.execution_options(**{_WRITES: True})
-        self._file: tuple[int, int] | None = None  # of SQLite: which file this is
+        # Device and inode of SQLite's file.
+        self._file: tuple[int, int] | None = None
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Open a store and migrate it; several processes may do this at once.
+        """Open a store and migrate it; several processes may do this concurrently.
 
         Raises:
-            StoreError: not a usable URL, or the database is from a newer version.
-            StoreUnavailableError: it cannot be reached, opened or written.
+            StoreError: the URL is unusable, or the database is from a newer version.
+            StoreUnavailableError: the database cannot be reached, opened or written.
         """
         store = cls(url)
         try:
@@ -93,24 +100,17 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads. On SQLite it sees one state of the database throughout.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Open a transaction that only reads. On SQLite it sees one snapshot of the database."""
         self._check_file()
         with self._translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self, wait_s: float | None = None) -> Iterator[sa.Connection]:
-        """A transaction that writes; committed at its end, rolled back when the block raises.
+        """Open a transaction that writes: commit at its end, roll back if the block raises.
 
-        Args:
-            wait_s: how long to wait for other writers; None: as long as the database's URL says.
-
-        Raises:
-            StoreError: or one of its kinds.
+        `wait_s` limits how long to wait for other writers; None uses the default of the database's
+        URL.
         """
         self._check_file()
         writer = self._writer
@@ -122,7 +122,7 @@ class Store:
             commits.count += 1
 
     def free_share(self) -> float | None:
-        """Free share of the file system with the database; None: it is another machine's."""
+        """Return the free fraction of the database's file system; None if it is on another host."""
         if not self.is_sqlite:
             return None
         try:
@@ -132,7 +132,7 @@ class Store:
         return usage.free / usage.total
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self.engine.dispose()
 
     def __enter__(self) -> Store:
@@ -142,12 +142,13 @@ class Store:
         self.close()
 
     def _check_file(self) -> None:
-        """Makes sure that what is written now can be read after a restart.
+        """Check that SQLite's file is still the one that was opened.
 
-        SQLite goes on with a file that was deleted: all that goes there is lost with the process.
+        SQLite continues to write to a deleted file, and these writes are lost when the process
+        ends.
 
         Raises:
-            StoreUnavailableError: the file is gone, or there is another one.
+            StoreUnavailableError: the file was deleted or replaced.
         """
         if not self.is_sqlite:
             return
@@ -166,14 +167,16 @@ class Store:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """The one place where database errors become ours. COPY raises psycopg's own."""
+        """Translate database errors to `StoreError`; COPY raises errors of psycopg directly."""
         try:
             yield
         except (exc.DBAPIError, psycopg.Error) as error:
             raise self._error(error) from error
-        except exc.TimeoutError as error:  # all pooled connections are busy
+        # All pooled connections are busy.
+        except exc.TimeoutError as error:
             raise StoreUnavailableError(f"database {self.name}: {error}") from error
-        except OverflowError as error:  # sqlite3's, for an integer of more than 64 bits
+        # sqlite3 raises this for an integer of more than 64 bits.
+        except OverflowError as error:
             raise StoreRefusedError(f"database {self.name}: {error}") from error
 
     def _error(self, error: exc.DBAPIError | psycopg.Error) -> StoreError:
@@ -184,7 +187,7 @@ class Store:
         if (
             isinstance(error, (exc.DataError, exc.IntegrityError))
             or isinstance(original, _REFUSALS)
-            or str(original).startswith("Error binding parameter")  # of sqlite3
+            or str(original).startswith("Error binding parameter")
         ):
             return StoreRefusedError(text)
         if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or isinstance(
@@ -196,7 +199,7 @@ class Store:
 
 @dataclass
 class Commits:
-    """How many transactions were committed in a context and the threads that it called."""
+    """Number of transactions committed in a context, including the threads called from it."""
 
     count: int = 0
 
@@ -216,17 +219,15 @@ def counting_commits() -> Iterator[Commits]:
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
+    """Return an INSERT of the connection's dialect, which supports ON CONFLICT."""
     is_sqlite = connection.dialect.name == "sqlite"
     return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """All items in their order, in parts of few sizes, so that few statements are prepared.
+    """Yield all items in order, in chunks of a few fixed sizes; so few statements are prepared.
 
-    Args:
-        items: to cut.
-        sizes: descending; the last is 1.
+    `sizes` is descending; the last is 1.
     """
     done = 0
     for size in sizes:
@@ -237,10 +238,11 @@ def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]
 
 
 def now(connection: sa.Connection) -> float:
-    """Unix time, by the database's clock: the one that all who use a database can compare with."""
+    """Return Unix time by the database's clock, which all processes of a database share."""
     if connection.dialect.name == "postgresql":
         return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
-    return time.time()  # SQLite is a file of this machine: all its users see this clock.
+    # SQLite is a file of this machine: all its users share this clock.
+    return time.time()
 
 
 def _parse(url: str) -> sa.URL:
@@ -270,9 +272,11 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-        connection.isolation_level = None  # the driver opens no transactions of its own
+        # Without an isolation level, the driver opens no transactions itself.
+        connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = NORMAL")  # safe in WAL mode: to_head sets that
+        # Safe in WAL mode, which `to_head` sets.
+        connection.execute("PRAGMA synchronous = NORMAL")
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
@@ -285,7 +289,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 @contextmanager
 def _waiting(connection: sa.Connection, wait_s: float | None) -> Iterator[None]:
-    """Within it SQLite waits for other writers for so long; None: for as long as ever."""
+    """Set how long SQLite waits for other writers within the block; None: unchanged."""
     if wait_s is None:
         yield
         return
@@ -305,7 +309,8 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         ),
         pool_size=10,
         max_overflow=40,
-        pool_pre_ping=True,  # a restarted server costs no failed call
+        # A restart of the server must not make a call fail.
+        pool_pre_ping=True,
     )
 
     @sa.event.listens_for(engine, "begin")
@@ -318,5 +323,5 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
-    """Driver arguments that the URL does not give itself."""
+    """Return the driver arguments that the URL does not set itself."""
     return {key: value for key, value in defaults.items() if key not in url.query}

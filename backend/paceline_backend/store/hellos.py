@@ -1,10 +1,12 @@
-"""The Hellos of runs: the latest attempt's of each, and parts of one that is on its way.
+"""Store the Hello messages of runs: the latest attempt's, and incomplete ones that are arriving.
 
-A Hello is stored in parts (`wire.parts`), not in the run's row: SQLite writes a whole row anew with
-each change, and a Hello may have hundreds of megabytes. `add` stores parts as they come and returns
-the Hellos that are complete. Ingest then reads such a Hello (`read`), checks it and has it written
-like one that came whole (`write`), for which nothing large is written again. `of_run` reads the
-Hello that the run's row names, and leaves it out if its parts are not those that were checked.
+A Hello is stored in parts (`wire.parts`) and not in the run's row: SQLite rewrites a whole row with
+each change, and a Hello can have hundreds of megabytes.
+
+Ingest calls `add` to store parts as they arrive; `add` returns the Hellos that became complete.
+Ingest then reads such a Hello (`read`), validates it, and stores it like one that arrived whole
+(`write`), without writing the parts again. `of_run` reads the Hello that the run's row names, and
+ignores it if its parts are not those that were validated.
 """
 
 from __future__ import annotations
@@ -21,46 +23,52 @@ from paceline_backend.store import blobs
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
-_MOST_PENDING = 2  # Hellos of a run that are not complete; those of earlier attempts go first
-_AT_ONCE = 16  # parts that are fetched together
+# Maximum number of incomplete Hellos of a run. Those of earlier attempts are deleted first.
+_MOST_PENDING = 2
+# Number of parts that are fetched together.
+_AT_ONCE = 16
 
 logger = logging.getLogger(__name__)
 
 
 class HelloKey(NamedTuple):
-    """A Hello on its way."""
+    """Identity of a stored Hello; `run` is the run's key."""
 
-    run: int  # key
+    run: int
     attempt: int
     digest: bytes
 
 
 class PackedHello(NamedTuple):
-    """A Hello as it is stored, after it was checked."""
+    """A validated Hello as it is stored: the digest of the whole, and its parts or their number.
+
+    Only the number is given if the parts are stored already.
+    """
 
     digest: bytes
-    parts: list[bytes] | int  # or how many, where they are stored already
+    parts: list[bytes] | int
 
 
 def pack(hello: Hello) -> PackedHello:
-    """Return a Hello as `write` takes it; outside a transaction, since it may take a while."""
+    """Encode a Hello for `write`. Call it outside a transaction, because it can take a while."""
     data = blobs.pack(hello)
     cuts = range(0, len(data), PART_BYTES)
     return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
 
 
 def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello) -> None:
-    """Store a run's latest Hello, whose digest the run's row gets, and forget earlier ones.
+    """Store a run's latest Hello and delete earlier ones; the caller writes its digest to the run.
 
     Raises:
-        StoreRefusedError: parts that were stored are there no longer.
+        StoreRefusedError: parts that were stored have been deleted.
     """
     named = HelloKey(run, attempt, packed.digest)
     if isinstance(packed.parts, int):
         if _count(connection, named) != packed.parts:
             raise StoreRefusedError("parts of a Hello were deleted before it could be used")
     else:
-        connection.execute(sa.delete(hello_parts).where(*_is(named)))  # nobody has checked them
+        # Parts stored under this key so far were never validated.
+        connection.execute(sa.delete(hello_parts).where(*_is(named)))
         _add(connection, [(named, number, data) for number, data in enumerate(packed.parts)])
     c = hello_parts.c
     older = sa.or_(c.attempt < attempt, sa.and_(c.attempt == attempt, c.hello != packed.digest))
@@ -68,12 +76,7 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello
 
 
 def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> list[HelloKey]:
-    """Store parts; return the Hellos of these parts that are complete now.
-
-    Args:
-        connection: of the transaction.
-        parts: each with its run's key.
-    """
+    """Store parts, each given with its run's key; return the Hellos that are complete now."""
     named_parts = [(HelloKey(run, part.attempt, part.hello), part) for run, part in parts]
     _add(connection, [(named, part.number, part.data) for named, part in named_parts])
     sizes = {named: part.of for named, part in named_parts}
@@ -86,13 +89,9 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
 def bound(
     connection: sa.Connection, run: int, complete: Collection[HelloKey], most: int = _MOST_PENDING
 ) -> None:
-    """Forget Hellos of a run that it does not complete, so that they do not fill the database.
+    """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
-    Args:
-        connection: of the transaction.
-        run: its key.
-        complete: Hellos that stay, as they are checked next.
-        most: how many others stay.
+    Keep those in `complete`, because the caller validates them next, and up to `most` others.
     """
     c = hello_parts.c
     query = (
@@ -107,21 +106,21 @@ def bound(
 
 
 def read(connection: sa.Connection, named: HelloKey) -> bytes:
-    """Return what the parts of a Hello make together."""
+    """Return the joined parts of a Hello."""
     c = hello_parts.c
     query = sa.select(c.data).where(*_is(named)).order_by(c.number)
-    # A few at once: to fetch all of them would keep other threads from running.
+    # Fetch a few parts at a time: fetching all of them at once would block other threads.
     parts = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
     return b"".join(parts.scalars())
 
 
 def forget(connection: sa.Connection, named: HelloKey) -> None:
-    """Delete the parts of a Hello that cannot be used, unless it is the run's own."""
+    """Delete the parts of an unusable Hello, unless it is the Hello of the run."""
     connection.execute(sa.delete(hello_parts).where(*_is(named), _pending(named.run)))
 
 
 def of_run(connection: sa.Connection, run: int) -> Hello | None:
-    """Return a run's latest Hello; None if there is none, or none that can be used."""
+    """Return a run's latest Hello; None if there is none, or if it is unusable."""
     c = runs.c
     row = connection.execute(sa.select(c.attempt, c.hello).where(c.key == run)).one_or_none()
     if row is None or row.hello is None:
@@ -148,7 +147,7 @@ def _count(connection: sa.Connection, named: HelloKey) -> int:
 
 
 def _pending(run: int) -> sa.ColumnElement[bool]:
-    """Select parts of a run that are not of its own Hello."""
+    """Return the condition for parts that do not belong to the run's own Hello."""
     c = hello_parts.c
     own = sa.select(runs.c.key).where(
         runs.c.key == run, runs.c.hello == c.hello, runs.c.attempt == c.attempt

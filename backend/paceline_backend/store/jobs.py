@@ -1,15 +1,16 @@
-"""Runs on engines, and their jobs there.
+"""Runs on engines (Slurm, Ray, Kubernetes), and their jobs there.
 
-`runs.backend_jobs` is ``{"launch": n, "jobs": {part: ref}}``. Part 0 is the job that the run begins
-with, of `nodes_min` nodes; each further part is a node that may join it. `ref` is the engine's name
-of the job, null until it was submitted. `launch` counts how often the run was resumed: jobs of an
-earlier launch are leftovers. Further keys are left out while they are empty:
+`runs.backend_jobs` is ``{"launch": n, "jobs": {part: ref}}``. Part 0 is the job that starts the
+run, with `nodes_min` nodes; each further part is a job of one node that may join the run. `ref` is
+the engine's name of the job, null until it was submitted. `launch` increases with each resume: jobs
+of an earlier launch are leftovers, which the control plane cancels. Further keys are left out while
+they are empty:
 
-* `replaces`, ``{part: node}``: parts that were asked for so that the node can leave.
-* `begun`, a list of parts: the engine has said that their jobs run, or have ended.
-* `last`, a number: a part that was withdrawn had it, and no other part gets it.
+* `replaces`, ``{part: node}``: parts that were requested so that the node can leave.
+* `begun`, a list of parts whose jobs run or have ended, according to the engine.
+* `last`, a number: the highest part that was withdrawn. No other part gets this number.
 
-`nodes.engine_runs` says on which engines a run may have jobs.
+`nodes.engine_runs` lists the engines on which a run may have jobs.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ from paceline_backend.store.runs import UnknownRunError
 from paceline_backend.store.schema import engine_runs as marks
 from paceline_backend.store.schema import nodes, runs
 
-_GOING_ON = [state for state in State if state not in ENDED]  # the index on states serves this
-WAITING = (State.PENDING, State.QUEUED)  # no node has spoken yet
+# A list of states, so that the database can use the index on states.
+_GOING_ON = [state for state in State if state not in ENDED]
+# States before the first message of a node.
+WAITING = (State.PENDING, State.QUEUED)
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """A run on an engine that has not ended, or of which nodes may still be there."""
+    """A run on an engine that has not ended, or that may still have nodes there.
+
+    `launch`, `jobs`, `replaces` and `begun` are those of `runs.backend_jobs`.
+    """
 
     key: int
     id: str
@@ -57,12 +63,12 @@ class EngineRun:
 
     @property
     def final(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the run has ended."""
         return State(self.state).final
 
 
 def ordered(nodes_min: int, nodes_max: int, launch: int = 0) -> dict[str, Any]:
-    """`runs.backend_jobs` of a run whose jobs are yet to be submitted."""
+    """Return `runs.backend_jobs` for a run whose jobs are still to be submitted."""
     parts = range(1 + nodes_max - nodes_min)
     return {"launch": launch, "jobs": {str(part): None for part in parts}}
 
@@ -70,12 +76,12 @@ def ordered(nodes_min: int, nodes_max: int, launch: int = 0) -> dict[str, Any]:
 def order_anew(
     connection: Connection, run: str, nodes_min: int, nodes_max: int, first_attempt: int
 ) -> None:
-    """Asks for jobs of a run that goes on after its end, where its row says that it does now.
+    """Request jobs for a run that was resumed on the engine that its row names.
 
-    Nodes of earlier jobs are locked out.
+    Revoke the token of earlier jobs' nodes.
 
-    Labels are never used twice, also if the run was elsewhere since: each launch has attempts of
-    its own, so its first one is a number that no earlier launch had.
+    Labels of jobs are never reused, even if the run was elsewhere in between: each launch has
+    attempt numbers of its own, so its first attempt can serve as the number of the launch.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -86,13 +92,13 @@ def order_anew(
 
 
 def drop(connection: Connection, run: str) -> None:
-    """Notes that a run goes on where there are no jobs; nodes of earlier ones are locked out."""
+    """Record that a run continues without an engine, and revoke the token of earlier nodes."""
     tokens.revoke_of_run(connection, run)
     connection.execute(sa.update(runs).where(runs.c.id == run).values(backend_jobs=None))
 
 
 def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineRun]:
-    """The runs on some engines that an engine may have jobs for, the oldest first."""
+    """Return the runs on some engines for which an engine may have jobs, oldest first."""
     c = runs.c
     marked = sa.exists().where(marks.c.backend == c.backend, marks.c.run == c.id)
     columns = (c.key, c.id, c.state, c.backend, c.backend_options, c.backend_jobs)
@@ -120,12 +126,12 @@ def _run(row: sa.Row[Any]) -> EngineRun:
 
 
 def current(connection: Connection, run: EngineRun) -> bool:
-    """Whether a run is still where it was read, and was not resumed since."""
+    """Return whether a run is still on the engine in `run`, and was not resumed since."""
     return _asked_now(connection, run) is not None
 
 
 def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
-    """Whether a job is still to be submitted. The caller may have read the run seconds ago."""
+    """Return whether a job still has to be submitted; `run` may be some seconds old."""
     asked = _asked_now(connection, run, runs.c.state.in_(_GOING_ON))
     return asked is not None and part in asked["jobs"] and asked["jobs"][part] is None
 
@@ -133,9 +139,9 @@ def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
 def _asked_now(
     connection: Connection, run: EngineRun, *conditions: sa.ColumnElement[bool]
 ) -> Mapping[str, Any] | None:
-    """What a run asks its engine for now.
+    """Return the current `runs.backend_jobs` of a run.
 
-    None if its engine is another one now, if it was resumed meanwhile, or if a condition fails.
+    Return None if the run moved to another engine, if it was resumed, or if a condition fails.
     """
     here = (runs.c.key == run.key, runs.c.backend == run.backend)
     query = sa.select(runs.c.backend_jobs).where(*here, *conditions)
@@ -144,10 +150,9 @@ def _asked_now(
 
 
 def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> bool:
-    """Notes the engine's name of a job, or with None that there will be no such job.
+    """Store the engine's name of a job, or with None that the job will never exist.
 
-    Returns:
-        False: the run was launched anew meanwhile, or the part withdrawn.
+    Return False if the run was relaunched or the part withdrawn meanwhile.
     """
     asked = _locked(connection, run.id)
     if asked["launch"] != run.launch or part not in asked["jobs"]:
@@ -162,7 +167,7 @@ def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> 
 
 
 def note_begun(connection: Connection, run: EngineRun, parts: Collection[str]) -> None:
-    """Notes that jobs of a run have begun, or have ended."""
+    """Record that jobs of a run have started or ended."""
     asked = _locked(connection, run.id)
     if asked["launch"] == run.launch:
         asked["begun"] = sorted({*asked["begun"], *parts}, key=int)
@@ -170,18 +175,14 @@ def note_begun(connection: Connection, run: EngineRun, parts: Collection[str]) -
 
 
 def begun(connection: Connection, run: str) -> bool:
-    """Whether the job has begun that a run begins with: all of its nodes are about to come."""
+    """Return whether the first job of a run has started, after which all of its nodes will join."""
     return "0" in _locked(connection, run)["begun"]
 
 
 def add(connection: Connection, run: str, count: int, replaces: str | None = None) -> None:
-    """Asks for further jobs of one node each.
+    """Request `count` further jobs of one node each.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        count: how many.
-        replaces: a node that can leave once the other is there; None: none.
+    `replaces` names the node that can leave once the new one has joined, if any.
     """
     asked = _locked(connection, run)
     first = 1 + max([asked["last"], *map(int, asked["jobs"])])
@@ -193,45 +194,47 @@ def add(connection: Connection, run: str, count: int, replaces: str | None = Non
 
 
 def expected(connection: Connection, run: str) -> int:
-    """How many nodes were asked for, in place of no node, whose jobs have not begun yet."""
+    """Return the number of requested nodes, without replacements, whose jobs have not begun."""
     asked = _locked(connection, run)
     return len(asked["jobs"].keys() - asked["replaces"].keys() - {*asked["begun"], "0"})
 
 
 def replaced(connection: Connection, run: str) -> list[str]:
-    """The nodes of a run that jobs were asked for in place of, the first asked for first."""
+    """Return the nodes for which replacements are requested, in the order of the requests."""
     asked = _locked(connection, run)["replaces"]
     return [asked[part] for part in sorted(asked, key=int)]
 
 
 def awaited(connection: Connection, run: str) -> list[str]:
-    """As `replaced`, of a run that has not ended; none of a run on no engine."""
+    """Return the same as `replaced`, but nothing for a run that has ended or is on no engine."""
     query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(_GOING_ON))
     asked = connection.execute(query).scalar()
     return list((asked or {}).get("replaces", {}).values())
 
 
 def withdraw(connection: Connection, run: str, node: str) -> None:
-    """Takes back what was asked for in place of a node: a job that is there is a leftover."""
+    """Withdraw the request to replace a node; a job that exists already becomes a leftover."""
     asked = _locked(connection, run)
     for part in [part for part, replaced in asked["replaces"].items() if replaced == node]:
         del asked["replaces"][part]
         asked["jobs"].pop(part, None)
-        asked["last"] = max(asked["last"], int(part))  # it may be submitted just now
+        # Another process may be submitting this part right now, so its number must not be reused.
+        asked["last"] = max(asked["last"], int(part))
     _write(connection, run, asked)
 
 
 def forget_replacing(connection: Connection, run: EngineRun, part: str) -> None:
-    """Notes that a job of a run, which was to bring another node, has ended."""
+    """Record that a job that was to bring a replacement has ended."""
     asked = _locked(connection, run.id)
     if asked["launch"] == run.launch and asked["replaces"].pop(part, None):
         _write(connection, run.id, asked)
 
 
 def avoided(connection: Connection, run: EngineRun, part: str) -> list[str]:
-    """The machines on which a job of a run must not come, as the engine calls them.
+    """Return the machines that a job of a run must not use, by the engine's names.
 
-    These are that of the node that it replaces, and those that are cordoned here only.
+    These are the machine of the node that the job replaces, and machines that are cordoned in
+    Paceline but not in the engine.
     """
     machine = sa.select(nodes.c.host).where(nodes.c.id == run.replaces.get(part))
     host = connection.execute(machine).scalar()
@@ -258,7 +261,7 @@ def _locked(connection: Connection, run: str) -> dict[str, Any]:
 
 
 def queue(connection: Connection, run: EngineRun, why: str) -> bool:
-    """Notes that a run waits in its engine's queue, and why; False if that is known."""
+    """Record that a run waits in its engine's queue, and why; return False if that is known."""
     if run.state == State.QUEUED and run.message == why:
         return False
     c = runs.c
@@ -267,14 +270,14 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
 
 
 def admit(connection: Connection, run: str) -> None:
-    """Notes that a node of a run is there: it waits no longer, and signs of life are due."""
+    """Record that a node of a run has come: the run leaves the queue, and heartbeats are due."""
     c = runs.c
     query = sa.update(runs).where(c.id == run, c.state.in_(WAITING))
     connection.execute(query.values(message=None, seen_at=time.time()))
 
 
 def take(connection: Connection, run: str, node: str) -> bool:
-    """Makes a node the only one of a run on one; False if another is."""
+    """Assign a node to a run on a single node; return False if the run has another one."""
     c = runs.c
     free = c.node.is_(None) | (c.node == node)
     query = sa.update(runs).where(c.id == run, free).values(node=node)
@@ -282,18 +285,14 @@ def take(connection: Connection, run: str, node: str) -> bool:
 
 
 def token(store: Store, run: EngineRun) -> str:
-    """The token of a run's nodes; the same until it is revoked.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return the token for a run's nodes; it stays the same until it is revoked."""
     return str(tokens.of_run(store, run.id))
 
 
 def explain(connection: Connection, run: EngineRun, words: str) -> bool:
-    """Says how the job of a run ended whose end nobody asked for here; False: it was asked for.
+    """Append to a run's message how its job ended; return False if a user requested the end.
 
-    Its nodes know only that somebody ended them. A script that failed by itself says why.
+    The nodes know only that they were ended. If the script failed, its own message stays.
     """
     if stop_asked(connection, run.id):
         return False
@@ -309,10 +308,10 @@ def explain(connection: Connection, run: EngineRun, words: str) -> bool:
 
 
 def cancelled(connection: Connection, run: EngineRun) -> bool:
-    """Notes that somebody cancelled the job of a run that has failed: that is why it is stopped.
+    """Change a failed run to `stopped`, because its job was cancelled in the engine.
 
-    Its nodes may have been killed before they could say so. A script that failed by itself has an
-    exit code, and stays failed.
+    Its nodes may have been killed before they could report that. A script that failed has an exit
+    code, and its run stays failed.
     """
     c = runs.c
     query = sa.update(runs).where(c.key == run.key, c.state == State.FAILED, c.exit_code.is_(None))
@@ -320,9 +319,9 @@ def cancelled(connection: Connection, run: EngineRun) -> bool:
 
 
 def over(connection: Connection, run: EngineRun) -> None:
-    """Notes that a run has ended and that its engine has no jobs of it any more.
+    """Record that a run has ended and that its engine has no more jobs of the run.
 
-    Nothing is noted if the run was resumed meanwhile: its new nodes need their token.
+    Do nothing if the run was resumed meanwhile, because its new nodes need the token.
     """
     c = runs.c
     known = sa.select(c.state, c.backend_jobs).where(c.key == run.key)

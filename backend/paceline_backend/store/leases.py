@@ -1,6 +1,7 @@
-"""Leases: which control plane plans a run, and which acts for its jobs on an engine.
+"""Leases: exclusive rights to plan a run, or to manage its jobs on an engine.
 
-Expiry is judged by the database's clock.
+A lease expires by the database's clock. All functions raise `StoreError` if the database fails;
+then existing leases remain until they expire.
 """
 
 from __future__ import annotations
@@ -14,23 +15,13 @@ from paceline.wire import ENDED
 from paceline_backend.store.database import Store, insert, now
 from paceline_backend.store.schema import engine_leases, leases, runs
 
-Purpose = Literal["plan", "jobs"]  # neither keeps another worker from the other
+# The two purposes are independent: different workers may hold them for the same run.
+Purpose = Literal["plan", "jobs"]
 _TABLES = {"plan": leases, "jobs": engine_leases}
 
 
 def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan") -> bool:
-    """Takes a lease that is free, expired, or this owner's already; False if another holds it.
-
-    Args:
-        store: the database.
-        run: key of the run.
-        owner: who wants it.
-        lease_s: how long it lasts unless it is extended.
-        purpose: what it allows.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
+    """Take or renew a lease for `lease_s` seconds; return False if another owner holds it."""
     table = _TABLES[purpose]
     with store.write() as connection:
         at = now(connection)
@@ -48,11 +39,7 @@ def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose
 def extend(
     store: Store, held: Collection[tuple[int, str]], lease_s: float, purpose: Purpose = "plan"
 ) -> set[int]:
-    """Prolongs leases, each given by the run's key and its owner; the runs whose lease is kept.
-
-    Raises:
-        StoreError: the database did not answer; the leases run on until they expire.
-    """
+    """Extend leases, given as (key of the run, owner); return the runs whose leases remain held."""
     of_owners: dict[str, list[int]] = {}
     for run, owner in held:
         of_owners.setdefault(owner, []).append(run)
@@ -72,22 +59,14 @@ def extend(
 
 
 def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> None:
-    """Deletes an owner's lease of a run, so that others need not wait for its expiry.
-
-    Raises:
-        StoreError: the database did not answer; the lease expires by itself.
-    """
+    """Delete an owner's lease of a run, so that others need not wait until it expires."""
     table = _TABLES[purpose]
     with store.write() as connection:
         connection.execute(sa.delete(table).where(table.c.run == run, table.c.owner == owner))
 
 
 def reap(store: Store) -> int:
-    """Deletes expired leases of runs that have ended; returns how many.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
+    """Delete expired leases of runs that have ended; return their number."""
     ended = sa.select(runs.c.key).where(runs.c.state.in_(ENDED))
     with store.write() as connection:
         at = now(connection)
@@ -100,6 +79,6 @@ def reap(store: Store) -> int:
 
 
 def held_now(connection: sa.Connection) -> int:
-    """How many runs are planned: their leases have not expired."""
+    """Return the number of runs that are being planned: their leases have not expired."""
     query = sa.select(sa.func.count()).where(leases.c.expires_at > now(connection))
     return int(connection.execute(query).scalar_one())

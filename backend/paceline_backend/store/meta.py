@@ -1,4 +1,4 @@
-"""What is true of a database as a whole."""
+"""Facts about the database as a whole: its health, the control plane's id and its secret."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from paceline_backend.store.schema import meta, runs
 
 
 class Probe:
-    """Whether the database takes writes. Thread-safe.
+    """Health check of the database: whether it accepts writes. Thread-safe.
 
     Args:
         store: the database.
-        wait_s: how long a question waits for other writers.
-        every_s: more frequent questions get the last answer: anybody may ask.
+        wait_s: how long a check waits for other writers.
+        every_s: minimum interval between checks. More frequent calls get the last result, because
+            any client can call the health endpoint.
         clock: monotonic time in seconds.
     """
 
@@ -40,7 +41,7 @@ class Probe:
         self._problem: StoreError | None = None
 
     def problem(self) -> StoreError | None:
-        """Why the database takes nothing now; None if it does."""
+        """Return the error with which the database refuses writes; None if it accepts them."""
         first = self._asked_at == -math.inf
         if self._asking.acquire(blocking=first):
             try:
@@ -67,37 +68,26 @@ class Probe:
 
 
 def ask(store: Store) -> None:
-    """Asks the database something that costs it nothing.
-
-    Raises:
-        StoreError: or one of its kinds; the database is away.
-    """
+    """Run a trivial query, to raise a `StoreError` if the database does not respond."""
     with store.read() as connection:
         connection.execute(sa.select(meta.c.name).limit(1))
 
 
 def control_id(store: Store) -> str:
-    """Names the control plane of this database, wherever its server listens; made once.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return the id of this database's control plane, independent of its address; created once."""
     return _kept(store, "id", secrets.token_hex(8))
 
 
 def secret(store: Store) -> bytes:
-    """32 random bytes that only this control plane knows; made once.
+    """Return 32 random bytes that only this control plane has; created once.
 
     Keys of nodes and runs, passwords on the bus and cookies are derived from them.
-
-    Raises:
-        StoreError: or one of its kinds.
     """
     return bytes.fromhex(_kept(store, "secret", secrets.token_hex(32)))
 
 
 def _kept(store: Store, name: str, made: str) -> str:
-    """The value of this name; the first process that asks stores the one it made."""
+    """Return the value of this name; the first process that calls this stores `made`."""
     query = sa.select(meta.c.value).where(meta.c.name == name)
     with store.read() as connection:
         value = connection.execute(query).scalar()

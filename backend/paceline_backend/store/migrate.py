@@ -1,4 +1,4 @@
-"""Migration of a database to the tables of this version, by Alembic."""
+"""Migrate a database to the tables of this version, with Alembic."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 _PACKAGE = Path(__file__).parents[1]
-_ADVISORY_LOCK = 0x7061636C  # "pacl"
-_alembic = threading.Lock()  # its context is a global of the process
+# The bytes of "pacl".
+_ADVISORY_LOCK = 0x7061636C
+# Alembic's context is a global of the process.
+_alembic = threading.Lock()
 
 
 class NewerDatabaseError(Exception):
@@ -26,10 +28,9 @@ class NewerDatabaseError(Exception):
 
 
 def config(connection: sa.Connection | None = None) -> Config:
-    """Alembic's configuration.
+    """Return Alembic's configuration for migrations in the connection's transaction.
 
-    Args:
-        connection: in whose transaction migrations run; who passes it commits.
+    The caller commits the transaction.
     """
     wheel, tree = _PACKAGE / "_migrations", _PACKAGE.parents[1] / "migrations"
     made = Config()
@@ -41,14 +42,12 @@ def config(connection: sa.Connection | None = None) -> Config:
 
 
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
-    """Migrates; does nothing, and takes no lock, at head.
+    """Migrate the database to the newest revision; at that revision, take no lock and do nothing.
 
-    Args:
-        engine: for reading.
-        writer: the same database, for transactions that write.
+    `writer` is the same database as `engine`, for transactions that write.
 
     Raises:
-        NewerDatabaseError: nothing was changed.
+        NewerDatabaseError: the database is from a newer version; nothing was changed.
     """
     with engine.connect() as connection:
         if _at_head(connection):
@@ -60,7 +59,7 @@ def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
 
 
 def revision(connection: sa.Connection) -> str | None:
-    """The revision of a database; None: it has no tables yet."""
+    """Return the revision of a database; None if it has no tables yet."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -71,7 +70,7 @@ def head() -> str:
 
 @functools.cache
 def _scripts() -> ScriptDirectory:
-    """The revisions. Alembic executes all their files when it is asked for the first time."""
+    """Load the revisions once, because Alembic executes all their files to list them."""
     return ScriptDirectory.from_config(config())
 
 
@@ -86,14 +85,15 @@ def _at_head(connection: sa.Connection) -> bool:
 
 @contextmanager
 def _alone(writer: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that no other process migrates beside."""
+    """Open a transaction that excludes migrations by other processes."""
     if writer.dialect.name != "sqlite":
         with writer.begin() as connection:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             yield connection
         return
-    # WAL is a lasting property of the file. Two processes that turn it on at once do not wait for
-    # each other, whatever the busy timeout: so lock the directory (the file's locks are SQLite's).
+    # WAL mode is a persistent property of the file. Two processes that enable it at the same time
+    # do not wait for each other, whatever the busy timeout, so lock the directory. (Locks on the
+    # file belong to SQLite.)
     directory = os.open(Path(str(writer.url.database)).resolve().parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Runs as somebody asks for them, and how they are recorded."""
+"""Create and resume runs: the requested settings and the rows that they become."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from paceline_backend.store.schema import runs, scenarios, switches
 
 @dataclass(frozen=True)
 class NewRun:
-    """What a run starts as; fields as in the table `runs`."""
+    """Settings of a new or resumed run. Fields without a comment are those of the table `runs`."""
 
     name: str
     script: str
-    nproc: int  # ranks on each node
+    # Ranks on each node.
+    nproc: int
     policy: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     args: Sequence[str] = ()
@@ -32,40 +33,49 @@ class NewRun:
     max_restarts: int = 0
     node: str | None = None
     backend: str = "local"
-    scenario: Mapping[str, Any] | None = None  # what a simulated run simulates
-    first_attempt: int = 0  # of the next launch
-    signed: bool = False  # it gets a user of the bus of its own
+    # Description of the simulation, for a simulated run.
+    scenario: Mapping[str, Any] | None = None
+    # First attempt number of the next launch.
+    first_attempt: int = 0
+    # Whether the run gets its own user on the bus.
+    signed: bool = False
     nodes_min: int = 1
-    nodes_max: int = 1  # with `nproc` ranks on each
-    nodes: Sequence[str] = ()  # of several: those of its launch before, or those chosen for it
-    spares: int = 0  # nodes that are held back for it
-    replace_slow_nodes: bool = False  # a node that a verdict names slow makes way for a spare
-    restart_hung_s: float | None = None  # so long it may hang; None: as long as it does
-    # So many times slower than the median a node may be that nobody has named; 0: any.
+    nodes_max: int = 1
+    # For several nodes: those of the previous launch, or those chosen for this one.
+    nodes: Sequence[str] = ()
+    # Number of nodes that are held back as spares.
+    spares: int = 0
+    # Whether to replace a node that a verdict names slow by a spare.
+    replace_slow_nodes: bool = False
+    # Restart the run after it has hung for this many seconds; None: never.
+    restart_hung_s: float | None = None
+    # A new node may be at most this many times slower than the median to join; 0: any speed.
     join_check: float = 1.5
     backend_options: Mapping[str, Any] = field(default_factory=dict)
-    server: str = ""  # URL of the control plane, as who asks for the run reaches it
-    has_jobs: bool = False  # an engine is to start its nodes
+    # URL of the control plane, as the requesting client reaches it.
+    server: str = ""
+    # Whether an engine starts the nodes.
+    has_jobs: bool = False
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks it has at most."""
+        """Return the maximum number of ranks."""
         return self.nproc * self.nodes_max
 
     @property
     def where(self) -> list[str]:
-        """The nodes that it is launched on."""
+        """Return the nodes that the run is launched on."""
         if self.nodes_max > 1:
             return list(self.nodes)
         return [] if self.node is None else [self.node]
 
 
 def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
-    """A run as it was asked for, and the state that it is in, locked until the transaction ends.
+    """Return a run's settings and state, and lock the run until the transaction ends.
 
-    `first_attempt` is that of another launch: higher than that of all attempts so far, and of all
-    that a run may come to of which nothing was heard: perhaps its processes go on. The policy
-    is the one in force, and values of the environment are left out.
+    `first_attempt` is that of the next launch. It is higher than all attempts so far, and than all
+    attempts that a lost run might still reach, because its processes may still be running. The
+    policy is the one in force. Values of environment variables are left out.
 
     Raises:
         UnknownRunError: no such run.
@@ -106,13 +116,10 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
 
 
 def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | None = None) -> None:
-    """Makes an ended run a pending one again; its rows stay.
+    """Set an ended run to pending again; its rows stay.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        new: as `stored`, with what is to be different.
-        rendezvous: of a run on several nodes, see `run_nodes`.
+    `new` is the result of `stored`, with changes. For `rendezvous` of a multi-node run, see
+    `run_nodes`.
     """
     values = {
         "state": State.PENDING,
@@ -128,7 +135,8 @@ def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | N
         "first_attempt": new.first_attempt,
         "signed": new.signed,
         "attempts": new.first_attempt + 1,
-        "seen_at": time.time(),  # who starts it has time from now on
+        # The time limit for the start begins now.
+        "seen_at": time.time(),
         "lost": False,
         "ended_at": None,
         "exit_code": None,
@@ -142,13 +150,9 @@ def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | N
 
 
 def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = None) -> str:
-    """Inserts a run and the switch of version 0; its public id.
+    """Insert a run and its switch of version 0; return the run's public id.
 
-    Args:
-        connection: to write with.
-        new: the run.
-        by: who asks.
-        run: its public id, which no run has; None: a new one.
+    `by` is the name of the requester, and `run` an unused public id (None: a random one).
     """
     now = time.time()
     run = run or secrets.token_hex(6)

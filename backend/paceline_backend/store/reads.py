@@ -1,4 +1,4 @@
-"""Telemetry as columns: ranges of steps, thinned out by the database so that little travels."""
+"""Read telemetry as columns: ranges of steps, downsampled by the database to limit the traffic."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from paceline_backend.store.segments import SHOWN
 
 joined = worker_steps.outerjoin(steps, of_same_step)
 
-_SHOWN_RANKS = 1_024  # of a larger world every k-th rank is shown: nobody can tell more apart
-_SHOWN_CELLS = 250_000  # ranks × steps of a large world in one answer
+# In a larger world only every k-th rank is shown, because a chart cannot show more.
+_SHOWN_RANKS = 1_024
+# Maximum number of ranks × steps in one result for a large world.
+_SHOWN_CELLS = 250_000
 
-Range = tuple[int | None, int | None]  # first and last step, both included; None: open
+# First and last step, both included. None: open.
+Range = tuple[int | None, int | None]
 
 
 def step_columns(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
-    """Complete steps as columns, at most `points` of each.
+    """Return complete steps as columns, at most `points` of each.
 
-    Where there are more steps than points, `bucket` of them become one: its first step, the means
-    of `METRICS`, and of each the least and the greatest (``se_min``, ``se_max``, …).
+    If there are more steps than points, each `bucket` steps are combined: their first step, the
+    means of `METRICS`, and the minimum and maximum of each (``se_min``, ``se_max``, …).
     """
     first, last = bounds(connection, steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
@@ -43,7 +46,7 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
 
 
 def _steps(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
-    """Complete steps, or buckets of them, from the rows of the steps themselves."""
+    """Select complete steps, or buckets of them, from the rows of the steps themselves."""
     s = steps.c
     single: list[Any] = [s.step, s.epoch, s.ended_at, *named(METRICS)]
     query = sa.select(*single).where(*where)
@@ -66,16 +69,16 @@ def worker_step_columns(
     every: int = 1,
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What each rank did, as ``name[rank][step]`` (None: no record), thinned out as `step_columns`.
+    """Return each rank's steps as ``name[rank][step]`` (None: no record), like `step_columns`.
 
     Args:
         connection: to read from.
         run: key of the run.
         span: first and last step.
-        points: at most so many steps or buckets.
-        ranks: only these.
-        every: only each so many-th of them; `shown_every`.
-        more: further columns, of `MORE_CELLS`. No roll-up has them: each row is read.
+        points: maximum number of steps or buckets.
+        ranks: only these ranks; None: all.
+        every: only every n-th of them; see `shown_every`.
+        more: further columns, of `MORE_CELLS`. They are not in roll-ups, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
@@ -103,11 +106,15 @@ def worker_step_columns(
 def grids(
     names: Sequence[str], rows: Sequence[Any]
 ) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
-    """Ranks, steps, and ``name[rank][step]`` of rows in the order of rank and step, their first."""
+    """Convert rows, sorted by rank and step in their first columns, to tables.
+
+    Return ranks, steps, and ``name[rank][step]``.
+    """
     width = 2 + len(names)
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * width
     ranks, at = sorted(set(columns[0])), sorted(set(columns[1]))
-    if len(rows) < len(at) * len(ranks):  # somebody did not report
+    # Some ranks did not report all steps.
+    if len(rows) < len(at) * len(ranks):
         known: dict[Any, Sequence[Any]] = {tuple(row[:2]): row for row in rows}
         places = ((rank, step) for rank in ranks for step in at)
         columns = list(zip(*(known.get(place, (None,) * width) for place in places), strict=True))
@@ -122,7 +129,7 @@ def grids(
 def _cells(
     where: list[sa.ColumnElement[bool]], bucket: int, more: Sequence[str] = ()
 ) -> sa.Select[Any]:
-    """Ranks' steps, or buckets of them, from the rows of the steps themselves."""
+    """Select ranks' steps, or buckets of them, from the rows of the steps themselves."""
     w = worker_steps.c
     cells = [*CELLS.values(), *(MORE_CELLS[name] for name in more)]
     if bucket == 1:
@@ -137,14 +144,14 @@ def _cells(
 
 
 def shown_every(world: int | None) -> int:
-    """Of so many ranks, each how many-th is shown where nobody asked for certain ones."""
+    """Return k, so that every k-th rank of a world is shown by default."""
     return max(1, -(-(world or 1) // _SHOWN_RANKS))
 
 
 def shown_steps(world: int | None, most: int) -> int:
-    """How many steps of the ranks shown are one answer, at least 2; `most` in all but huge worlds.
+    """Return the number of steps in one result, at least 2; less than `most` only in huge worlds.
 
-    Reading goes through all ranks, whether they are shown or not.
+    The database reads all ranks, even those that are not shown.
     """
     return most if shown_every(world) == 1 else max(2, min(most, _SHOWN_CELLS // (world or 1)))
 
@@ -152,7 +159,7 @@ def shown_steps(world: int | None, most: int) -> int:
 def segment_rows(
     connection: sa.Connection, run: int, span: Range, limit: int
 ) -> list[dict[str, Any]]:
-    """Adopted segments that touch a range of steps: the last `limit` of them, in order."""
+    """Return adopted segments that overlap a range of steps: the last `limit` of them, in order."""
     query = sa.select(*SHOWN).where(segments.c.run == run)
     first, last = span
     if first is not None:
@@ -165,9 +172,10 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Spans of steps that no controller planned: first and last step of each, ascending.
+    """Return spans (first, last step) planned by the leader while the planner was offline.
 
-    Of a long range, spans that lie within the same of `points` parts are one.
+    The spans are ascending. The range is divided into `points` cells, and spans in the same cell
+    are merged.
     """
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
     where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
@@ -175,7 +183,7 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
         where.append(end > span[0])
     if span[1] is not None:
         where.append(begin <= span[1])
-    # Two queries: each a seek.
+    # Two queries, so that each is an index seek.
     first, last = (
         connection.execute(sa.select(bound(begin)).where(*where)).scalar()
         for bound in (sa.func.min, sa.func.max)
@@ -192,29 +200,29 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
 
 
 def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[bool]]:
-    """The condition that a column of steps is in a range."""
+    """Return the condition that a column of steps is in a range."""
     first, last = span
     limits = [] if first is None else [column >= first]
     return limits if last is None else [*limits, column <= last]
 
 
 def first_step(connection: sa.Connection, run: int) -> int | None:
-    """The first complete step: later than 0 where the run was resumed. None: there is none yet."""
+    """Return the first complete step (later than 0 in a resumed run); None if there is none yet."""
     return bounds(connection, steps, run, (None, None))[0]
 
 
 def complete_bounds(connection: sa.Connection, run: int, span: Range) -> Range:
-    """The first and last complete step in a range."""
+    """Return the first and last complete step in a range."""
     return bounds(connection, steps, run, span)
 
 
 def reported_bounds(connection: sa.Connection, run: int, span: Range) -> Range:
-    """The first and last step in a range that some rank reported."""
+    """Return the first and last step in a range that at least one rank reported."""
     return bounds(connection, worker_steps, run, span)
 
 
 def bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
-    """The first and last step that there is. Two seeks in the primary key, however many rows."""
+    """Return the first and last stored step in a range, with two index seeks."""
     where = (table.c.run == run, *within(table.c.step, span))
     step = sa.select(table.c.step).where(*where).limit(1)
     first = connection.execute(step.order_by(table.c.step)).scalar()
@@ -223,10 +231,10 @@ def bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) ->
 
 
 def bucket_of(first: int | None, last: int | None, points: int) -> int:
-    """Steps per point, for at most `points` (2 or more) of them.
+    """Return the number of steps per point, for at most `points` (2 or more) points.
 
-    Buckets begin at multiples of their size, so that they stay while the run goes on; the first and
-    the last may be half empty, which takes one point more than their number of steps does.
+    Buckets start at multiples of their size, so that they do not move while the run continues. The
+    first and the last bucket may be partial, which can add one point.
     """
     if first is None or last is None or last - first < points:
         return 1

@@ -1,7 +1,7 @@
-"""What ranks reported of their steps, as tables of numbers.
+"""Read what ranks reported about their steps, as tables of numbers.
 
-Columns are named as the fields of `StepRecord`. Each function reads one range of steps; which rows
-of earlier attempts count is decided by `store.attempts`.
+Columns are named like the fields of `StepRecord`. Each function reads one range of steps.
+`store.attempts` decides which rows of earlier attempts count.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from paceline_backend.store.rollups.tables import rank_rollups
 from paceline_backend.store.schema import runs, steps, worker_steps
 
 Floats = npt.NDArray[np.float64]
-Steps = Iterable[tuple[int, int]]  # half-open ranges
+# Half-open ranges of steps.
+Steps = Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Records:
-    """Rows of ranks' steps, and how many ranks the latest attempt has (None: not known yet)."""
+    """Rows of ranks' steps, with the number of ranks of the latest attempt (None: unknown).
+
+    `table` has step, rank, and the requested columns.
+    """
 
     world: int | None
-    table: Floats  # [rows, 2 + columns]: step, rank, and the columns that were asked for
+    table: Floats  # [rows, 2 + columns]
 
     def since(self, step: int) -> Records:
-        """Those of a step and later ones."""
+        """Return the rows of this step and later ones."""
         return Records(self.world, self.table[self.table[:, 0] >= step])
 
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
-        """The steps, [K], and the columns, [columns, K, W]; NaN where there is no row.
+        """Return the steps, [K], and the columns, [columns, K, W]; NaN where there is no row.
 
-        Args:
-            world: ranks at least; None: those of the latest attempt. An earlier one may have had
-                more.
+        `world` is the minimum number of ranks; None: that of the latest attempt. An earlier attempt
+        may have had more.
         """
         ranks = self.table[:, 1].astype(np.int64)
         steps, at = np.unique(self.table[:, 0], return_inverse=True)
@@ -55,9 +58,9 @@ class Records:
 
 
 def _known(connection: sa.Connection, run: int, hello: Hello) -> sa.ColumnElement[bool]:
-    """The condition for rows of an attempt, and for whole steps of as many ranks before it.
+    """Return the condition for rows of an attempt, and of earlier whole steps with as many ranks.
 
-    Steps of ranks that were on other nodes do not count: they say nothing about the speeds.
+    Steps from other nodes do not count, because they do not show these nodes' speeds.
     """
     c = worker_steps.c
     workers = sa.select(steps.c.workers).where(steps.c.run == c.run, steps.c.step == c.step)
@@ -77,16 +80,9 @@ def of_attempt(
     before: int,
     also: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
-    """Rows of an attempt and of the steps before it, by step and rank: step, rank and values.
+    """Yield step, rank and values (`columns`) of an attempt and of earlier steps, by step and rank.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt.
-        columns: names of the values.
-        since: the first step,
-        before: one past the last step,
-        also: and these older steps.
+    The steps are those from `since` to `before` (exclusive), and the older ranges `also`.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -106,14 +102,9 @@ def complete_steps(
     columns: Sequence[str],
     ranges: Steps,
 ) -> dict[int, Floats]:
-    """The steps of some ranges that all ranks reported: step → [world, columns].
+    """Return the steps in some ranges that all ranks reported: step → [world, columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt; of the steps before it those count that as many ranks reported.
-        columns: names of the values.
-        ranges: of steps.
+    Earlier steps than the attempt's are included if they had as many ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
@@ -136,15 +127,9 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """An attempt's rows from a step on, by step and rank: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on, by step and rank: [rows, 2 + columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: whose rows.
-        world: how many ranks it has.
-        columns: names of the values; step and rank stand before them.
-        first: step.
+    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -157,13 +142,7 @@ def since(
 
 
 def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int]:
-    """The first and last step of a range of which a rank has told; (0, -1): there is none.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; None: no bound.
-    """
+    """Return the first and last step of a range that a rank reported; (0, -1) if there is none."""
     first, last = bounds(connection, worker_steps, run, span)
     return (0, -1) if first is None or last is None else (first, last)
 
@@ -171,14 +150,9 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """All rows of a range of steps, of whichever attempt, by step and rank: [rows, 2 + columns].
+    """Return all rows of steps `first` to `last`, of any attempt: [rows, 2 + columns].
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values; step and rank stand before them.
-        first: step,
-        last: and the last one.
+    The rows are sorted by step and rank, which are their first columns.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -196,15 +170,10 @@ def newest_complete(
     count: int,
     most_rows: int,
 ) -> Records:
-    """Rows that count, of a range of steps up to the newest complete one; ascending by step.
+    """Return the rows that count in a range up to the newest complete step, ascending by step.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values.
-        span: first and last step; without a first one, `count` steps.
-        count: see `span`.
-        most_rows: never more rows: of a longer range, its newest steps.
+    Without a first step in `span`, the range has `count` steps. If it has more than `most_rows`
+    rows, the oldest steps are left out.
     """
     attempt, world, parts = counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
@@ -227,15 +196,10 @@ def newest(
     most_rows: int,
     fewest: int,
 ) -> Records:
-    """Rows that count of the newest steps, whether complete or not; ascending by step.
+    """Return the rows that count of the newest steps, complete or not, ascending by step.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        columns: names of the values.
-        count: how many steps,
-        most_rows: but no more rows than so many,
-        fewest: unless that would be fewer steps than this.
+    There are at most `count` steps, and fewer if they have more than `most_rows` rows, but at least
+    `fewest`.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -253,13 +217,9 @@ def step_table(
     metrics: Sequence[str],
     span: Range = (None, None),
 ) -> Floats:
-    """Complete steps, ascending: step, load, and some of `reads.METRICS`; NaN: unknown.
+    """Return complete steps, ascending, as [steps, 2 + metrics]; NaN: unknown.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        metrics: names of the values; the result is [steps, 2 + metrics].
-        span: first and last step; None: no bound.
+    Each row has step, load, and the values of `metrics`, which are names of `reads.METRICS`.
     """
     columns = [METRICS[name] for name in metrics]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
@@ -270,20 +230,16 @@ def step_table(
         query = query.where(steps.c.step <= last)
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
-    return values.reshape(len(rows), 2 + len(metrics))  # also of no rows
+    # The shape is right even without rows.
+    return values.reshape(len(rows), 2 + len(metrics))
 
 
 def newest_steps(
     connection: sa.Connection, run: int, names: Sequence[str], span: Range, most: int
 ) -> Floats:
-    """The newest complete steps of a range, as `step_table`; ascending.
+    """Return the newest `most` complete steps of a range, ascending, like `step_table`.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        names: of `reads.METRICS`, or `samples`.
-        span: first and last step; None: no bound.
-        most: steps.
+    `names` are names of `reads.METRICS`, or `samples`.
     """
     columns = [METRICS[name] if name in METRICS else steps.c[name] for name in names]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
@@ -292,7 +248,7 @@ def newest_steps(
 
 
 def samples_before(connection: sa.Connection, run: int, step: int) -> int:
-    """How many samples the complete steps before one had, altogether."""
+    """Return the total number of samples of the complete steps before a step."""
     total = sa.func.coalesce(sa.func.sum(steps.c.samples), 0)
     query = sa.select(total).where(steps.c.run == run, steps.c.step < step)
     return int(connection.execute(query).scalar_one())
@@ -301,16 +257,10 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Sums over each rank's rows with samples, by rank, taken by the database.
+    """Sum up each rank's rows with samples in the database.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: the latest; None: there was none.
-        world: how many ranks it has.
-
-    Returns:
-        Of each rank n, Σx, Σy, Σx² and Σxy with x its load and y its time of computing.
+    Return for each rank n, Σx, Σy, Σx² and Σxy, where x is its load and y its compute time.
+    `attempt` is the latest (None: there was none) and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:
@@ -343,7 +293,7 @@ _Attempts = tuple[int | None, int | None, list[attempts.AttemptSpan]]
 
 
 def counting(connection: sa.Connection, run: int) -> _Attempts:
-    """The latest attempt, its ranks, and which steps of each attempt count."""
+    """Return the latest attempt, its number of ranks, and the steps of each attempt that count."""
     query = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
     attempt, world = connection.execute(query).one()
     return attempt, world, attempts.spans(connection, run, attempt)
@@ -368,6 +318,5 @@ def _rows_that_count(
 
 
 def _table(rows: Sequence[sa.Row[Any]], width: int) -> Floats:
-    """Rows as numbers, [rows, width]; NULL becomes NaN."""
     numbers = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * width)
     return numbers.reshape(len(rows), width)

@@ -1,8 +1,8 @@
-"""What is wrong with a telemetry message: no database takes it, or no reader could use it.
+"""Validate telemetry messages that the database could not store or readers could not use.
 
-Each function returns a reason that names the field, or None. Messages come from any program that
-can write to the bus, so types alone say little about them. Segments have `Segment.problem`, which
-the leader asks, too.
+Ingest calls these functions before it stores a message. Each returns a reason that names the field,
+or None. Any program that can write to the bus can send messages, so the types of fields are no
+guarantee. Segments have `Segment.problem`, which the leader also uses.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from paceline.wire.parts import DIGEST_BYTES, MOST_PARTS, PART_BYTES
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 
-MOST_RANKS = 2**17  # what is kept of each rank must fit into memory
+# The state that is kept for each rank must fit into memory.
+MOST_RANKS = 2**17
 
-# Postgres raises where a product, quotient or sum of finite numbers leaves the range of a double,
-# and so would refuse a step of which one rank reported nonsense.
+# Postgres raises an error if a product, quotient or sum of finite numbers overflows a double. With
+# larger values, one rank's invalid report could make a whole step fail.
 HUGE = 1e100
 
-_SMALL, _INT, _BIG = 2**15, 2**31, 2**63  # columns of 16, 32 and 64 bits
-_LONGEST_NAME = 500  # characters: Postgres indexes no key above 2,704 bytes
+# Limits of columns of 16, 32 and 64 bits.
+_SMALL, _INT, _BIG = 2**15, 2**31, 2**63
+# In characters: Postgres cannot index keys above 2,704 bytes.
+_LONGEST_NAME = 500
 
 
 def of_hello(hello: Hello) -> str | None:
-    """What is wrong with a leader's introduction."""
+    """Validate the Hello of a leader."""
     bounds = {
         "attempt": _SMALL,
         "global_batch": _INT,
@@ -80,7 +83,7 @@ def of_hello(hello: Hello) -> str | None:
 
 
 def of_hello_part(part: HelloPart) -> str | None:
-    """What is wrong with a part of a Hello, whatever the others hold."""
+    """Validate a part of a Hello on its own."""
     if reason := of_whole(part, {"attempt": _SMALL}):
         return reason
     if len(part.hello) != DIGEST_BYTES:
@@ -114,7 +117,7 @@ def _of_samples(hello: Hello) -> str | None:
 
 
 def _of_budget_alone(hello: Hello) -> str | None:
-    """What is given that only a token budget has, or that goes with none."""
+    """Validate combinations of a token budget with other fields."""
     if hello.token_budget is None:
         if hello.token_limits:
             return "token_limits is given without token_budget: leave it out"
@@ -185,7 +188,7 @@ def _of_emulated(hello: Hello) -> str | None:
 
 
 def of_fallback(message: Fallback) -> str | None:
-    """What is wrong with the word that a segment is all-reduced in spite of its synchroniser."""
+    """Validate a report that a segment is all-reduced in spite of its relaxed synchroniser."""
     if reason := of_whole(message, {"attempt": _SMALL, "segment": _BIG}):
         return reason
     if not 0 < len(message.why) <= MOST_WHY:
@@ -194,15 +197,16 @@ def of_fallback(message: Fallback) -> str | None:
 
 
 def of_long_phase(message: LongPhase) -> str | None:
-    """What is wrong with the word that a rank has been doing the same for long."""
-    if message.step == -1:  # before its first
+    """Validate a report that a rank has been in the same phase for long."""
+    # The rank is before its first step.
+    if message.step == -1:
         message = msgspec.structs.replace(message, step=0)
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
     return of_whole(message, bounds) or of_times(message, ("since_s", "at"))
 
 
 def of_metrics(record: MetricRecord) -> str | None:
-    """What is wrong with a rank's training metrics of a step."""
+    """Validate a rank's training metrics of a step."""
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
     if reason := of_whole(record, bounds) or wire_metrics.of_metrics(record):
         return reason
@@ -210,8 +214,9 @@ def of_metrics(record: MetricRecord) -> str | None:
 
 
 def of_evaluation(message: Evaluation) -> str | None:
-    """What is wrong with what a rank measured on held-out data."""
-    if message.step == -1:  # before the first
+    """Validate a rank's metrics on held-out data."""
+    # The evaluation is before the first step.
+    if message.step == -1:
         message = msgspec.structs.replace(message, step=0)
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS, "epoch": _INT}
     reason = of_whole(message, bounds | {"trained": _BIG}) or of_times(message, ("at",))
@@ -221,7 +226,7 @@ def of_evaluation(message: Evaluation) -> str | None:
 
 
 def of_data_epoch(message: DataEpoch) -> str | None:
-    """What is wrong with the word of an epoch whose data lives on nodes."""
+    """Validate a report about an epoch whose data lives on nodes."""
     if not 0 < len(message.node) <= _LONGEST_NAME:
         return f"node has {len(message.node)} characters: it must have 1 to {_LONGEST_NAME}"
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "epoch": _INT}
@@ -234,7 +239,7 @@ def of_data_epoch(message: DataEpoch) -> str | None:
 
 
 def of_run_state(change: RunState) -> str | None:
-    """What is wrong with a change of a run's life, but for the state's name."""
+    """Validate a state change of a run, except the name of the state."""
     bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
     if len(change.address) > _LONGEST_NAME:
         return f"address has {len(change.address)} characters: at most {_LONGEST_NAME}"
@@ -246,7 +251,7 @@ def of_run_state(change: RunState) -> str | None:
 
 
 def of_node_state(state: NodeState) -> str | None:
-    """What is wrong with an agent's heartbeat."""
+    """Validate an agent's heartbeat."""
     if not 0 < len(state.node) <= _LONGEST_NAME:
         return f"node has {len(state.node)} characters: it must have 1 to {_LONGEST_NAME}"
     reason = of_whole(state, {"cores": _INT, "memory_bytes": _BIG}) or of_times(state, ("at",))

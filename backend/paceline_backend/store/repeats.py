@@ -1,8 +1,9 @@
-"""Requests with an Idempotency-Key: the first one is recorded, and its answer kept for a day.
+"""Store requests with an Idempotency-Key, and keep the first one's response for a day.
 
-`api.idempotency` calls `begin` before a request is executed. Of several requests with one key, one
-begins. When it has been executed, the caller stores its answer with `finish`, or calls `release` if
-it changed nothing. A request whose server died in between keeps its row without an answer.
+`api.idempotency` calls `begin` before a request is executed. Of concurrent requests with the same
+key, only one begins. After its execution, the caller stores the response with `finish`, or calls
+`release` if the request changed nothing. If the server dies in between, the row stays without a
+response.
 """
 
 from __future__ import annotations
@@ -15,26 +16,24 @@ import sqlalchemy as sa
 from paceline_backend.store.database import Store, insert
 from paceline_backend.store.schema import repeats
 
-KEPT_S = 86_400.0  # seconds that an answer is kept
+# Responses are kept for this many seconds.
+KEPT_S = 86_400.0
 
 
 class Earlier(NamedTuple):
-    """The first request with a key."""
+    """The first request with a key: its digest and its response.
 
-    request: str  # digest
-    answer: bytes | None  # None: it is being executed, or nobody knows how it ended
+    The response is None while the request is being executed, and if its result is unknown.
+    """
+
+    request: str
+    answer: bytes | None
 
 
 def begin(store: Store, identity: str, request: str) -> Earlier | None:
     """Record a request; return an earlier one with the same key instead, if there is one.
 
-    Args:
-        store: database.
-        identity: digest of the key and its requester.
-        request: digest of all that the request asks for.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `identity` is a digest of the key and its requester, `request` one of the whole request.
     """
     now = time.time()
     values = {"id": identity, "request": request, "at": now}
@@ -52,21 +51,13 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
 
 
 def finish(store: Store, identity: str, answer: bytes) -> None:
-    """Store the answer of a request.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Store the response of a request."""
     with store.write() as connection:
         query = sa.update(repeats).where(repeats.c.id == identity)
         connection.execute(query.values(answer=answer))
 
 
 def release(store: Store, identity: str) -> None:
-    """Forget a request that changed nothing, so that it may be sent again.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Delete a request that changed nothing, so that the client may send it again."""
     with store.write() as connection:
         connection.execute(sa.delete(repeats).where(repeats.c.id == identity))

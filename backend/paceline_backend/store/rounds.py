@@ -1,4 +1,4 @@
-"""Rounds of relaxed synchronisers, summed up by the policy in force."""
+"""Summarise the rounds of relaxed synchronisers by policy version and over time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,14 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-_Plan = tuple[int, str, str]  # version, policy, synchroniser
+# Version, policy and synchroniser.
+_Plan = tuple[int, str, str]
 
 
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Seconds that the newest rounds of some segments took, the newest of each rank first.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: of the segments.
-        of_segments: their numbers.
-        limit: at most so many rounds.
-    """
+    """Return the durations in seconds of the newest `limit` rounds of some segments, by rank."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
@@ -39,7 +32,7 @@ def newest_reduced_s(
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
-    """The last `limit` rounds of a range of steps, in order, as `wire.RoundRecord` has them."""
+    """Return the last `limit` rounds in a range of steps, in order, like `wire.RoundRecord`."""
     c = rounds.c
     query = (
         sa.select(*(c[name] for name in RoundRecord.__struct_fields__))
@@ -54,13 +47,9 @@ def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[d
 
 
 def summary(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
-    """What rounds there were: by the policy in force, and over the steps in which they ended.
+    """Summarise the rounds by policy version, and over the steps in which they ended.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step.
-        points: at most so many steps or buckets of them.
+    `points` is the maximum number of steps or buckets.
     """
     step = sa.select(rounds.c.step).limit(1)
     of_run = step.where(*_counting(connection, run, (None, None)))
@@ -78,30 +67,36 @@ def summary(connection: sa.Connection, run: int, span: Range, points: int) -> di
 
 @dataclass
 class _Sums:
-    """Of the rounds under one policy."""
+    """Sums over the rounds of one policy version.
 
-    steps: list[int] = field(default_factory=list)  # first and last ones
+    A stretch is a sequence of consecutive segments of the same attempt and plan.
+    """
+
+    # First and last steps.
+    steps: list[int] = field(default_factory=list)
     rounds: int = 0
     world: int = 0
     contributors: int = 0
-    shapes: Counter[bytes] = field(default_factory=Counter)  # how often each `staleness` was
+    # Number of rounds by their encoded `staleness`.
+    shapes: Counter[bytes] = field(default_factory=Counter)
     dropped: int = 0
     samples: int = 0
     waited_s: list[float] = field(default_factory=list)
     reduced_s: float = 0.0
     copied_s: float = 0.0
     bytes: int = 0
-    began: dict[int, float] = field(default_factory=dict)  # stretch of segments → Unix time
+    # Stretch → Unix time.
+    began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 
     @property
     def lasted_s(self) -> float:
-        """Seconds by the wall clock, without the time between its stretches of segments."""
+        """Return wall-clock seconds, without the time between its stretches."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property
     def staleness(self) -> list[int]:
-        """Gradients by age."""
+        """Return the number of gradients by age."""
         total: list[int] = []
         for shape, times in self.shapes.items():
             pairs = zip_longest(total, _counts(shape), fillvalue=0)
@@ -110,28 +105,25 @@ class _Sums:
 
 
 def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """Of each policy version with rounds in a range of steps, in order: what they were like.
+    """Summarise the rounds of each policy version in a range of steps, in order.
 
-    Rounds whose segment is not known yet are left out.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step.
+    Rounds whose segment is not stored yet are left out.
     """
     where = _counting(connection, run, span)
     by_segment = connection.execute(_sums(where)).all()
     if not by_segment:
         return []
     with_rounds = {tuple(row[:2]) for row in by_segment}
-    # Put together here: of a join Postgres makes a bad plan while the tables are new.
+    # The join is done here, because Postgres plans it badly while the tables are new.
     by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
-    stretch_of: dict[tuple[int, int], int] = {}  # counts the segments' changes of attempt or plan
+    # Increases with each change of attempt or plan.
+    stretch_of: dict[tuple[int, int], int] = {}
     stretch, before = 0, None
     touching = _segments(connection, run, span)
     for attempt, seq, fallback, samples, *plan in connection.execute(touching):
-        if fallback and (attempt, seq) not in with_rounds:  # all its gradients were all-reduced
+        # All gradients of this segment were all-reduced.
+        if fallback and (attempt, seq) not in with_rounds:
             before = None
             continue
         of_segment[attempt, seq] = sums = by_plan[tuple(plan)]
@@ -153,7 +145,7 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
 
 
 def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
-    """(attempt, segment) → samples whose gradients were not applied, as they were too old."""
+    """Return (attempt, segment) → samples whose gradients were too stale to be applied."""
     c = rounds.c
     query = (
         sa.select(c.attempt, c.segment, sa.func.sum(c.dropped))
@@ -164,7 +156,7 @@ def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
 
 
 def _counting(connection: sa.Connection, run: int, span: Range) -> list[sa.ColumnElement[bool]]:
-    """The condition for rounds of a range of steps, as far as they count; see `store.attempts`."""
+    """Return the condition for rounds of steps that count (see `store.attempts`) in a range."""
     c = rounds.c
     parts = [part.rows(c.step, c.attempt) for part in _parts(connection, run)]
     return [c.run == run, *within(c.step, span), sa.or_(*(sa.and_(*part) for part in parts))]
@@ -180,7 +172,7 @@ def _counts(staleness: bytes) -> list[int]:
 
 
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
-    """Segments that touch a range of steps: attempt, seq, fallback, samples and plan.
+    """Select segments that overlap a range of steps: attempt, seq, fallback, samples and plan.
 
     Samples are those of complete steps.
     """
@@ -212,7 +204,8 @@ def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
         "dropped": func.sum(c.dropped),
         "reduced_s": func.sum(c.reduced_s),
         "copied_s": func.sum(c.copied_s),
-        "bytes": func.sum(sa.cast(c.bytes, sa.Double)),  # integers may overflow
+        # Sums of integers may overflow.
+        "bytes": func.sum(sa.cast(c.bytes, sa.Double)),
         "began": func.min(c.ended_at - c.waited_s - c.reduced_s),
         "ended": func.max(c.ended_at),
     }
@@ -222,7 +215,6 @@ def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
 
 
 def _add(sums: _Sums, stretch: int, row: sa.Row[Any]) -> None:
-    """Adds those of a segment."""
     sums.steps = [min([row.first, *sums.steps]), max([row.last, *sums.steps])]
     sums.world = max(sums.world, row.world)
     for name in ("rounds", "contributors", "dropped", "bytes"):

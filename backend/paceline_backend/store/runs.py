@@ -1,4 +1,9 @@
-"""Runs: what REST changes and lists, and what the worker looks for."""
+"""Read, list and end runs.
+
+REST uses this module to show runs, and the worker process to find the runs that it plans and
+supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
+Functions that return something about one run raise `UnknownRunError` if no run has the public id.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +33,10 @@ _PRIVATE = (
     *("hang_ended", "summed_at"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
-_MOST_REGROUPINGS = 1_000  # of a launch on several nodes: each node that joins or leaves makes one
-_KEPT = runs.c.pruned_at.is_(None)  # others are being deleted
+# Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
+_MOST_REGROUPINGS = 1_000
+# Other runs are being deleted.
+_KEPT = runs.c.pruned_at.is_(None)
 
 
 class UnknownRunError(PacelineError):
@@ -37,41 +44,50 @@ class UnknownRunError(PacelineError):
 
 
 class RunEndedError(PacelineError):
-    """The run has ended: nothing about it can be changed."""
+    """The run has ended, so nothing about it can be changed."""
 
 
 class CursorError(PacelineError):
-    """Not a cursor of ours."""
+    """The cursor was not created by this server for this list."""
 
 
 @dataclass(frozen=True)
 class HelloFacts:
-    """What the API tells of a Hello."""
+    """Facts from a Hello that the API shows.
+
+    `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is that of
+    a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is that of one epoch,
+    and others may differ by a few; it is None for a stream.
+    """
 
     epochs: int | None
     emulated: dict[str, Any] | None
-    dif: float | None  # of the data set: sample standard deviation of the sizes; None: unknown
-    token_budget: float | None  # of a step, in the unit of the sizes; None: there is none
-    # With a token budget, of one epoch: others differ by a few. None: of a stream.
+    dif: float | None
+    token_budget: float | None
     steps_per_epoch: int | None
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that has not ended."""
+    """A run that has not ended.
+
+    `node` is that of a single-node run, or the rendezvous host of a multi-node run. `seen_at` is
+    when the last message arrived, by the clock of the process that stored it. `signed` is whether
+    the run has its own stream on the bus, and `nodes` are those that may send reports about it.
+    """
 
     id: str
     state: str
     node: str | None
-    seen_at: float | None  # when something of it came last, by the clock of who stored it
-    signed: bool  # it has a stream of its own
-    nodes: tuple[str, ...]  # that may tell of it
+    seen_at: float | None
+    signed: bool
+    nodes: tuple[str, ...]
     backend: str
 
 
 @dataclass(frozen=True)
 class Standing:
-    """State and revision of a run, as its events report them."""
+    """State and revision of a run, for its events."""
 
     state: str
     revision: int
@@ -79,17 +95,24 @@ class Standing:
 
 @dataclass(frozen=True)
 class Launched:
-    """A run's latest launch."""
+    """A run's latest launch.
+
+    `nodes` are those on which an agent, or `paceline run`, may supervise processes of the run.
+    """
 
     state: str
     first_attempt: int
     policy: str
-    nodes: tuple[str, ...]  # whose agents, or `paceline run`, may look after processes of the run
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TelemetryTerms:
-    """What a run's telemetry is checked against."""
+    """Settings of a run against which its telemetry is validated.
+
+    `attempt` is the latest whose Hello is stored, `world` its number of ranks, and `samples` the
+    size of its data set.
+    """
 
     nproc: int
     nodes_max: int
@@ -97,33 +120,33 @@ class TelemetryTerms:
     first_attempt: int
     backend: str
     policy: str
-    attempt: int | None  # the latest whose Hello is stored,
-    world: int | None  # its ranks,
-    samples: int | None  # and its data set
+    attempt: int | None
+    world: int | None
+    samples: int | None
 
     @property
     def observed(self) -> bool:
-        """Whether somebody else started its ranks: then their Hello says how many there are."""
+        """Return whether Paceline only observes the ranks; then the Hello defines their number."""
         return self.policy == OBSERVED
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks it has at most."""
+        """Return the maximum number of ranks."""
         return refusals.MOST_RANKS if self.observed else self.nproc * self.nodes_max
 
     @property
     def last_attempt(self) -> int:
-        """The highest attempt that it may come to."""
+        """Return the highest attempt number that the launch can reach."""
         return last_attempt(self.first_attempt, self.max_restarts, self.nodes_max)
 
 
 def last_attempt(first_attempt: int, max_restarts: int, nodes_max: int) -> int:
-    """The highest attempt that a launch may come to."""
+    """Return the highest attempt number that a launch can reach."""
     return first_attempt + max_restarts + (_MOST_REGROUPINGS if nodes_max > 1 else 0)
 
 
 def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, TelemetryTerms]:
-    """What the runs of these ids were started with; those that the store has."""
+    """Return the settings of those of these runs that exist, by public id."""
     names = ("id", *TelemetryTerms.__dataclass_fields__)
     columns = [runs.c[name] for name in names]
     rows = connection.execute(sa.select(*columns).where(runs.c.id.in_(ids), _KEPT))
@@ -131,11 +154,7 @@ def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, Telemetr
 
 
 def key_of(connection: sa.Connection, run: str) -> int:
-    """The key of a run's rows in the other tables.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the key of a run, which identifies it in the other tables."""
     query = sa.select(runs.c.key).where(runs.c.id == run, _KEPT)
     key = connection.execute(query).scalar()
     if key is None:
@@ -144,16 +163,12 @@ def key_of(connection: sa.Connection, run: str) -> int:
 
 
 def name_of(connection: sa.Connection, key: int) -> str:
-    """What people call a run, by its key."""
+    """Return the name that the user gave to a run."""
     return str(connection.execute(sa.select(runs.c.name).where(runs.c.key == key)).scalar_one())
 
 
 def launched(connection: sa.Connection, run: str) -> Launched:
-    """A run's latest launch, locked until the transaction ends.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return a run's latest launch, and lock the run until the transaction ends."""
     c = runs.c
     columns = (c.state, c.first_attempt, c.policy, c.node, c.nodes_max)
     query = sa.select(*columns).where(c.id == run, _KEPT)
@@ -166,7 +181,7 @@ def launched(connection: sa.Connection, run: str) -> Launched:
 
 
 def whole_id(connection: sa.Connection, given: str) -> str:
-    """A run's public id, of itself or of a beginning that no other run's id has.
+    """Return the public id of a run from the id or a unique prefix.
 
     Raises:
         InputError: no run's id begins with it, or several do.
@@ -178,20 +193,15 @@ def whole_id(connection: sa.Connection, given: str) -> str:
 def end(
     connection: sa.Connection, run: str, state: str, message: str, *, lost: bool = False
 ) -> bool:
-    """Ends a run that no process will end any more; False if it had ended before.
+    """End a run that has no process left to end it; return False if it had ended before.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        state: how it ends.
-        message: why.
-        lost: it is only assumed: who supervised the run may still tell another end.
+    `lost` means that the end is only assumed: the run's supervisor may still report another end.
     """
     return _end(connection, run, state, message, lost=lost)
 
 
 def end_silent(connection: sa.Connection, silent: Unfinished, message: str) -> bool:
-    """Fails a run that is assumed lost; False if it ended or something of it came meanwhile."""
+    """Fail a run that is assumed lost; return False if it ended or sent a message meanwhile."""
     unheard = runs.c.seen_at.is_not_distinct_from(silent.seen_at)
     return _end(connection, silent.id, "failed", message, unheard, lost=True)
 
@@ -213,17 +223,13 @@ def _end(
 
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
-    """Notes what happened to a run that has not ended, if there is such a run."""
+    """Set the message of a run that has not ended; do nothing if the run is unknown."""
     query = sa.update(runs).where(runs.c.id == run, runs.c.state.not_in(ENDED))
     connection.execute(query.values(message=message))
 
 
 def get(store: Store, run: str) -> dict[str, Any]:
-    """One run as the API shows it.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return one run in the form that the API shows."""
     with store.read() as connection:
         rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
     if not rows:
@@ -232,15 +238,9 @@ def get(store: Store, run: str) -> dict[str, Any]:
 
 
 def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """When a run first met a target that need not be its own, as `target.reached`.
+    """Return when a run first met a target, which need not be its own; see `target.reached`.
 
-    Args:
-        store: the database.
-        run: public id.
-        wanted: `{metric, value, direction}`.
-
-    Raises:
-        UnknownRunError: no such run.
+    `wanted` is `{metric, value, direction}`.
     """
     with store.read() as connection:
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
@@ -261,19 +261,13 @@ def page(
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Runs in an order, and the cursor of the next page (None: this was the last).
+    """Return a page of runs in the given order, and the next page's cursor (None at the end).
 
-    A page goes on after the last run of the one before: runs created meanwhile shift nothing.
-
-    Args:
-        store: the database.
-        which: runs.
-        sort: a name of `SORTS`; with ``-`` before it, the greatest first.
-        limit: most runs.
-        cursor: that an earlier page with the same `sort` gave.
+    `sort` is a name of `SORTS`; a leading ``-`` sorts the greatest first. A page continues after
+    the last run of the previous one, so runs created meanwhile do not shift it.
 
     Raises:
-        CursorError: `cursor` is not one that an earlier page gave.
+        CursorError: `cursor` does not come from an earlier page with the same `sort`.
     """
     order = RunOrder.of(sort)
     value = order.value.label("sorted_by")
@@ -296,7 +290,7 @@ def _cursor_of(value: Any, key: int, sort: str) -> str:
 
 
 def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
-    """Value and key of the run after which a page goes on."""
+    """Return sort value and key of the run after which a page continues."""
     if RunOrder.of(sort).newest_first:
         return None, key_at(cursor)
     try:
@@ -316,11 +310,10 @@ def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
-    """Runs that start or train, and whose leader said hello and follows plans: key → public id.
+    """Return the runs to plan: key → public id.
 
-    Args:
-        connection: to read from.
-        backends: only runs of these.
+    These are starting or running, use one of these training backends, and their leader has sent a
+    Hello and follows plans.
     """
     query = sa.select(runs.c.key, runs.c.id).where(
         runs.c.state.in_((State.STARTING, State.RUNNING)),
@@ -332,25 +325,25 @@ def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, st
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """How many runs are in each state."""
+    """Return the number of runs in each state."""
     query = sa.select(runs.c.state, sa.func.count()).where(_KEPT).group_by(runs.c.state)
     return {str(state): int(count) for state, count in connection.execute(query)}
 
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:
-    """The latest Hello of a run's leader; None if it cannot be used."""
+    """Return the latest Hello of a run's leader; None if there is none that is usable."""
     return hellos.of_run(connection, key)
 
 
 def standing(connection: sa.Connection, ids: Collection[str]) -> dict[str, Standing]:
-    """Return state and revision of the runs of these ids; those that the store has."""
+    """Return state and revision of those of these runs that exist, by public id."""
     c = runs.c
     query = sa.select(c.id, c.state, c.revision).where(c.id.in_(ids), _KEPT)
     return {row.id: Standing(row.state, row.revision) for row in connection.execute(query)}
 
 
 def latest_attempt(connection: sa.Connection, key: int) -> int | None:
-    """Return the latest attempt whose Hello is stored; None: there is none."""
+    """Return the latest attempt whose Hello is stored; None if there is none."""
     attempt: int | None = connection.execute(
         sa.select(runs.c.attempt).where(runs.c.key == key)
     ).scalar()
@@ -358,19 +351,16 @@ def latest_attempt(connection: sa.Connection, key: int) -> int | None:
 
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
-    """What a simulated run simulates; None of another.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the description of a simulated run; None for other runs."""
     query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
     return connection.execute(query).scalar()
 
 
 def unfinished(connection: sa.Connection) -> list[Unfinished]:
-    """The runs that have not ended, the oldest first.
+    """Return the runs that have not ended, oldest first.
 
-    Who supervises a run repeats its state: neither its node's agent nor its ranks need speak.
+    A run's supervisor repeats its state regularly, so `seen_at` advances even if neither the node's
+    agent nor the ranks send messages.
     """
     c = runs.c
     query = (
@@ -386,7 +376,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
 def _select(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
-    """Runs with what other tables say about them."""
+    """Return runs together with facts from other tables."""
     rows = [_plain(row) for row in connection.execute(query)]
     keys = [run["key"] for run in rows]
     at = now(connection)
@@ -414,14 +404,14 @@ def _select(
 
 
 def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
-    """What a run's Hello says; None of each, if it has not said hello."""
+    """Return the facts of a run's Hello, each None if it has not sent one."""
     facts = None if attempt is None else _facts(store, key, attempt)
     return dict.fromkeys(HelloFacts.__dataclass_fields__) if facts is None else {**vars(facts)}
 
 
 @lru_cache(maxsize=1024)
 def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
-    """Of a Hello, which holds a number per sample: too long to read again for every list."""
+    """Cache the facts of a Hello, which has a number per sample and is slow to read."""
     with store.read() as connection:
         message = hello(connection, key)
     if message is None:
@@ -438,28 +428,26 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     run = {str(name): value for name, value in row._mapping.items()}
-    run["driver"] = driver.VARIABLE in run.pop("env")  # else the variables are nobody's business
+    # Other variables are private.
+    run["driver"] = driver.VARIABLE in run.pop("env")
     return run
 
 
 def cursor_at(key: int) -> str:
-    """The cursor of a page that goes on below this row."""
+    """Return the cursor of a page that continues below this row."""
     return base64.urlsafe_b64encode(b"%d" % key).decode().rstrip("=")
 
 
 def key_at(cursor: str, call: str = "GET /runs") -> int:
-    """The row below which a page goes on.
-
-    Args:
-        cursor: as `cursor_at` made it.
-        call: of the API, that gives these cursors.
+    """Return the row below which a page continues; `call` names the API call in the error message.
 
     Raises:
-        CursorError: `cursor` is not one of those.
+        CursorError: `cursor` was not made by `cursor_at`.
     """
     try:
         key = int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except ValueError:  # not ASCII, not Base64, no number, or one of thousands of digits
+    # Not ASCII, not Base64, no number, or a number with thousands of digits.
+    except ValueError:
         key = -1
     if not 0 <= key < 2**63:
         raise CursorError(f"cursor: not one that {call} gave; leave it out to start anew")

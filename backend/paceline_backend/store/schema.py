@@ -1,4 +1,8 @@
-"""The tables, declared once for SQLite and Postgres. migrations/ must reproduce exactly this."""
+"""Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
+
+A column without a comment has the meaning of the message field or REST field of the same name.
+Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +37,20 @@ metadata = MetaData(
 
 
 class Text(TypeDecorator[str]):
-    """Text from wherever: NUL, which Postgres takes in no text, becomes U+FFFD."""
+    """Text from any source: replaces NUL, which Postgres does not accept in text, by U+FFFD."""
 
     impl = AnyText
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """What the database gets."""
+        """Return the value to store."""
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements INTEGER only
+# SQLite autoincrements only INTEGER.
+BigKey = BigInteger().with_variant(Integer, "sqlite")
 
-# What is true of this database as a whole: "id" names the control plane.
+# Facts about the database as a whole, such as the control plane's "id".
 meta = Table(
     "meta",
     metadata,
@@ -53,34 +58,47 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
-# Who may do what. Secrets are not kept, only their hashes.
+# Access tokens and browsers. Only hashes of secrets are stored.
 tokens = Table(
     "tokens",
     metadata,
     Column("key", BigKey, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),  # public
-    Column("kind", Text, nullable=False),  # token browser
+    # The public id.
+    Column("id", Text, nullable=False, unique=True),
+    # `token` or `browser`.
+    Column("kind", Text, nullable=False),
     Column("name", Text, nullable=False),
-    Column("scope", Text, nullable=False),  # viewer operator agent admin
-    Column("hash", Text, nullable=False),  # SHA-256 of the secret, hex
-    Column("parent", Text),  # of a browser: id of the token that let it in
+    # One of viewer, operator, agent, admin.
+    Column("scope", Text, nullable=False),
+    # SHA-256 of the secret, in hexadecimal.
+    Column("hash", Text, nullable=False),
+    # For a browser: the id of the token that it logged in with.
+    Column("parent", Text),
     Column("created_at", Double, nullable=False),
     Column("created_by", Text, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    Column("used_at", Double),  # last; of a browser that used its link, too
-    Column("node", Text),  # of an agent's token: the only node that it is for
-    Column("via", Text),  # of a browser: id of the browser that asked for its link
-    Column("run", Text),  # of an agent's token: the only run whose nodes it is for
+    # The last use; for a browser also the use of its login link.
+    Column("used_at", Double),
+    # For an agent's token: the only node that may use it.
+    Column("node", Text),
+    # For a browser: the id of the browser that requested its login link.
+    Column("via", Text),
+    # For an agent's token: the only run whose nodes may use it.
+    Column("run", Text),
 )
 
-repeats = Table(  # requests with an Idempotency-Key
+# Requests with an Idempotency-Key.
+repeats = Table(
     "repeats",
     metadata,
-    Column("id", Text, primary_key=True),  # digest of the key and its requester
-    Column("request", Text, nullable=False),  # digest of what was asked
+    # Digest of the key and its requester.
+    Column("id", Text, primary_key=True),
+    # Digest of the whole request.
+    Column("request", Text, nullable=False),
     Column("at", Double, nullable=False),
-    Column("answer", LargeBinary),  # sealed; NULL: being executed, or unknown
+    # The encrypted response. NULL: being executed, or unknown.
+    Column("answer", LargeBinary),
     Index("ix_repeats_at", "at"),
 )
 
@@ -97,18 +115,23 @@ nodes = Table(
     Column("heartbeat_at", Double, nullable=False),
     Column("left", Boolean, nullable=False),
     Column("runs", JSON, nullable=False),
-    # Its agent has a session: it wants MACs and opens sealed launches.
+    # Whether its agent has a session, and so requires MACs and opens sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
-    # The only run that its agent looks after: its session was made with the run's token. NULL: any.
+    # The only run that its agent serves, because its session comes from the run's token. NULL: any.
     Column("only_run", Text),
-    Column("backend", Text),  # the engine, and what it calls the machine; NULL: none, or unknown
+    # The engine and its name of the machine. NULL: none, or unknown.
+    Column("backend", Text),
     Column("host", Text),
-    Column("check", JSON(none_as_null=True)),  # how fast it is, as its agent measured
-    Column("checked_at", Double),  # by the node's clock
-    Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
-    # The token that its session was made with: the session ends with it. NULL: a proxy's user.
+    # The node's speed, as its agent measured it.
+    Column("check", JSON(none_as_null=True)),
+    # By the node's clock.
+    Column("checked_at", Double),
+    # Clocks, temperatures and so on from the last heartbeat.
+    Column("gpu_states", JSON(none_as_null=True)),
+    # The token that its session was created with. The session ends with the token. NULL: a proxy's
+    # user.
     Column("token", Text),
-    # Random; its key and its password on the bus are derived from it. NULL: it has no session.
+    # Random. The node's key and its password on the bus are derived from it. NULL: no session.
     Column("seed", Text),
 )
 
@@ -116,71 +139,92 @@ runs = Table(
     "runs",
     metadata,
     Column("key", BigKey, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),  # public: in URLs, on the bus
+    # The public id, in URLs and on the bus.
+    Column("id", Text, nullable=False, unique=True),
     Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),  # pending queued starting running …
-    Column("backend", Text, nullable=False),  # local simulated slurm …
-    # That launches it; of several nodes: that serves the rendezvous. NULL until it is chosen.
+    # One of pending, queued, starting, running, …
+    Column("state", Text, nullable=False),
+    # One of local, simulated, slurm, …
+    Column("backend", Text, nullable=False),
+    # The node that launches the run; for several nodes, the one that serves the rendezvous. NULL
+    # until it is chosen.
     Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    Column("env", JSON, nullable=False),  # names only: values are secrets
+    # Only the names, because values are secrets.
+    Column("env", JSON, nullable=False),
     Column("cwd", Text),
-    Column("nproc", Integer, nullable=False),  # ranks on each node
+    # Ranks on each node.
+    Column("nproc", Integer, nullable=False),
     Column("max_restarts", Integer, nullable=False),
-    Column("policy", Text, nullable=False),  # in force or requested last
-    Column("version", Integer, nullable=False),  # of the policy: +1 at each switch
+    # In force or requested last.
+    Column("policy", Text, nullable=False),
+    # Policy version: increases by 1 with each switch.
+    Column("version", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
     Column("ended_at", Double),
-    Column("seen_at", Double),  # when something of it was last stored, by this side's clock
-    Column("lost", Boolean),  # its end is assumed from silence: a later message revives it
+    # When a message of the run was last stored, by the clock of the process that stored it.
+    Column("seen_at", Double),
+    # Whether its end is only assumed because no messages arrive. A later message revives the run.
+    Column("lost", Boolean),
     Column("exit_code", Integer),
     Column("message", Text),
-    Column("dropped", BigInteger, nullable=False),  # telemetry records lost to a full spool
+    # Number of telemetry records that were lost because a spool was full.
+    Column("dropped", BigInteger, nullable=False),
     # From the leader's Hello; NULL before it.
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
     Column("global_batch", Integer),
     Column("seed", BigInteger),
-    Column("loss_mean", Text),  # "samples", "size" or "ranks"
-    Column("hello", LargeBinary),  # digest of the latest attempt's Hello, see `hello_parts`
-    Column("revision", BigInteger, nullable=False, server_default="0"),  # +1 with each change
-    # Of the latest launch: what an earlier one still says does not change the run's state.
+    # "samples", "size" or "ranks".
+    Column("loss_mean", Text),
+    # Digest of the latest attempt's Hello, see `hello_parts`.
+    Column("hello", LargeBinary),
+    # Increases by 1 with each requested change.
+    Column("revision", BigInteger, nullable=False, server_default="0"),
+    # First attempt of the latest launch. Messages of earlier launches do not change the run's
+    # state.
     Column("first_attempt", Integer, nullable=False, server_default="0"),
-    Column("attempts", Integer, nullable=False, server_default="0"),  # the highest known, plus 1
-    Column("pruned_at", Double),  # since then its rows are being deleted, and nothing shows it
-    # It has a user of the bus and a stream of its own: nobody else may speak for it.
+    # One more than the highest known attempt.
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    # Since then its rows are being deleted, and the run is hidden.
+    Column("pruned_at", Double),
+    # Whether it has its own user and stream on the bus, so that nobody else can send its messages.
     Column("signed", Boolean, nullable=False, server_default=false()),
     Column("nodes_min", Integer, nullable=False, server_default="1"),
-    Column("nodes_max", Integer, nullable=False, server_default="1"),  # with `nproc` ranks on each
-    # Where the launchers of several nodes meet, "address:port"; or a step of a launch anew, see
+    Column("nodes_max", Integer, nullable=False, server_default="1"),
+    # Where the launchers of several nodes rendezvous, "address:port", or a state of a relaunch, see
     # `store.nodes.run_nodes`.
     Column("rendezvous", Text),
-    # Nodes that are held back for it while it trains, and whether a node that a verdict names slow
-    # makes way for one of them without anybody asking.
+    # Number of nodes that are held back as spares while the run trains, and whether a node that a
+    # verdict names slow is replaced by one of them automatically.
     Column("spares", Integer, nullable=False, server_default="0"),
     Column("replace_slow_nodes", Boolean, nullable=False, server_default=false()),
-    # What its backend was asked for, such as a partition.
+    # Options for its training backend, such as a partition.
     Column("backend_options", JSON(none_as_null=True)),
-    # Of an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}, and more:
+    # For an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}, and more:
     # see `store.jobs`.
     Column("backend_jobs", JSON(none_as_null=True)),
-    # So long it may hang before its ranks are started again; NULL: it is left alone.
+    # The ranks are restarted after hanging for this many seconds. NULL: never.
     Column("restart_hung_s", Double),
-    Column("hang_ended", Integer),  # the attempt whose ranks the control plane ended last
-    # So many times slower than the median a node may be that is taken without being named; 0: any.
+    # The attempt that the control plane ended last because the run was hanging.
+    Column("hang_ended", Integer),
+    # A new node may be at most this many times slower than the median to join. 0: any speed.
     Column("join_check", Double, nullable=False, server_default="1.5"),
-    Column("device", Text),  # from the leader's Hello
-    Column("note", Text, nullable=False, server_default=""),  # what people wrote about it
-    Column("summed_at", Double),  # when its `run_days` were last summed up, by this side's clock
-    # What its operator wants of its model: {"metric", "value", "direction"}; NULL: nothing.
+    # From the leader's Hello.
+    Column("device", Text),
+    # The note that users wrote about it.
+    Column("note", Text, nullable=False, server_default=""),
+    # When its `run_days` were last recomputed, by the clock of that process.
+    Column("summed_at", Double),
+    # The operator's target for the model: {"metric", "value", "direction"}. NULL: none.
     Column("target", JSON(none_as_null=True)),
     Index("ix_runs_state", "state"),
 )
 
-# Short words by which people find runs again.
+# Tags: short words that users give to runs to find them again.
 run_tags = Table(
     "run_tags",
     metadata,
@@ -190,51 +234,64 @@ run_tags = Table(
     sqlite_with_rowid=False,
 )
 
-# Sums over the complete steps of a run, one row per day in which steps ended. The worker writes
-# them: lists of runs and history are read from here, not from millions of steps.
+# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
+# writes them, so that lists of runs and history need not read millions of steps.
 run_days = Table(
     "run_days",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("day", Integer, primary_key=True, autoincrement=False),  # days since 1970-01-01, UTC
-    Column("version", Integer, primary_key=True, autoincrement=False),  # of the policy in force
+    # Days since 1970-01-01, UTC.
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    # The version of the policy in force.
+    Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
-    Column("worker_s", Double, nullable=False),  # time of all ranks in these steps,
-    Column("waited_s", Double, nullable=False),  # and what they waited of it for slower ones
+    # The time of all ranks in these steps, and the part that they waited for slower ranks.
+    Column("worker_s", Double, nullable=False),
+    Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
-    Column("se_count", BigInteger, nullable=False),  # steps that have an SE,
+    # Number of steps that have an SE.
+    Column("se_count", BigInteger, nullable=False),
     Column("waste_sum", Double, nullable=False),
-    Column("waste_count", BigInteger, nullable=False),  # and a waste
+    # Number of steps that have a waste.
+    Column("waste_count", BigInteger, nullable=False),
     Index("ix_run_days_day", "day"),
     sqlite_with_rowid=False,
 )
 
-# One row per node that the control plane launched a run of several nodes on.
+# One row per node on which the control plane launched a multi-node run.
 run_nodes = Table(
     "run_nodes",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("node", Text, primary_key=True),
-    Column("first_attempt", Integer, nullable=False),  # of the node's latest launch
-    Column("state", Text, nullable=False),  # of the run on this node, as `runs.state`
+    # First attempt of the node's latest launch.
+    Column("first_attempt", Integer, nullable=False),
+    # State of the run on this node, as in `runs.state`.
+    Column("state", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("exit_code", Integer),
     Column("message", Text),
-    Column("address", Text),  # where the node would serve the rendezvous; NULL until it says so
+    # Where the node would serve the rendezvous. NULL until it reports that.
+    Column("address", Text),
     Column("port", Integer),
     Column("launched_at", Double, nullable=False),
-    Column("reported_at", Double),  # by the node's clock
-    Column("met", Boolean, nullable=False),  # it was told where the launchers meet
-    Column("lost", Boolean, nullable=False),  # its agent does not answer: a report revives it
-    Column("leaving", Boolean, nullable=False),  # somebody asked it to leave the run
-    Column("replaces", Text),  # the node that makes way for it, or that was lost
-    # Its launcher is where all meet: who makes way for it may leave.
+    # By the node's clock.
+    Column("reported_at", Double),
+    # Whether it was told the rendezvous' address.
+    Column("met", Boolean, nullable=False),
+    # Whether its agent sends no heartbeats. A later report revives the node.
+    Column("lost", Boolean, nullable=False),
+    # Whether it was asked to leave the run.
+    Column("leaving", Boolean, nullable=False),
+    # The slow or lost node that it replaces.
+    Column("replaces", Text),
+    # Whether its launcher has reached the rendezvous, so that the node that it replaces may leave.
     Column("arrived", Boolean, nullable=False, server_default=false()),
     sqlite_with_rowid=False,
 )
 
-# Nodes that are held back for a run. They count while the run has not ended.
+# Nodes that are reserved for a run. They count while the run has not ended.
 spares = Table(
     "spares",
     metadata,
@@ -243,7 +300,7 @@ spares = Table(
     sqlite_with_rowid=False,
 )
 
-# When nodes were cordoned, and until when: NULL in `lifted_at` means that the node is.
+# Cordons of nodes. While `lifted_at` is NULL, the node is cordoned.
 cordons = Table(
     "cordons",
     metadata,
@@ -255,14 +312,16 @@ cordons = Table(
     Column("lifted_at", Double),
     Column("lifted_by", Text),
     Column("lifted_why", Text),
-    # Of an engine's node: the engine and its name of the machine. When the engine was told of the
-    # cordon, or once that is lifted, of its end; or why it refuses. Both NULL: it is yet to be.
+    # For an engine's node: the engine and its name of the machine, and when the engine was told of
+    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
+    # still has to be told.
     Column("backend", Text),
     Column("host", Text),
     Column("told_at", Double),
     Column("refusal", Text),
     Index("ix_cordons_node_key", "node", "key"),
-    Index(  # of two operators at once, one cordons
+    # Of two concurrent operators, only one can cordon the node.
+    Index(
         "uq_cordons_present",
         "node",
         unique=True,
@@ -271,8 +330,8 @@ cordons = Table(
     ),
 )
 
-# Engines that may have jobs of a run, from the launch there until the engine has none. Rows outlast
-# the run: `run` is a public id, and no key.
+# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
+# run, so `run` is a public id and not a foreign key.
 engine_runs = Table(
     "engine_runs",
     metadata,
@@ -281,7 +340,7 @@ engine_runs = Table(
     sqlite_with_rowid=False,
 )
 
-# Since when verdicts named a node of a run slow, and until when. One row at most has no end.
+# Periods in which verdicts named a node of a run slow. At most one row per run has no end.
 slow_nodes = Table(
     "slow_nodes",
     metadata,
@@ -289,39 +348,47 @@ slow_nodes = Table(
     Column("at", Double, primary_key=True),
     Column("node", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),  # the newest one that the first verdict rested on
-    Column("factor", Double),  # its time ÷ the other nodes', as the newest verdict has it
+    # The newest step that the first verdict used.
+    Column("step", BigInteger, nullable=False),
+    # Its time ÷ the other nodes' time, from the newest verdict.
+    Column("factor", Double),
     Column("words", Text, nullable=False),
     Column("ended_at", Double),
     Index("ix_slow_nodes_node", "node"),
     sqlite_with_rowid=False,
 )
 
-# The latest Hello of each run, MessagePack, and parts of Hellos that are on their way.
+# The latest Hello of each run as MessagePack, and parts of Hellos that are still arriving.
 hello_parts = Table(
     "hello_parts",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
-    Column("hello", LargeBinary, primary_key=True),  # digest of the whole
+    # Digest of the whole Hello.
+    Column("hello", LargeBinary, primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("data", LargeBinary, nullable=False),
 )
 
-# One row per Hello: where an attempt began, and how far those before it had come by then.
+# One row per Hello: first step of an attempt, and how far earlier attempts had come by then.
 attempts = Table(
     "attempts",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
     Column("started_at", Double, nullable=False),
-    Column("step", BigInteger, nullable=False),  # its first
-    Column("reached", BigInteger, nullable=False),  # one past the last step of any before it
-    Column("placement", JSON(none_as_null=True)),  # each rank's node; NULL: unknown
-    Column("devices", JSON(none_as_null=True)),  # each rank's `wire.RankDevice`; NULL: unknown
+    # First step of the attempt.
+    Column("step", BigInteger, nullable=False),
+    # One past the last step of all earlier attempts.
+    Column("reached", BigInteger, nullable=False),
+    # Each rank's node. NULL: unknown.
+    Column("placement", JSON(none_as_null=True)),
+    # Each rank's `wire.RankDevice`. NULL: unknown.
+    Column("devices", JSON(none_as_null=True)),
     sqlite_with_rowid=False,
 )
 
+# The newest report of each rank that it has been in the same phase for long.
 long_phases = Table(
     "long_phases",
     metadata,
@@ -330,13 +397,17 @@ long_phases = Table(
     Column("attempt", SmallInteger, nullable=False),
     Column("step", BigInteger, nullable=False),
     Column("phase", Text, nullable=False),
-    Column("since_s", Double, nullable=False),  # how long by then
-    Column("at", Double, nullable=False),  # by the node's clock
-    Column("heard_at", Double, nullable=False),  # by ours
+    # Duration of the phase at the time of the report.
+    Column("since_s", Double, nullable=False),
+    # By the node's clock.
+    Column("at", Double, nullable=False),
+    # By the clock of the process that stored it.
+    Column("heard_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
 
-# Where data lives on nodes: a row for each epoch, from each rank; what moved, from one of a node.
+# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
+# moved.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -347,11 +418,14 @@ data_epochs = Table(
     Column("node", Text, nullable=False),
     Column("planned_bytes", BigInteger, nullable=False),
     Column("moved_bytes", BigInteger, nullable=False),
-    Column("moved", BigInteger, nullable=False),  # samples
+    # Number of samples.
+    Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
-    Column("read_bytes", BigInteger, nullable=False),  # from the source, by steps
+    # Bytes and samples that steps read from the source.
+    Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
-    Column("waits", BigInteger, nullable=False),  # steps
+    # Number of steps that waited.
+    Column("waits", BigInteger, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("held_bytes", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
@@ -362,17 +436,20 @@ switches = Table(
     "switches",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("version", Integer, primary_key=True),  # 0: the policy at the start
+    # 0: the policy at the start.
+    Column("version", Integer, primary_key=True),
     Column("policy", Text, nullable=False),
     Column("parameters", JSON, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
-    Column("effective_step", BigInteger),  # first step planned by it
+    # First step that it planned.
+    Column("effective_step", BigInteger),
     Column("effective_at", Double),
-    Column("why", Text, nullable=False, server_default=""),  # the reason that was given
+    # The reason that was given.
+    Column("why", Text, nullable=False, server_default=""),
 )
 
-# One row per rank and step; the primary key is the range that every query reads.
+# One row per rank and step. Queries read ranges of the primary key.
 worker_steps = Table(
     "worker_steps",
     metadata,
@@ -399,7 +476,7 @@ worker_steps = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per step that all ranks reported: sums from which SE, step DIF and waste follow at once.
+# One row per step that all ranks reported: sums from which SE, step DIF and waste are computed.
 steps = Table(
     "steps",
     metadata,
@@ -414,12 +491,17 @@ steps = Table(
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),
-    Column("sync_min", Double, nullable=False),  # communication: the last to arrive does not wait
-    Column("step_s", Double, nullable=False),  # mean over ranks
-    Column("ett_error_sum", Double),  # Σ |ETT − T| / T over ranks with an ETT
+    # Communication: the last rank to arrive does not wait.
+    Column("sync_min", Double, nullable=False),
+    # Mean over ranks.
+    Column("step_s", Double, nullable=False),
+    # Σ |ETT − T| / T over ranks with an ETT.
+    Column("ett_error_sum", Double),
     Column("ett_count", Integer, nullable=False),
-    Column("loss", Double),  # of the global batch: weighted as the gradients are
-    Column("ended_at", Double, nullable=False),  # the last rank's
+    # Loss of the global batch, weighted as the gradients are.
+    Column("loss", Double),
+    # The end of the last rank.
+    Column("ended_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -434,20 +516,27 @@ segments = Table(
     Column("steps", Integer, nullable=False),
     Column("policy", Text, nullable=False),
     Column("version", Integer, nullable=False),
-    Column("source", Text, nullable=False),  # controller, coast, equal
+    # `controller`, `coast` or `equal`, see docs/glossary.md.
+    Column("source", Text, nullable=False),
     Column("moved", Integer, nullable=False),
     Column("plan_s", Double, nullable=False),
     Column("adopted_at", Double, nullable=False),
-    Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
-    Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
-    Column("why", Text, nullable=False, server_default=""),  # as `Segment.why`
-    Column("synchroniser_digest", Text, nullable=False, server_default=""),  # with its parameters
-    # Why ranks all-reduced gradients in spite of the synchroniser; empty: they did not, or it is
-    # not known.
+    # The whole Segment as MessagePack.
+    Column("body", LargeBinary, nullable=False),
+    # Name of the synchroniser.
+    Column("synchroniser", Text, nullable=False, server_default="allreduce"),
+    # See `Segment.why`.
+    Column("why", Text, nullable=False, server_default=""),
+    # Digest of the synchroniser and its parameters.
+    Column("synchroniser_digest", Text, nullable=False, server_default=""),
+    # Why ranks all-reduced gradients in spite of the synchroniser. Empty: they did not, or it is
+    # unknown.
     Column("fallback", Text, nullable=False, server_default=""),
-    Column("across", Integer, nullable=False, server_default="0"),  # of `moved`: to another node
+    # The part of `moved` that changes to another node.
+    Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
-    Index(  # where no controller planned, without the bodies in between
+    # Segments that no controller planned; the index avoids reading the bodies in between.
+    Index(
         "ix_segments_coasts",
         "run",
         "first_step",
@@ -456,14 +545,16 @@ segments = Table(
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
     ),
-    Index(  # where policies choose synchronisers
+    # Segments for which a policy chose the synchroniser.
+    Index(
         "ix_segments_choices",
         "run",
         "first_step",
         sqlite_where=text("why <> ''"),
         postgresql_where=text("why <> ''"),
     ),
-    Index(  # where ranks did not wait for each other
+    # Segments in which ranks did not wait for each other.
+    Index(
         "ix_segments_apart",
         "run",
         "first_step",
@@ -471,7 +562,8 @@ segments = Table(
         sqlite_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
         postgresql_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
     ),
-    Index(  # where ranks fell back to the all-reduce
+    # Segments in which ranks fell back to the all-reduce.
+    Index(
         "ix_segments_fallbacks",
         "run",
         "first_step",
@@ -480,7 +572,7 @@ segments = Table(
     ),
 )
 
-# One row per round of a relaxed synchroniser, from the rank that tells of it.
+# One row per round of a relaxed synchroniser, from the rank that reports it.
 rounds = Table(
     "rounds",
     metadata,
@@ -493,7 +585,8 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    Column("staleness", LargeBinary, nullable=False),  # counts by age, MessagePack
+    # Counts by age, as MessagePack.
+    Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("reduced_s", Double, nullable=False),
@@ -504,29 +597,32 @@ rounds = Table(
     sqlite_with_rowid=False,
 )
 
-# What an operator allows `auto` to do with a run. No row: nothing.
+# What an operator allows `auto` to do with a run. Without a row: nothing.
 autos = Table(
     "autos",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("mode", Text, nullable=False),  # off recommend switch
+    # One of off, recommend, switch.
+    Column("mode", Text, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
-    Column("relaxed", Boolean, nullable=False, server_default=false()),  # it may choose such
+    # Whether it may choose a relaxed synchroniser.
+    Column("relaxed", Boolean, nullable=False, server_default=false()),
 )
 
-# What each preset would take, from a run's telemetry up to a step.
+# Forecasts of each preset's time, from a run's telemetry up to a step.
 forecasts = Table(
     "forecasts",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("made_at", Double, primary_key=True),
-    Column("step", BigInteger, nullable=False),  # the last one that it rests on
+    # The last step that the forecast uses.
+    Column("step", BigInteger, nullable=False),
     Column("body", JSON, nullable=False),
 )
 
-# What switches changed, as far as it is known. Rows outlast the runs that they are about, so that
-# forecasts can be scored over all runs: `run` is a public id, and no key.
+# Measured effects of policy switches. Rows outlive the runs that they are about, so that forecasts
+# can be scored over all runs: `run` is a public id and not a foreign key.
 effects = Table(
     "effects",
     metadata,
@@ -535,14 +631,17 @@ effects = Table(
     Column("version", Integer, nullable=False),
     Column("policy", Text, nullable=False),
     Column("backend", Text, nullable=False),
-    Column("nodes", Integer),  # that ranks were on; NULL: unknown
+    # Number of nodes of the ranks. NULL: unknown.
+    Column("nodes", Integer),
     Column("ranks", Integer),
-    Column("at", Double, nullable=False),  # of the switch
+    # Time of the switch.
+    Column("at", Double, nullable=False),
     Column("noted_at", Double, nullable=False),
     Column("first_step", BigInteger, nullable=False),
     Column("before_steps", Integer, nullable=False),
     Column("after_steps", Integer, nullable=False),
-    Column("complete", Boolean, nullable=False),  # no later step counts
+    # Whether the effect is final: no later step counts.
+    Column("complete", Boolean, nullable=False),
     Column("known", Boolean, nullable=False),
     Column("saving", Double),
     Column("low", Double),
@@ -551,13 +650,14 @@ effects = Table(
     Column("forecast_low", Double),
     Column("forecast_high", Double),
     Column("replaced", Boolean, nullable=False),
-    # Policy and parameters are those before the switch: it has no effect to measure.
+    # Whether policy and parameters are the same as before the switch, so that there is no effect to
+    # measure.
     Column("unchanged", Boolean, nullable=False, server_default=false()),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
 )
 
-# What a simulated run simulates.
+# Descriptions of simulated runs.
 scenarios = Table(
     "scenarios",
     metadata,
@@ -565,20 +665,27 @@ scenarios = Table(
     Column("body", JSON, nullable=False),
 )
 
-# Who changed what. Rows outlast the runs that they are about: `run` is a public id, and no key.
+# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
+# not a foreign key.
 audit = Table(
     "audit",
     metadata,
     Column("key", BigKey, primary_key=True),
     Column("at", Double, nullable=False),
     Column("who", Text, nullable=False),
-    Column("scope", Text, nullable=False),  # what that identity may do; "" of the control plane
-    Column("address", Text, nullable=False),  # where the request came from
-    Column("via", Text, nullable=False),  # the program that asked, as it calls itself
-    Column("action", Text, nullable=False),  # run.policy, token.create, …
+    # What the requester may do. Empty for the control plane itself.
+    Column("scope", Text, nullable=False),
+    # Network address of the client.
+    Column("address", Text, nullable=False),
+    # Name of the client program, as it reports itself.
+    Column("via", Text, nullable=False),
+    # Such as run.policy or token.create.
+    Column("action", Text, nullable=False),
     Column("run", Text),
-    Column("revision", BigInteger),  # the run's, after the change
-    Column("target", Text, nullable=False),  # what else was changed, such as a token
+    # The run's revision after the change.
+    Column("revision", BigInteger),
+    # Another changed object, such as a token.
+    Column("target", Text, nullable=False),
     Column("why", Text, nullable=False),
     Column("details", JSON, nullable=False),
     Index("ix_audit_run_key", "run", "key"),
@@ -593,7 +700,7 @@ leases = Table(
     Column("expires_at", Double, nullable=False),
 )
 
-# Which worker acts for a run on its engine. It is no matter of who plans the run.
+# Which worker manages a run's jobs on its engine, independently of who plans the run.
 engine_leases = Table(
     "engine_leases",
     metadata,

@@ -1,4 +1,4 @@
-"""Adopted segments: their rows, those of one attempt decoded, and which steps they planned."""
+"""Read adopted segments: their rows, an attempt's decoded plans, and the steps they planned."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ SHOWN = [column for column in segments.c if column.name not in ("run", "body")]
 
 @dataclass(frozen=True)
 class RelaxedSegment:
-    """A segment with a relaxed synchroniser: ranks ran ahead of each other, or fell back."""
+    """A segment with a relaxed synchroniser, in which ranks ran ahead of each other or fell back.
+
+    `end` is one past the last step. `fallback` is why gradients were all-reduced, empty if they
+    were not. `segment` is None if it cannot be decoded.
+    """
 
     first_step: int
-    end: int  # one past the last step
-    fallback: str  # why gradients were all-reduced; empty: they were not
-    segment: Segment | None  # None: it cannot be read
+    end: int
+    fallback: str
+    segment: Segment | None
 
 
 def row(message: Adopted) -> dict[str, Any]:
-    """An adopted segment as its row, without run, body and fallback."""
+    """Return the row of an adopted segment, without run, body and fallback."""
     segment = message.segment
     return {
         "attempt": message.attempt,
@@ -52,16 +56,14 @@ def row(message: Adopted) -> dict[str, Any]:
 def shown(
     connection: sa.Connection, run: int, named: Iterable[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """Segments as the API shows them, in order.
+    """Return segments in the form that the API shows, in order.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        named: attempt and number of each; those that are not stored are left out.
+    `named` has attempt and number of each; segments that are not stored are left out.
     """
     numbers: dict[int, list[int]] = defaultdict(list)
     for attempt, seq in named:
-        if 0 <= attempt < 2**15 and 0 <= seq < 2**63:  # as the columns
+        # Larger numbers do not fit the columns.
+        if 0 <= attempt < 2**15 and 0 <= seq < 2**63:
             numbers[attempt].append(seq)
     if not numbers:
         return []
@@ -72,13 +74,7 @@ def shown(
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:
-    """The segments of an attempt, as they ran. Those that do not fit its Hello are left out.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt.
-    """
+    """Yield the segments of an attempt as they ran, without those that do not fit its Hello."""
     query = (
         sa.select(segments.c.body)
         .where(segments.c.run == run, segments.c.attempt == hello.attempt)
@@ -91,14 +87,9 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segme
 
 
 def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
-    """The last segment before an attempt's first step that a controller planned.
+    """Return the last segment before an attempt's first step that a controller planned.
 
-    None if there is none, or if the attempt before had other ranks.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt.
+    Return None if there is none, or if it has another number of ranks.
     """
     c = segments.c
     query = sa.select(c.body).where(
@@ -109,12 +100,12 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
     )
     body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
     last = None if body is None else blobs.segment(body, None, hello.samples)
-    # Runs grow and shrink: other ranks are nothing to warn about.
+    # The number of ranks may change, so a different number is no reason for a warning.
     return last if last is not None and len(last.counts[0]) == hello.world else None
 
 
 def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
-    """Whether an attempt has come to the end of its epochs; True if their number is not known."""
+    """Return whether an attempt has completed its epochs; True if their number is unknown."""
     if hello.epochs is None:
         return True
     c = segments.c
@@ -126,14 +117,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Segments of an attempt with a relaxed synchroniser, in order.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        hello: of the attempt.
-        since: only segments that end after this step.
-    """
+    """Return an attempt's segments with a relaxed synchroniser that end after `since`, in order."""
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(
@@ -149,13 +133,9 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
 
 
 def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int, int]]:
-    """Attempts' steps in which ranks did not wait for each other: attempt and half-open range.
+    """Return ranges in which ranks did not wait for each other: attempt, first step, end.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: step,
-        last: and the last one.
+    The ranges are half-open and overlap the steps `first` to `last`.
     """
     c = segments.c
     end = c.first_step + c.steps
@@ -165,10 +145,9 @@ def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tu
 
 
 def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
-    """The condition that ranks did not wait for each other in a step.
+    """Return the condition that ranks did not wait for each other in a step.
 
-    Args:
-        step: a table with columns `run` and `step`; the query around the condition has it.
+    `step` is a table of the outer query with the columns `run` and `step`.
     """
     c = segments.alias().c
     newest = (
@@ -183,7 +162,7 @@ def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition of the index `ix_segments_apart`, written out so that it may be used."""
+    """Return the condition of the index `ix_segments_apart`, with literals so that it is used."""
     relaxed = c.synchroniser != sa.literal_column(f"'{ALLREDUCE.name}'")
     return relaxed, c.fallback == sa.literal_column("''")
 
@@ -191,13 +170,9 @@ def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
 def versions(
     connection: sa.Connection, run: int, attempt: int, span: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """The versions of the policy that planned segments, each with the first of its segments.
+    """Return the policy versions that planned segments of an attempt: (first segment, version).
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: only its segments.
-        span: the number of the first segment, and of the last one.
+    `span` has the numbers of the first and of the last segment.
     """
     c = segments.c
     first = sa.func.min(c.seq)
@@ -209,12 +184,9 @@ def versions(
 
 
 def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> str:
-    """Why ranks get equal parts, whatever the policy plans; empty: they need not.
+    """Return why ranks get equal local batches whatever the policy plans; empty if they need not.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: its newest; None: it has none.
+    `attempt` is the newest one, None if there is none.
     """
     c = segments.c
     query = sa.select(c.source, c.why).where(c.run == run, c.attempt == attempt)
@@ -223,12 +195,9 @@ def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> s
 
 
 def first_version(connection: sa.Connection, run: int, attempt: int | None) -> int:
-    """The version of the policy that planned an attempt's first segment; 0: it has none.
+    """Return the policy version that planned an attempt's first segment; 0 if it has none.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: None: the first one of the run.
+    If `attempt` is None, use the first segment of the run.
     """
     c = segments.c
     query = sa.select(c.version).where(c.run == run).order_by(c.attempt, c.seq).limit(1)
@@ -238,17 +207,13 @@ def first_version(connection: sa.Connection, run: int, attempt: int | None) -> i
 
 
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
-    """Why the newest relaxed segment that has begun was all-reduced; empty: it was not.
+    """Return why the newest started relaxed segment was all-reduced; empty if it was not.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: only its segments.
-        step: the newest step: later segments have not begun.
+    `step` is the newest step: later segments have not started.
     """
     c = segments.c
     begun = [c.run == run, c.attempt == attempt, c.first_step <= step]
-    # Written out, so that the index of these alone may be used.
+    # A literal instead of a parameter, so that the database can use the partial index.
     fell_back = c.fallback != sa.literal_column("''")
     query = sa.select(c.seq, c.fallback).where(*begun, fell_back)
     newest = connection.execute(query.order_by(c.first_step.desc()).limit(1)).first()
@@ -262,14 +227,9 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """First step and number of steps of the segments that a controller planned.
+    """Return first step and number of steps of an attempt's segments that a controller planned.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        attempt: only its segments.
-        version: only those by this version of the policy.
-        since: only those that end after this step.
+    Only segments of this policy version that end after the step `since` are included.
     """
     c = segments.c
     query = sa.select(c.first_step, c.steps).where(
@@ -283,7 +243,7 @@ def planned(
 
 
 def planned_before(connection: sa.Connection, run: int, attempt: int) -> int:
-    """How many segments a controller planned in the attempts before this one."""
+    """Return the number of segments that a controller planned in earlier attempts."""
     c = segments.c
     query = sa.select(sa.func.count()).where(
         c.run == run, c.attempt < attempt, c.source == "controller"

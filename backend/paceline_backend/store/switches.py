@@ -1,4 +1,7 @@
-"""The policies that were asked for, in a run: one row for each version."""
+"""Read and request policy switches of a run: one row per policy version.
+
+Functions that take a public id raise `UnknownRunError` if there is no such run.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ from paceline_backend.store.schema import runs, switches
 
 @dataclass(frozen=True)
 class Switch:
-    """A policy that was asked for; version 0 is the policy at the start."""
+    """A requested policy; version 0 is the policy at the start.
+
+    `effective_step` is the first step that it planned, None if it has planned none yet.
+    """
 
     version: int
     policy: str
     by: str
-    effective_step: int | None  # first step that it planned; None: it has planned none yet
+    effective_step: int | None
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -43,21 +49,12 @@ def add(
     by: str,
     why: str = "",
 ) -> dict[str, Any]:
-    """Requests another policy; the new row of `switches`.
-
-    Args:
-        connection: to write with.
-        run: the run's public id.
-        policy: its name.
-        parameters: of the policy.
-        by: who asks.
-        why: the reason that was given.
+    """Request another policy on behalf of `by`; return the new row of `switches`.
 
     Raises:
-        UnknownRunError: no such run.
-        RunEndedError: the run is over.
+        RunEndedError: the run has ended.
     """
-    # The update takes the row's lock first: two switches at once get two versions.
+    # The update locks the run's row first, so that two concurrent switches get two versions.
     row = connection.execute(
         sa.update(runs)
         .where(runs.c.id == run, runs.c.state.not_in(ENDED))
@@ -80,21 +77,13 @@ def add(
 
 
 def rows(store: Store, run: str) -> list[dict[str, Any]]:
-    """All switches of a run as the API shows them, oldest first.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return all switches of a run in the form that the API shows, oldest first."""
     with store.read() as connection:
         return rows_of(connection, run)
 
 
 def rows_of(connection: sa.Connection, run: str) -> list[dict[str, Any]]:
-    """`rows`, read with a connection that is open.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the same as `rows`, read with an open connection."""
     columns = [column for column in switches.c if column.name != "run"]
     query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
     in_order = connection.execute(query.order_by(switches.c.version))
@@ -102,35 +91,19 @@ def rows_of(connection: sa.Connection, run: str) -> list[dict[str, Any]]:
 
 
 def latest(connection: sa.Connection, run: int) -> Switch:
-    """The policy that was asked for last.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
+    """Return the policy that was requested last."""
     query = sa.select(*_COLUMNS).where(switches.c.run == run)
     return Switch(*connection.execute(query.order_by(switches.c.version.desc()).limit(1)).one())
 
 
 def of_version(connection: sa.Connection, run: int, version: int) -> Switch | None:
-    """The policy of a version; None: no such version.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        version: 0: the policy at the start.
-    """
+    """Return the policy of a version; None if there is no such version."""
     query = sa.select(*_COLUMNS).where(switches.c.run == run, switches.c.version == version)
     row = connection.execute(query).one_or_none()
     return None if row is None else Switch(*row)
 
 
 def history(connection: sa.Connection, run: int) -> list[Switch]:
-    """All switches of a run, oldest first.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
+    """Return all switches of a run, oldest first."""
     query = sa.select(*_COLUMNS).where(switches.c.run == run).order_by(switches.c.version)
     return [Switch(*row) for row in connection.execute(query)]

@@ -1,7 +1,8 @@
-"""Who may use the control plane: `tokens`.
+"""Access tokens of the control plane, and the browsers that log in with them (module `tokens`).
 
-A token is `pl_<id>_<secret>`. The database has the id and the secret's hash. A browser that was let
-in by a link has a row of its own, so that it can be shown and shut out like a token.
+A token is `pl_<id>_<secret>`. The database stores the id and a hash of the secret. A browser that
+logs in has a row of its own, so that an operator can list and revoke it like a token.
 
-Called by `api.auth` for each request, by `api.tokens`, and by `paceline server` for its own token.
+`api.auth` calls this package for each request, `api.tokens` to manage tokens, and `paceline server`
+for its own token.
 """

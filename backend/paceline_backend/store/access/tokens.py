@@ -1,4 +1,4 @@
-"""Tokens: made, checked, listed, revoked; and links that let a browser in once."""
+"""Create, check, list and revoke access tokens, and one-time login links for browsers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
 
-LINK_S = 600.0  # how long a link may be used
-BROWSER_S = 30 * 24 * 3600.0  # how long a browser stays logged in
+# A login link can be used for this long.
+LINK_S = 600.0
+# A browser stays logged in for this long.
+BROWSER_S = 30 * 24 * 3600.0
 PREFIX = "pl"
-_EMBEDDED = "embedded token"  # name in `meta` of the server's own token's id
+# Key in the table `meta` for the id of the server's own token.
+_EMBEDDED = "embedded token"
 
 _SHOWN = (
     *(tokens.c.id, tokens.c.kind, tokens.c.name, tokens.c.scope, tokens.c.created_at),
@@ -32,7 +35,7 @@ _SHOWN = (
 
 
 class Secret(NamedTuple):
-    """A token or link as its holder has it."""
+    """Id and secret of a token or link, in the form that its holder has."""
 
     id: str
     secret: str
@@ -43,19 +46,29 @@ class Secret(NamedTuple):
 
 @dataclass(frozen=True)
 class Holder:
-    """Whose token it is: what a check gives."""
+    """Identity and rights of a token or browser, as the check of a request returns them.
+
+    Args:
+        id: of the row.
+        name: the token's name.
+        scope: what the token allows.
+        used_at: Unix time of the last use; None: never used.
+        refused: why the token is no longer valid; empty if it is.
+        node: the only node that an agent's token is valid for; None: all.
+        run: the only run whose nodes may use an agent's token; None: all.
+    """
 
     id: str
     name: str
     scope: Scope
     used_at: float | None = None
-    refused: Literal["", "expired", "revoked"] = ""  # why it is worth nothing any more
-    node: str | None = None  # the only one that an agent's token is for
-    run: str | None = None  # the only one whose nodes an agent's token is for
+    refused: Literal["", "expired", "revoked"] = ""
+    node: str | None = None
+    run: str | None = None
 
 
 def parsed(text: str) -> Secret | None:
-    """The parts of what looks like a token."""
+    """Parse a text that has the form of a token; return None for any other text."""
     prefix, _, rest = text.partition("_")
     identity, _, secret = rest.partition("_")
     return Secret(identity, secret) if prefix == PREFIX and identity and secret else None
@@ -71,19 +84,11 @@ def create(
     made: Secret | None = None,
     node: str | None = None,
 ) -> Secret:
-    """Stores a new token; the only time that its secret can be told.
+    """Store a new token and return it with its secret, which cannot be read again later.
 
-    Args:
-        connection: of a transaction that writes.
-        name: what people call it.
-        scope: what it allows.
-        created_by: who made it.
-        expires_at: Unix time; None: never.
-        made: id and secret; None: new ones.
-        node: the only one that it is for; None: all.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `created_by` is the requester's name, `expires_at` a Unix time (None: never), `made` an id and
+    secret to use instead of random ones, and `node` the only node that may use the token (None:
+    all).
     """
     made = made or _new()
     rights = {"name": name, "scope": scope, "node": node, "created_by": created_by}
@@ -92,18 +97,11 @@ def create(
 
 
 def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret:
-    """Stores a link that lets a browser in once, soon; with the rights of who asks.
+    """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
-    The link belongs to a token, also when a browser asks that came by a link itself.
-
-    Args:
-        connection: of a transaction that writes.
-        parent: id of the token or browser that asks.
-        name: its holder's name.
-        scope: what the browser will be allowed.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `parent` is the id of the token or browser that requests the link, `name` the name of its
+    holder, and `scope` what the new browser may do. The link belongs to the token at the root: if a
+    browser requests it, to the token that this browser logged in with.
     """
     now = time.time()
     unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)
@@ -119,14 +117,9 @@ def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret
 
 
 def use_link(connection: Connection, code: str) -> Holder | None:
-    """Uses up a link: of all who try, one gets its holder.
+    """Consume a login link and return its holder; of concurrent callers only one succeeds.
 
-    Args:
-        connection: of a transaction that writes.
-        code: what the link says.
-
-    Raises:
-        StoreError: or one of its kinds.
+    Return None if the link is unknown, used, revoked or expired.
     """
     given = parsed(code)
     if given is None:
@@ -143,10 +136,9 @@ def use_link(connection: Connection, code: str) -> Holder | None:
 
 
 def checked(connection: Connection, text: str) -> Holder | None:
-    """Whose token this is, if it is anybody's; it may be `refused`.
+    """Return the holder of a token, or None if no such token exists.
 
-    Raises:
-        StoreError: or one of its kinds.
+    The token of the result may be expired or revoked: see `Holder.refused`.
     """
     given = parsed(text)
     if given is None:
@@ -163,19 +155,12 @@ def checked(connection: Connection, text: str) -> Holder | None:
 
 
 def enter(connection: Connection, holder: Holder) -> Holder:
-    """Store a browser that logs in with a token; return the browser's own holder.
-
-    Args:
-        connection: of a transaction that writes.
-        holder: of the token.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Store a browser that logs in with a token; return the browser's own holder."""
     now = time.time()
     over = (tokens.c.kind == "browser", tokens.c.expires_at <= now)
     connection.execute(sa.delete(tokens).where(*over))
-    made = _new()  # its secret is never told: the signed cookie names the row
+    # The signed cookie names the row, so this secret is never given to anybody.
+    made = _new()
     rights = {"name": holder.name, "scope": holder.scope, "parent": holder.id}
     until = now + BROWSER_S
     more = {"created_by": holder.name, "used_at": now}
@@ -184,15 +169,9 @@ def enter(connection: Connection, holder: Holder) -> Holder:
 
 
 def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) -> Holder | None:
-    """Return the holder of the browser that a cookie names; None: its login has ended.
+    """Return the holder of the browser that a cookie names; None if its login has ended.
 
-    Args:
-        connection: a transaction.
-        identity: of the browser's row.
-        configured: ids of the tokens that the server's configuration gives.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `configured` has the ids of the tokens that come from the server's configuration.
     """
     query = _still_valid(identity, configured).where(tokens.c.kind == "browser")
     row = connection.execute(query).one_or_none()
@@ -200,15 +179,9 @@ def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) 
 
 
 def is_valid(connection: Connection, identity: str, configured: Iterable[str]) -> bool:
-    """Return whether a token or a browser, by its id, is neither revoked nor expired.
+    """Return whether a token or browser is neither revoked nor expired.
 
-    Args:
-        connection: a transaction.
-        identity: of the row.
-        configured: ids of the tokens that the server's configuration gives.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `configured` has the ids of the tokens that come from the server's configuration.
     """
     return connection.execute(_still_valid(identity, configured)).first() is not None
 
@@ -232,43 +205,27 @@ def _still_valid(identity: str, configured: Iterable[str]) -> sa.Select[Any]:
 
 
 def touch(store: Store, identity: str) -> None:
-    """Notes that a token or a browser is being used.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Record that a token or browser is being used now."""
     with store.write() as connection:
         query = sa.update(tokens).where(tokens.c.id == identity)
         connection.execute(query.values(used_at=time.time()))
 
 
 def listed(connection: Connection) -> list[Mapping[str, Any]]:
-    """All tokens and browsers, newest first; links that nobody used are left out.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return all tokens and browsers, newest first, without links that were never used."""
     shown = sa.or_(tokens.c.kind == "token", tokens.c.used_at.is_not(None))
     query = sa.select(*_SHOWN).where(shown).order_by(tokens.c.key.desc())
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def get(connection: Connection, identity: str) -> Mapping[str, Any] | None:
-    """One token or browser.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return one token or browser, or None if there is none with this id."""
     row = connection.execute(sa.select(*_SHOWN).where(tokens.c.id == identity)).mappings()
     return next((dict(each) for each in row), None)
 
 
 def revoke(connection: Connection, identity: str) -> bool:
-    """Makes a token worthless, and with it browsers that it let in; False: there is no such.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Revoke a token and all browsers that logged in through it; return False if it is unknown."""
     ended = sa.select(tokens.c.id).where(tokens.c.id == identity).cte("ended", recursive=True)
     let_in = sa.select(tokens.c.id).join(ended, tokens.c.via == ended.c.id)
     query = sa.update(tokens).where(tokens.c.id.in_(sa.select(ended.union(let_in).c.id)))
@@ -277,12 +234,9 @@ def revoke(connection: Connection, identity: str) -> bool:
 
 
 def embedded(store: Store) -> Secret:
-    """The server's own admin token, the same at each start until somebody revokes it.
+    """Return the server's own admin token: the same at each start until an operator revokes it.
 
-    Its secret is derived, so that the database does not have it.
-
-    Raises:
-        StoreError: or one of its kinds.
+    Its secret is derived from the server's secret, so the database does not contain it.
     """
     master = meta.secret(store)
     with store.write() as connection:
@@ -304,12 +258,10 @@ def embedded(store: Store) -> Secret:
 
 
 def of_run(store: Store, run: str) -> Secret:
-    """The token of a run's nodes, the same at each call until somebody revokes it.
+    """Return the token for a run's nodes: the same at each call until an operator revokes it.
 
-    Its secret is derived: whoever submits a job may be killed before it was noted.
-
-    Raises:
-        StoreError: or one of its kinds.
+    Its secret is derived from the server's secret, so that a process that was killed while it
+    submitted a job can compute the secret again.
     """
     master = meta.secret(store)
     valid = sa.select(tokens.c.id).where(tokens.c.run == run, *_valid(time.time()))
@@ -323,21 +275,13 @@ def of_run(store: Store, run: str) -> Secret:
 
 
 def revoke_of_run(connection: Connection, run: str) -> None:
-    """Makes the tokens of a run's nodes worthless.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Revoke the tokens of a run's nodes."""
     query = sa.update(tokens).where(tokens.c.run == run, tokens.c.revoked_at.is_(None))
     connection.execute(query.values(revoked_at=time.time()))
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke the tokens whose secrets are derived from the server's: its own, and those of runs.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Revoke the tokens whose secrets are derived from the server's: its own, and those of runs."""
     own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))
@@ -354,7 +298,7 @@ def _new() -> Secret:
 
 
 def hashed(secret: str) -> str:
-    """What is kept of a secret."""
+    """Return the hash of a secret, as the database stores it."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -1,9 +1,10 @@
-"""Alerts: what is wrong now or was, the rules that say when, and who is told by webhook.
+"""Alerts, the rules that raise them, and the webhooks that are notified.
 
-`tables` declares the tables. `rows` has the alerts, `rules` what an admin changed of the rules,
-`webhooks` who is told, and `deliveries` what each of them is still to be told. A row of `alerts`
-exists from the first look that sees its condition. It is an alert once `raised_at` is set.
+`tables` declares the tables. `rows` reads and writes alerts, `rules` the changes that an admin made
+to rules, `webhooks` the receivers, and `deliveries` the notifications that are still to be sent. A
+row of `alerts` exists from the first evaluation that finds its condition true. The row counts as an
+alert once `raised_at` is set.
 
-`control.alerts` and `api.alerts` call these. The rules' defaults and the debouncing are in
-`insight.alerts`, which knows nothing of SQL.
+`control.alerts` and `api.alerts` call these modules. The rules' defaults and the debouncing are in
+`insight.alerts`, which does not access the database.
 """

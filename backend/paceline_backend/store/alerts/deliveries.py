@@ -1,4 +1,4 @@
-"""Deliveries: what webhooks are still to be told, and what became of it."""
+"""Queue of notifications to webhooks: enqueue, claim, and record the result of each attempt."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from paceline_backend.store.database import now
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """A try that is due, and that nobody else makes meanwhile."""
+    """A delivery that is due and that the caller has claimed.
+
+    `webhook` is a public id, `body` exactly what is sent, and `tries` the number of earlier
+    attempts.
+    """
 
     key: int
-    webhook: str  # public id
+    webhook: str
     url: str
     body: bytes
-    tries: int  # that were made before
+    tries: int
 
 
 def queue(
     connection: sa.Connection, alert: int, event: str, severity: str, body: bytes, at: float
 ) -> int:
-    """Lets all webhooks be told of an event, in the transaction of the event; how many.
+    """Enqueue a ``raised`` or ``resolved`` event for the webhooks of its severity; count them.
 
-    Args:
-        connection: to write with.
-        alert: its key.
-        event: ``raised`` or ``resolved``.
-        severity: of the alert: other webhooks are not told.
-        body: what is sent.
-        at: Unix time of the event, and of the first try.
+    Call it in the transaction that records the event. Webhooks with a higher minimum severity are
+    skipped. `at` is the Unix time of the event and of the first attempt. Return the number of
+    webhooks.
     """
     keys = webhooks.of_severity(connection, severity)
     values = {"alert": alert, "event": event, "body": body, "created_at": at, "due_at": at}
@@ -45,7 +45,7 @@ def queue(
 
 
 def claim(connection: sa.Connection, for_s: float, limit: int) -> list[DueDelivery]:
-    """Takes the deliveries that are due; for `for_s` seconds no other worker gets them."""
+    """Claim due deliveries; no other worker gets them for `for_s` seconds."""
     d, w = alert_deliveries.c, webhooks_table.c
     at = now(connection)
     free = (d.due_at <= at, d.claimed_until <= at)
@@ -67,14 +67,11 @@ def note(
     error: str | None,
     again_s: float | None,
 ) -> None:
-    """Notes what became of a try.
+    """Record the result of a delivery attempt.
 
-    Args:
-        connection: to write with.
-        key: of the delivery; its webhook may be gone.
-        status: HTTP status; None: there was no answer.
-        error: why it was not taken; None: it was.
-        again_s: seconds until the next try; None: there is none.
+    `status` is the HTTP status (None: no response), `error` the reason of a failure (None:
+    success), and `again_s` the seconds until the next attempt (None: give up). The webhook may be
+    deleted by now.
     """
     d = alert_deliveries.c
     at = now(connection)

@@ -1,4 +1,8 @@
-"""Work that one worker does for all: who does it holds the duty for a limited time."""
+"""Duties: work that one worker process does for all of them.
+
+A worker holds a duty for a limited time and renews it. If the worker dies, the duty expires and
+another worker takes it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def hold(connection: sa.Connection, duty: str, owner: str, for_s: float) -> bool:
-    """Takes a duty that is free, expired or this owner's already; False: another has it.
+    """Take or renew a duty for `for_s` seconds; return False if another owner holds it.
 
-    Args:
-        connection: to write with. What this transaction does, no other owner does meanwhile.
-        duty: its name.
-        owner: who wants it.
-        for_s: how long it lasts unless it is taken again.
+    Until this transaction ends, no other owner can take the duty.
     """
     at = now(connection)
     rows = insert(connection, duties).values(name=duty, owner=owner, expires_at=at + for_s)
@@ -34,7 +34,7 @@ def hold(connection: sa.Connection, duty: str, owner: str, for_s: float) -> bool
 
 
 def give_back(store: Store, duty: str, owner: str) -> None:
-    """Gives a duty back, so that others need not wait for its expiry; they do if that fails."""
+    """Release a duty early, so that others need not wait until it expires; log a failure."""
     mine = (duties.c.name == duty, duties.c.owner == owner)
     try:
         with store.write() as connection:

@@ -1,4 +1,7 @@
-"""The alerts themselves."""
+"""Read, write and acknowledge alerts.
+
+`get` and `acknowledge` raise `UnknownAlertError` if there is no alert with this key.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ class UnknownAlertError(PacelineError):
 
 
 class AcknowledgedError(PacelineError):
-    """Somebody has acknowledged the alert already, or it is resolved."""
+    """The alert is already acknowledged or resolved."""
 
 
 @dataclass(frozen=True)
 class AlertFilter:
-    """Which alerts are listed; None: any.
+    """Filter for a list of alerts; None accepts all.
 
     Args:
-        state: raised ones go on, resolved ones are over.
-        rule: of this rule.
-        run: about this run, by its public id.
-        severity: of this severity.
-        acknowledged: whether somebody has acknowledged them.
+        state: raised alerts are active, resolved ones are over.
+        rule: name of the alert rule.
+        run: public id of the run that the alert is about.
+        severity: severity of the alert.
+        acknowledged: whether an operator has acknowledged the alert.
         since: raised at this Unix time or later.
     """
 
@@ -46,41 +49,41 @@ class AlertFilter:
 
 
 def unresolved(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Rows that are not resolved, those that are not raised yet included; locked for writing."""
+    """Return all rows that are not resolved, raised or not, and lock them for writing."""
     query = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).order_by(alerts.c.key)
     rows = connection.execute(query.with_for_update()).mappings()
     return [dict(row) for row in rows]
 
 
 def add(connection: sa.Connection, values: Mapping[str, Any]) -> int:
-    """Writes a row; its key."""
+    """Insert a row and return its key."""
     made = connection.execute(sa.insert(alerts).values(**values)).inserted_primary_key
     assert made is not None
     return int(made[0])
 
 
 def update(connection: sa.Connection, key: int, values: Mapping[str, Any]) -> None:
-    """Changes a row."""
+    """Update columns of a row."""
     connection.execute(sa.update(alerts).where(alerts.c.key == key).values(**values))
 
 
 def remove(connection: sa.Connection, key: int) -> None:
-    """Removes a row whose condition was over before it was raised."""
+    """Delete a row whose condition ended before the alert was raised."""
     connection.execute(sa.delete(alerts).where(alerts.c.key == key))
 
 
 def forget(connection: sa.Connection, before: float) -> None:
-    """Removes alerts that were resolved before a Unix time, and their deliveries."""
+    """Delete alerts that were resolved before a Unix time, and their deliveries."""
     connection.execute(sa.delete(alerts).where(alerts.c.resolved_at < before))
 
 
 def page(
     connection: sa.Connection, which: AlertFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Alerts, those seen last first, and the next page's cursor; None: this was the last.
+    """Return one page of alerts, newest first, and the cursor of the next page, or None at the end.
 
     Raises:
-        CursorError: `cursor` is not one that an earlier page gave.
+        CursorError: `cursor` does not come from an earlier page.
     """
     c = alerts.c
     query = sa.select(alerts).where(c.raised_at.is_not(None))
@@ -103,11 +106,7 @@ def page(
 
 
 def get(connection: sa.Connection, key: int) -> dict[str, Any]:
-    """An alert as `page` has it.
-
-    Raises:
-        UnknownAlertError: there is none.
-    """
+    """Return an alert in the form that `page` has."""
     query = sa.select(alerts).where(alerts.c.key == key, alerts.c.raised_at.is_not(None))
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
@@ -116,7 +115,10 @@ def get(connection: sa.Connection, key: int) -> dict[str, Any]:
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """How many alerts go on: `raised`, and of these `unacknowledged` and `critical`."""
+    """Count active alerts: `raised`, and of these the `unacknowledged` and `critical` ones.
+
+    `critical` counts only unacknowledged alerts.
+    """
     c = alerts.c
     query = sa.select(
         sa.func.count(),
@@ -128,11 +130,10 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def acknowledge(connection: sa.Connection, key: int, by: str, why: str) -> dict[str, Any]:
-    """Notes that somebody looks after an alert; the alert then.
+    """Record that an operator takes care of an alert; return the updated alert.
 
     Raises:
-        UnknownAlertError: there is none.
-        AcknowledgedError: somebody does already, or it is resolved.
+        AcknowledgedError: it is already acknowledged or resolved.
     """
     c = alerts.c
     free = (c.key == key, c.acknowledged_at.is_(None), c.resolved_at.is_(None))
@@ -148,7 +149,7 @@ def acknowledge(connection: sa.Connection, key: int, by: str, why: str) -> dict[
 
 
 def shown(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row as REST and webhooks tell it."""
+    """Convert a row to the form that REST and webhooks show."""
     alert = {str(name): value for name, value in row.items() if name not in ("key", "run")}
     state = "raised" if row["resolved_at"] is None else "resolved"
     return {"id": row["key"], "run": row["run"] or None, "state": state, **alert}

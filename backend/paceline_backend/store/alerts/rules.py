@@ -1,4 +1,4 @@
-"""What an admin changed of the alert rules."""
+"""Changes that admins made to the default alert rules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from paceline_backend.store.database import insert, now
 
 
 def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """The rules that an admin changed, by name: all columns but the name."""
+    """Return the rules that an admin changed: name → the other columns."""
     rows = [dict(row) for row in connection.execute(sa.select(alert_rules)).mappings()]
     return {row.pop("name"): row for row in rows}
 
 
 def lock(connection: sa.Connection, name: str) -> None:
-    """Whoever else locks this rule waits until the transaction ends.
+    """Lock a rule by name until the transaction ends.
 
-    A rule with its defaults has no row to lock. (SQLite has one writer anyway.)
+    A rule with default values has no row that could be locked, so Postgres takes an advisory lock.
+    SQLite has only one writer anyway.
     """
     if connection.dialect.name == "postgresql":
         key = sa.func.hashtext(f"alert rule {name}")
@@ -28,13 +29,9 @@ def lock(connection: sa.Connection, name: str) -> None:
 
 
 def change(connection: sa.Connection, name: str, by: str, values: Mapping[str, Any]) -> None:
-    """Changes a rule.
+    """Change a rule on behalf of `by`.
 
-    Args:
-        connection: to write with.
-        name: of the rule.
-        by: who asks.
-        values: `enabled`, `threshold`, `raise_after_s`, `resolve_after_s` and `severity`.
+    `values` has `enabled`, `threshold`, `raise_after_s`, `resolve_after_s` and `severity`.
     """
     row = {**values, "changed_at": now(connection), "changed_by": by}
     rows = insert(connection, alert_rules).values(name=name, **row)
@@ -42,5 +39,5 @@ def change(connection: sa.Connection, name: str, by: str, values: Mapping[str, A
 
 
 def restore(connection: sa.Connection, name: str) -> None:
-    """Gives a rule its defaults back."""
+    """Restore the defaults of a rule."""
     connection.execute(sa.delete(alert_rules).where(alert_rules.c.name == name))

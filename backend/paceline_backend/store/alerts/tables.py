@@ -1,4 +1,4 @@
-"""The tables of alerts. migrations/ must reproduce exactly this."""
+"""Tables of alerts. migrations/ must reproduce them exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 from paceline_backend.store.schema import BigKey, Text, metadata
 
-# What an admin changed of a rule. A rule without a row has its defaults.
+# Changes that an admin made to a rule. A rule without a row has its defaults.
 alert_rules = Table(
     "alert_rules",
     metadata,
@@ -26,34 +26,38 @@ alert_rules = Table(
     Column("threshold", Double, nullable=False),
     Column("raise_after_s", Double, nullable=False),
     Column("resolve_after_s", Double, nullable=False),
-    Column("severity", Text, nullable=False),  # critical warning info
+    # One of critical, warning, info.
+    Column("severity", Text, nullable=False),
     Column("changed_at", Double, nullable=False),
     Column("changed_by", Text, nullable=False),
     sqlite_with_rowid=False,
 )
 
-# Rows outlast the runs that they are about: `run` is a public id, and no key.
+# Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
 alerts = Table(
     "alerts",
     metadata,
     Column("key", BigKey, primary_key=True),
     Column("rule", Text, nullable=False),
-    Column("run", Text, nullable=False),  # "": it is about the control plane
+    # An empty string means that the alert is about the control plane.
+    Column("run", Text, nullable=False),
     Column("severity", Text, nullable=False),
     Column("value", Double, nullable=False),
     Column("threshold", Double, nullable=False),
     Column("words", Text, nullable=False),
-    # By the database's clock. NULL: not yet.
-    Column("since", Double, nullable=False),  # the first look that saw the condition
+    # Times are by the database's clock. NULL: not yet. `since` is the first evaluation that found
+    # the condition true, `gone_at` the first one that no longer did.
+    Column("since", Double, nullable=False),
     Column("raised_at", Double),
-    Column("gone_at", Double),  # the first look that did not see it any more
+    Column("gone_at", Double),
     Column("resolved_at", Double),
     Column("acknowledged_at", Double),
     Column("acknowledged_by", Text),
     Column("acknowledged_why", Text),
     Index("ix_alerts_raised_at", "raised_at"),
     Index("ix_alerts_run", "run"),
-    Index(  # of two workers at once, one raises
+    # Of two concurrent workers, only one can raise the alert.
+    Index(
         "uq_alerts_open",
         "rule",
         "run",
@@ -67,31 +71,39 @@ webhooks = Table(
     "webhooks",
     metadata,
     Column("key", BigKey, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),  # public; the secret is derived from it
+    # The id is public. The webhook's secret is derived from it.
+    Column("id", Text, nullable=False, unique=True),
     Column("name", Text, nullable=False),
     Column("url", Text, nullable=False),
-    Column("severity", Text, nullable=False),  # the least that it is told of
+    # The lowest severity that the webhook receives.
+    Column("severity", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("created_by", Text, nullable=False),
 )
 
-# What a webhook is told, once for each event of an alert.
+# Notifications, one per webhook and event of an alert.
 alert_deliveries = Table(
     "alert_deliveries",
     metadata,
     Column("key", BigKey, primary_key=True),
     Column("webhook", BigInteger, ForeignKey("webhooks.key", ondelete="CASCADE"), nullable=False),
     Column("alert", BigInteger, ForeignKey("alerts.key", ondelete="CASCADE"), nullable=False),
-    Column("event", Text, nullable=False),  # raised resolved
-    Column("body", LargeBinary, nullable=False),  # exactly what is sent and signed
+    # `raised` or `resolved`.
+    Column("event", Text, nullable=False),
+    # Exactly the bytes that are sent and signed.
+    Column("body", LargeBinary, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("due_at", Double),  # of the next try; NULL: it was sent or given up
-    Column("claimed_until", Double, nullable=False),  # by a worker that is sending it
+    # Time of the next attempt. NULL: it was sent or given up.
+    Column("due_at", Double),
+    # Until then the worker that is sending this row has claimed it.
+    Column("claimed_until", Double, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("tried_at", Double),
     Column("sent_at", Double),
-    Column("status", Integer),  # HTTP status of the last try; NULL: there was no answer
-    Column("error", Text),  # of the last try; NULL: it was taken
+    # HTTP status of the last attempt. NULL: there was no response.
+    Column("status", Integer),
+    # Error of the last attempt. NULL: it succeeded.
+    Column("error", Text),
     Index("uq_alert_deliveries_event", "alert", "webhook", "event", unique=True),
     Index(
         "ix_alert_deliveries_due",
@@ -102,7 +114,7 @@ alert_deliveries = Table(
     Index("ix_alert_deliveries_webhook_key", "webhook", "key"),
 )
 
-# Which worker does what only one of all workers may do, such as evaluating alerts.
+# Owners of work that only one worker process may do, such as evaluating alerts.
 duties = Table(
     "duties",
     metadata,

@@ -1,4 +1,7 @@
-"""Webhooks: who is told of alerts."""
+"""Webhooks: the receivers of alerts.
+
+`get` and `delete` raise `UnknownWebhookError` if there is no webhook with this id.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store.alerts.tables import alert_deliveries, webhooks
 from paceline_backend.store.database import now
 
-SEVERITIES = ("info", "warning", "critical")  # each is more than those before it
+# In ascending order.
+SEVERITIES = ("info", "warning", "critical")
 
 
 class UnknownWebhookError(PacelineError):
@@ -19,7 +23,7 @@ class UnknownWebhookError(PacelineError):
 
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
-    """All webhooks, the oldest first, each with what became of its newest delivery."""
+    """Return all webhooks, oldest first, each with the result of its newest delivery."""
     d = alert_deliveries.c
     others = alert_deliveries.alias()
     newest = sa.select(sa.func.max(others.c.key)).where(others.c.webhook == webhooks.c.key)
@@ -31,11 +35,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def get(connection: sa.Connection, webhook: str) -> dict[str, Any]:
-    """A webhook as `listed` has it.
-
-    Raises:
-        UnknownWebhookError: there is none.
-    """
+    """Return a webhook in the form that `listed` has."""
     for row in listed(connection):
         if row["id"] == webhook:
             return row
@@ -43,7 +43,7 @@ def get(connection: sa.Connection, webhook: str) -> dict[str, Any]:
 
 
 def create(connection: sa.Connection, name: str, url: str, severity: str, by: str) -> str:
-    """Makes a webhook; its public id."""
+    """Store a webhook and return its public id."""
     webhook = secrets.token_hex(6)
     values: dict[str, Any] = {"id": webhook, "name": name, "url": url, "severity": severity}
     values |= {"created_at": now(connection), "created_by": by}
@@ -52,17 +52,13 @@ def create(connection: sa.Connection, name: str, url: str, severity: str, by: st
 
 
 def delete(connection: sa.Connection, webhook: str) -> None:
-    """Removes a webhook; it is told nothing more.
-
-    Raises:
-        UnknownWebhookError: there is none.
-    """
+    """Delete a webhook, so that it gets no further notifications."""
     if not connection.execute(sa.delete(webhooks).where(webhooks.c.id == webhook)).rowcount:
         raise UnknownWebhookError(f"no webhook has the id {webhook}")
 
 
 def of_severity(connection: sa.Connection, severity: str) -> list[int]:
-    """The keys of the webhooks that are told of alerts of a severity."""
+    """Return the keys of the webhooks that receive alerts of a severity."""
     least = SEVERITIES[: SEVERITIES.index(severity) + 1]
     query = sa.select(webhooks.c.key).where(webhooks.c.severity.in_(least))
     return list(connection.execute(query.order_by(webhooks.c.key)).scalars())

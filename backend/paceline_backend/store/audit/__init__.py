@@ -1,8 +1,8 @@
-"""Who changed what: a row for each change that somebody asked for.
+"""Audit log: a row for each change that a user or program requested.
 
 A row is written in the transaction of its change, so that neither exists without the other. A
-change of a run also counts the run's revision: who changes a run says which revision it has seen,
-and is told who was faster.
+change of a run also increments the run's revision. A client sends the revision that it has read; if
+another client was faster, the change fails with `RevisionError`, which names that client.
 
     with store.write() as connection:
         record_change(connection, run, requester, "run.policy", expected=3)  # a run's change
@@ -10,7 +10,7 @@ and is told who was faster.
     with store.write() as connection:
         record(connection, requester, "token.create", target="ci")  # any other change
 
-`requests` and `api` write, `api` reads.
+`requests` and `api` write the log; `api` reads it.
 """
 
 from paceline_backend.store.audit.log import (

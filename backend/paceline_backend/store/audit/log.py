@@ -1,4 +1,4 @@
-"""The rows of the audit log: how they are written and listed."""
+"""Write and list the rows of the audit log."""
 
 from __future__ import annotations
 
@@ -15,24 +15,34 @@ from paceline_backend.store.schema import audit
 
 @dataclass(frozen=True)
 class Requester:
-    """Who asks for a change, from where, and why."""
+    """Source of a change: name, origin and reason.
+
+    Args:
+        name: of the token or proxy user.
+        scope: what it may do; empty for the control plane itself.
+        address: network address of the client.
+        via: name of the client program, as it reports itself.
+        why: reason that was given.
+        operator: name that the person gave, if several people share one token or user.
+    """
 
     name: str
-    scope: str = ""  # what it may do; empty: the control plane itself
+    scope: str = ""
     address: str = ""
-    via: str = ""  # the program that asks, as it calls itself
+    via: str = ""
     why: str = ""
-    operator: str = ""  # the name that who asks gave, where several share what names them
+    operator: str = ""
 
     @property
     def known_as(self) -> str:
-        """The name that other operators know."""
+        """Return the name to show to other operators."""
         return self.operator or self.name
 
 
 CONTROL_PLANE = Requester("the control plane")
-UNKNOWN = "unknown"  # name of a client whose login failed
-# Who stands in the lists of changes beside tokens and proxies' users.
+# Name of a client whose login failed.
+UNKNOWN = "unknown"
+# Names in the audit log that no token and no proxy user may have.
 RESERVED = (
     "auto",
     "scenario",
@@ -56,16 +66,11 @@ def record(
     target: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a row about a change that is made in the same transaction.
+    """Write a row about a change that the same transaction makes.
 
-    Args:
-        connection: to write with.
-        by: who asks for it.
-        action: what was done: ``run.create``, ``token.revoke``, …
-        run: the public id of the run that was changed.
-        revision: of that run, after the change.
-        target: what else was changed, such as a token's id.
-        details: plain values; never a secret.
+    `action` is the kind of change (``run.create``, ``token.revoke``, …), `run` the public id of the
+    changed run, `revision` its revision after the change, and `target` another changed object, such
+    as a token's id. `details` has plain values, never a secret.
     """
     who = {"operator": by.operator} if by.operator else {}
     values = {
@@ -91,7 +96,7 @@ def newest(
     *,
     without: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """The newest row about a run; with `actions`, about one of these; not about `without`."""
+    """Return the newest row about a run with any of `actions` (empty: all), except `without`."""
     query = sa.select(audit).where(audit.c.run == run).order_by(audit.c.key.desc()).limit(1)
     if actions:
         query = query.where(audit.c.action.in_(actions))
@@ -102,7 +107,7 @@ def newest(
 
 
 def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
-    """Return who started some runs, by public id; runs of which that is unknown are left out."""
+    """Return the requester who started each run, by public id; unknown ones are left out."""
     c = audit.c
     first = sa.func.min(c.who).label("owner")
     query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))
@@ -110,13 +115,13 @@ def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
 
 
 def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
-    """The row of who has asked for the end of a run's latest launch; None: nobody has."""
+    """Return the audit row that requested the end of a run's latest launch, or None."""
     change = newest(connection, run, ("run.create", "run.resume", "run.regroup", "run.stop"))
     return change if change is not None and change["action"] == "run.stop" else None
 
 
 def stop_asked(connection: sa.Connection, run: str) -> bool:
-    """Whether somebody has asked for the end of a run's latest launch."""
+    """Return whether the end of a run's latest launch was requested."""
     return stop_of(connection, run) is not None
 
 
@@ -130,19 +135,12 @@ def page(
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Rows, newest first, and the cursor of the next page (None: this was the last).
+    """Return rows, newest first, and the cursor of the next page (None at the end).
 
-    Args:
-        connection: to read from.
-        run: only of this run.
-        who: only by this requester.
-        action: only these actions.
-        since: only at this Unix time or later.
-        limit: most rows.
-        cursor: that an earlier page gave.
+    The filters are `run` (public id), `who` (requester), `action`, and `since` (Unix time).
 
     Raises:
-        CursorError: `cursor` is not one that an earlier page gave.
+        CursorError: `cursor` does not come from an earlier page.
     """
     c = audit.c
     query = sa.select(audit).order_by(c.key.desc()).limit(limit + 1)

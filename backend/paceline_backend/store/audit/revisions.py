@@ -1,4 +1,8 @@
-"""A run's revision: it says whether a run is still as somebody saw it."""
+"""Revisions of runs: optimistic locking against concurrent changes.
+
+A run's revision increases with each requested change. A client that sends the revision that it has
+read can change the run only if it is still at this revision.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,15 @@ from paceline_backend.store.runs import key_of
 from paceline_backend.store.schema import runs
 
 NOTE = "run.note"
-_TAGS = ("run.tag", "run.untag")  # they are no changes of a revision
+# Changes of tags do not conflict with other changes.
+_TAGS = ("run.tag", "run.untag")
 
 
 class RevisionError(PacelineError):
-    """Somebody else has changed the run since.
+    """The run was changed by another requester since the caller read it.
 
-    Args:
-        run: its public id.
-        revision: that the run has now.
-        change: the newest row of the audit log about the run; None: there is none.
+    `revision` is the current one, and `change` the newest row of the audit log about the run, if
+    any.
     """
 
     def __init__(self, run: str, revision: int, change: Mapping[str, Any] | None) -> None:
@@ -36,7 +39,7 @@ class RevisionError(PacelineError):
 
     @property
     def who(self) -> str | None:
-        """Who changed the run last, as other operators know them."""
+        """Return the requester of the last change, by the name that operators know."""
         if self.change is None:
             return None
         return str(self.change["details"].get("operator") or self.change["who"])
@@ -51,18 +54,12 @@ def record_change(
     expected: int | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> int:
-    """Writes that a run is changed in this transaction; the run's new revision.
+    """Record that this transaction changes a run; return the run's new revision.
 
-    Call it before the change: it locks the run's row, and of two changes at once it lets one pass.
-
-    Args:
-        connection: to write with.
-        run: its public id.
-        by: who asks for the change.
-        action: what is done: ``run.policy``, ``run.stop``, …
-        expected: the revision that the change is meant for; None: any. Notes that were written
-            since refuse only another note: they change nothing of the training.
-        details: plain values; never a secret.
+    Call this before the change: it locks the run's row, so that of two concurrent changes only one
+    passes. `action` is the kind of change (``run.policy``, ``run.stop``, …); `details` has plain
+    values, never a secret. `expected` is the revision that the caller has read, None for any. Notes
+    written since then conflict only with another note, because they do not change the training.
 
     Raises:
         UnknownRunError: no such run.
@@ -83,7 +80,7 @@ def record_change(
 
 
 def _as_seen(run: str, action: str, expected: int) -> Any:
-    """The revision of a run that is still as it was at `expected`, for what `action` changes."""
+    """Return a run's revision if nothing relevant to `action` changed since `expected`."""
     if action == NOTE:
         return expected
     c = schema.audit.c
@@ -92,6 +89,6 @@ def _as_seen(run: str, action: str, expected: int) -> Any:
 
 
 def revision_of(connection: sa.Connection, run: str) -> int:
-    """Of a run, by its public id."""
+    """Return the revision of a run, by its public id."""
     query = sa.select(runs.c.revision).where(runs.c.id == run)
     return int(connection.execute(query).scalar_one())

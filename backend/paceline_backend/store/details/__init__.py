@@ -1,7 +1,8 @@
-"""All that is stored of one run, as it is stored.
+"""All stored details of one run, in the form in which they are stored.
 
-- `rows`: tables of a run in parts, for exports with bounded memory.
-- `samples`: which rank got which samples in which step.
-- `epochs`: what each epoch came to.
-- `moments`: which steps ended in a range of wall-clock time.
+- `rows`: a run's tables in chunks, for exports with bounded memory.
+- `samples`: the assignment of samples to ranks and steps.
+- `epochs`: totals of each epoch.
+- `epoch_workers`: totals of each worker in an epoch.
+- `moments`: the steps that ended in a range of wall-clock time.
 """

@@ -1,4 +1,4 @@
-"""What each worker did in an epoch, and which samples came to it."""
+"""Sum up each worker's steps in an epoch, and count the samples that moved between workers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def workers(connection: sa.Connection, run: int, epoch: int) -> list[dict[str, Any]]:
-    """Sums over an epoch's complete steps, by rank; empty: the run has none of that epoch.
+    """Return sums over an epoch's complete steps by rank; empty if the run has none.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        epoch: counted from 0.
+    `epoch` counts from 0.
     """
     rows = [dict(row) for row in connection.execute(_sums(run, epoch)).mappings()]
     if not rows:
@@ -62,7 +59,8 @@ def _sums(run: int, epoch: int) -> sa.Select[Any]:
         .join(steps, (s.run == w.run) & (s.step == w.step))
         .where(
             w.run == run,
-            # The range of the primary key; the epoch alone would have all rows read.
+            # Restrict the range of the primary key; by the epoch alone, the database would read all
+            # rows.
             w.step.between(first, last),
             s.epoch == epoch,
         )
@@ -87,9 +85,9 @@ def _worker(row: dict[str, Any], total: float) -> dict[str, Any]:
 
 
 def _dif(samples: int, load: float, squares: float) -> float | None:
-    """Sample standard deviation of the sizes of a worker's samples.
+    """Return the sample standard deviation of the sizes of a worker's samples.
 
-    None with fewer than two samples, and of ranks too old to report the sum of squares.
+    Return None for fewer than two samples, and for ranks too old to report the sum of squares.
     """
     if samples < 2 or not squares:
         return None
@@ -102,9 +100,10 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(("came", "came_load", "went", "went_loa
 def _moves(
     connection: sa.Connection, run: int, epoch: int, world: int
 ) -> dict[int, dict[str, Any]]:
-    """Which samples another worker had in the epoch before, by rank; empty: that is not known."""
+    """Count by rank the samples that another worker had in the epoch before; empty if unknown."""
     hello = runs.hello(connection, run)
-    if hello is None or hello.samples is None or epoch == 0:  # of a stream all samples are new
+    # All samples of a stream are new.
+    if hello is None or hello.samples is None or epoch == 0:
         return {}
     samples = hello.samples
     before, now = (_owners(connection, run, each, samples) for each in (epoch - 1, epoch))
@@ -121,7 +120,7 @@ def _moves(
 
 
 def _owners(connection: sa.Connection, run: int, epoch: int, samples: int) -> Ints:
-    """The rank that each sample was assigned to in an epoch, shape [samples]; -1: none."""
+    """Return the rank that each sample was assigned to in an epoch, [samples]; -1: none."""
     owners = np.full(samples, -1, np.int64)
     c = steps.c
     bounds = sa.select(sa.func.min(c.step), sa.func.max(c.step))

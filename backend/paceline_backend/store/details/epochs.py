@@ -1,4 +1,4 @@
-"""What each epoch of a run came to."""
+"""Sum up each epoch of a run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ _MEANS = ("step_s", "se", "waste", "dif", "ett_error", "comm_s", "loss")
 
 
 def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]]:
-    """The newest epochs of a run, oldest first: sums and means over their complete steps.
+    """Return sums and means over the complete steps of the newest `limit` epochs, oldest first.
 
     Steps of earlier epochs are not read.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        limit: most epochs.
     """
     s = steps.c
     metrics = {name: METRICS[name] for name in _MEANS}
@@ -47,10 +42,11 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 
 
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
-    """A step of an epoch before the newest so many, near its end; None: roll-ups know none.
+    """Return a step near the end of an epoch before the newest `limit`; None if roll-ups have none.
 
-    Roll-ups have the epochs in which blocks of steps begin. Of them, the newest `limit` are no
-    newer than the newest `limit` of all. The block may end in a later epoch, so it is read, too.
+    A roll-up has the epoch in which its block of steps begins. The newest `limit` epochs of
+    roll-ups are not newer than the newest `limit` of all steps. The block may end in a later epoch,
+    so it is read, too.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)

@@ -1,4 +1,4 @@
-"""Which steps of a run ended in a range of wall-clock time."""
+"""Find the steps of a run that ended in a range of wall-clock time."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import sqlalchemy as sa
 from paceline_backend.store.reads import Range
 from paceline_backend.store.schema import worker_steps
 
-_NOTHING = (1, 0)  # an empty range of steps
+# An empty range of steps.
+_NOTHING = (1, 0)
 
 
 def steps_between(
     connection: sa.Connection, run: int, since: float | None, until: float | None, within: Range
 ) -> Range:
-    """The first and last step of which a rank's part ended in a range of time.
+    """Return the first and last step in `within` that at least one rank ended in a range of time.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        since: Unix time; None: no bound.
-        until: Unix time, not included; None: no bound.
-        within: a range of steps that bounds the answer, too.
+    `since` (inclusive) and `until` (exclusive) are Unix times.
     """
     if since is None and until is None:
         return within

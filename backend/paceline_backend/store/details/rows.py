@@ -1,7 +1,7 @@
-"""A run's tables in parts of some thousand rows, each from a transaction of its own.
+"""Read a run's tables in chunks of some thousand rows, each in a transaction of its own.
 
-Whoever exports a long run holds one part in memory, and no transaction that would keep a database
-from tidying up.
+The export of a long run therefore holds only one chunk in memory, and no long transaction that
+would keep the database from cleaning up old rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Part = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Exported:
-    """A table of a run.
+    """Definition of an exportable table of a run.
 
     Args:
         columns: name → expression, in the order of an export.
-        key: the columns by which rows are ordered; together they name a row.
-        step: by which a range of steps is chosen; None: the whole table is given.
-        rank: by which ranks are chosen; None: there is none.
-        ended_at: by which a range of time is chosen; None: there is none.
+        key: columns that order the rows and together identify a row.
+        step: column to filter by step; None: the table cannot be filtered by step.
+        rank: column to filter by rank; None: the table has no ranks.
+        ended_at: column to filter by time; None: the table has no times.
     """
 
     columns: Mapping[str, sa.ColumnElement[Any]]
@@ -44,16 +44,18 @@ class Exported:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Name → what a column holds."""
+        """Return name → kind of value of each column."""
         return {str(name): _kind(column.type) for name, column in self.columns.items()}
 
 
 def _kind(of: sa.types.TypeEngine[Any]) -> Kind:
-    if isinstance(of, sa.Integer):  # BigInteger and SmallInteger, too
+    # sa.Integer includes BigInteger and SmallInteger.
+    if isinstance(of, sa.Integer):
         return "integer"
     if isinstance(of, sa.JSON):
         return "json"
-    # Of an expression, such as a square root, SQLAlchemy may not know the type: all are numbers.
+    # SQLAlchemy may not know the type of an expression, such as a square root. All expressions here
+    # are numbers.
     return "text" if isinstance(of, sa.String | sa.TypeDecorator) else "number"
 
 
@@ -86,13 +88,13 @@ TABLES: dict[str, Exported] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows of a table.
+    """Filter for the rows of a table.
 
     Args:
         span: first and last step; None: no bound.
-        ranks: only these; None: all.
+        ranks: only these ranks; None: all.
         since: ended at this Unix time or later; None: no bound.
-        until: and before this one; None: no bound.
+        until: ended before this Unix time; None: no bound.
     """
 
     span: Range = (None, None)
@@ -101,7 +103,7 @@ class Wanted:
     until: float | None = None
 
     def conditions(self, table: Exported) -> list[sa.ColumnElement[bool]]:
-        """Those that this table has columns for."""
+        """Return the conditions for which this table has columns."""
         where = [] if table.step is None else within(table.step, self.span)
         if table.rank is not None and self.ranks is not None:
             where.append(table.rank.in_(self.ranks))
@@ -115,19 +117,9 @@ class Wanted:
 def parts(
     store: Store, run: int, table: Exported, wanted: Wanted, size: int = PART
 ) -> Iterator[Part]:
-    """The rows of a run's table in the order of its key, at most `size` at a time.
+    """Yield the rows of a run's table in the order of its key, at most `size` at a time.
 
-    Rows that come meanwhile are given if their place is behind the part that was read last.
-
-    Args:
-        store: the database.
-        run: key of the run.
-        table: of `TABLES`.
-        wanted: rows.
-        size: of a part.
-
-    Raises:
-        StoreError: the database does not answer.
+    Rows that are added during the iteration are included if they sort after the last chunk.
     """
     source = table.key[0].table
     values = [column.label(name) for name, column in table.columns.items()]

@@ -1,4 +1,4 @@
-"""Which rank got which samples in which step, as the segments that count assign them."""
+"""Read the assignment of samples to ranks and steps from the segments that count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from paceline_backend.store.attempts import end_of
 from paceline_backend.store.reads import Range
 from paceline_backend.store.schema import segments
 
-_MOST_SEGMENTS = 2_000  # whose samples are looked through for one answer
+# Maximum number of segments whose samples one call searches.
+_MOST_SEGMENTS = 2_000
 
 
 def assigned(
@@ -24,15 +25,10 @@ def assigned(
     sample: int | None,
     limit: int,
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Steps with the samples of each rank, ascending, and where to go on (None: that was all).
+    """Return steps with each rank's samples, and the step to continue at (None: complete).
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; None: no bound.
-        ranks: only these.
-        sample: only where a rank has this one.
-        limit: most items; steps come whole, so there may be some more.
+    With `sample`, only ranks that have this sample in a step are included. `limit` is the maximum
+    number of items, but steps are never split, so the result may be a bit longer.
     """
     items: list[dict[str, Any]] = []
     first, last = span
@@ -59,7 +55,7 @@ def assigned(
 def effective(
     connection: sa.Connection, run: int, first: int, last: int | None
 ) -> Iterator[tuple[int, Any, int]]:
-    """Attempt, segment and one past its last step that counts, by step; see `store.attempts`."""
+    """Yield attempt, segment and one past its last step that counts; see `store.attempts`."""
     c = segments.c
     begins = sa.select(c.attempt, sa.func.min(c.first_step)).where(c.run == run).group_by(c.attempt)
     starts = {int(attempt): int(step) for attempt, step in connection.execute(begins)}

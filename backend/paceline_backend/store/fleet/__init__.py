@@ -1,9 +1,9 @@
-"""What is remembered over all runs: verdicts as they changed, and progress.
+"""State that is kept across all runs: the history of verdicts, and the progress of runs.
 
-`verdicts` has a row for each verdict of a run from when it was first made until it changed, so it
-tells when which node held runs up. `progress` says how far each run has come, and when that was
-seen.
+`verdicts` has one row for each verdict of a run, from its first evaluation until it changed. The
+rows show which node slowed down runs at which time. `progress` records how far each run has come,
+and when.
 
-One worker writes (`control.fleet`), and `insight.fleet`, `insight.alerts` and `api` read. Rows of
-verdicts outlast the runs that they are about.
+One worker process writes (`control.fleet`); `insight.fleet`, `insight.alerts` and `api` read. Rows
+of verdicts outlive the runs that they are about.
 """

@@ -1,4 +1,4 @@
-"""How far runs have come, as one worker sees it for all."""
+"""Record how far runs have come; one worker process writes on behalf of all."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from paceline_backend.store.schema import runs
 
 @dataclass(frozen=True)
 class Running:
-    """A run that trains."""
+    """A run that trains.
+
+    `attempt` is the latest and `step` the newest complete one, -1 if there is none yet. `dropped`
+    counts records that were lost because a spool was full. `node` is the node of all ranks, None
+    for several nodes or if unknown.
+    """
 
     key: int
     id: str
     name: str
     policy: str
-    attempt: int  # -1: none yet
+    attempt: int
     world: int | None
-    dropped: int  # records that a full spool has lost
-    step: int  # newest complete one; -1: none yet
+    dropped: int
+    step: int
     backend: str
-    node: str | None  # where all of its ranks are; None: on several nodes, or unknown
+    node: str | None
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run has come; see the columns of `run_progress`."""
+    """Progress of a run; see the columns of `run_progress`."""
 
     run: int
     attempt: int
@@ -48,7 +53,7 @@ _COLUMNS = [run_progress.c[name] for name in RunProgress.__dataclass_fields__]
 
 
 def running(connection: sa.Connection) -> list[Running]:
-    """All runs that train, oldest first."""
+    """Return all runs in state `running`, oldest first."""
     c = runs.c
     node = sa.case((c.nodes_max == 1, c.node))
     known = (c.key, c.id, c.name, c.policy, c.attempt, c.world, c.dropped)
@@ -56,7 +61,8 @@ def running(connection: sa.Connection) -> list[Running]:
     query = query.where(c.state == State.RUNNING, c.pruned_at.is_(None)).order_by(c.key)
     seen = []
     for row in connection.execute(query).mappings().all():
-        # Steps that a restart undid do not count: their rows stay until they are trained again.
+        # Steps that a restart discarded do not count, although their rows stay until they are
+        # trained again.
         spans = attempts.spans(connection, row["key"], row["attempt"])
         newest = attempts.newest_complete(connection, row["key"], spans)
         attempt = -1 if row["attempt"] is None else row["attempt"]
@@ -66,7 +72,7 @@ def running(connection: sa.Connection) -> list[Running]:
 
 
 def known(connection: sa.Connection) -> dict[int, RunProgress]:
-    """The progress of all runs that train, by key."""
+    """Return the stored progress of all runs in state `running`, by key."""
     query = sa.select(*_COLUMNS).join(runs, runs.c.key == run_progress.c.run)
     rows = connection.execute(query.where(runs.c.state == State.RUNNING))
     return {row.run: RunProgress(*row) for row in rows}
@@ -75,13 +81,9 @@ def known(connection: sa.Connection) -> dict[int, RunProgress]:
 def note(
     connection: sa.Connection, run: Running, before: RunProgress | None, at: float
 ) -> RunProgress | None:
-    """Notes how far a run has come; None: nothing is new.
+    """Store how far a run has come; return None if nothing changed.
 
-    Args:
-        connection: to write with.
-        run: as it is now.
-        before: as it was.
-        at: now, by the database's clock.
+    `before` is the stored progress, if any; `at` is now, by the database's clock.
     """
     if before is None:
         lost_at = at if run.dropped else None
@@ -102,6 +104,6 @@ def note(
 
 
 def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
-    """Changes the row of a run, by its key."""
+    """Update columns of a run's row."""
     mine = run_progress.c.run == run
     connection.execute(sa.update(run_progress).where(mine).values(**values))

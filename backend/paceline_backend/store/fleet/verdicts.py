@@ -1,4 +1,4 @@
-"""Verdicts of runs, as they changed."""
+"""Store the history of runs' verdicts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from paceline_backend.store.fleet.tables import verdicts
 
 @dataclass(frozen=True)
 class Kept:
-    """A verdict, from when it was first made until it changed."""
+    """A verdict with the period in which its causes did not change; see the table `verdicts`.
 
-    run: str  # public id
+    `run` is the public id.
+    """
+
+    run: str
     at: float
     until: float
     first_step: int
@@ -30,7 +33,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class NamedNodes:
-    """Nodes that a verdict named, from when to when."""
+    """Nodes that a verdict named, with the period of the verdict in Unix time."""
 
     at: float
     until: float
@@ -41,7 +44,7 @@ _COLUMNS = [verdicts.c[name] for name in Kept.__dataclass_fields__]
 
 
 def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
-    """The newest verdict of each of some runs, by public id; those that have one."""
+    """Return the newest verdict of each run, by public id; runs without a verdict are left out."""
     c = verdicts.c
     last = sa.select(c.run, sa.func.max(c.at).label("at")).where(c.run.in_(runs))
     of = last.group_by(c.run).subquery()
@@ -50,12 +53,10 @@ def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
 
 
 def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
-    """Keeps a verdict: it continues the newest row if that names the same causes.
+    """Store a verdict: extend the newest row if it names the same causes, else add a row.
 
-    Args:
-        connection: to write with.
-        made: with `at` and `until` both its own time.
-        gap_s: a row that ends earlier than so many seconds before is not continued.
+    `made` has its own time as `at` and `until`. Rows that ended more than `gap_s` seconds before
+    are not extended.
     """
     before = newest(connection, [made.run]).get(made.run)
     row = dict(vars(made))
@@ -70,13 +71,9 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
 
 
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
-    """Lets the newest verdict of a run last until now: the run trains, and nothing is new.
+    """Extend a run's newest verdict to `at`: the run trains, and its causes are unchanged.
 
-    Args:
-        connection: to write with.
-        run: public id.
-        at: now, by the database's clock.
-        gap_s: a row that ends earlier than so many seconds before stays as it is.
+    A row that ended more than `gap_s` seconds before is not extended.
     """
     c = verdicts.c
     last = sa.select(sa.func.max(c.at)).where(c.run == run).scalar_subquery()
@@ -85,7 +82,7 @@ def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
 
 
 def causes_of(kept: Kept) -> set[tuple[str, tuple[int, ...], bool]]:
-    """What tells verdicts apart: kind and ranks of each cause, and whether it goes on."""
+    """Return the causes of a verdict for comparison: kind, ranks, and whether still active."""
     return {
         (cause["kind"], tuple(cause["ranks"]), cause["until"] is None)
         for cause in kept.body["causes"]
@@ -93,7 +90,7 @@ def causes_of(kept: Kept) -> set[tuple[str, tuple[int, ...], bool]]:
 
 
 def between(connection: sa.Connection, since: float, until: float) -> list[NamedNodes]:
-    """Which nodes verdicts named within a range of Unix times, oldest first."""
+    """Return the nodes that verdicts named within a range of Unix times, oldest first."""
     c = verdicts.c
     query = sa.select(c.at, c.until, c.nodes).where(c.until > since, c.at < until)
     rows = connection.execute(query.order_by(c.at, c.run))
@@ -101,12 +98,12 @@ def between(connection: sa.Connection, since: float, until: float) -> list[Named
 
 
 def forget(connection: sa.Connection, before: float) -> None:
-    """Removes verdicts that changed before a Unix time."""
+    """Delete verdicts that ended before a Unix time."""
     connection.execute(sa.delete(verdicts).where(verdicts.c.until < before))
 
 
 def of_run(connection: sa.Connection, run: str, limit: int) -> list[Kept]:
-    """The newest verdicts of a run, by its public id, newest first."""
+    """Return the newest verdicts of a run, newest first."""
     query = sa.select(*_COLUMNS).where(verdicts.c.run == run)
     rows = connection.execute(query.order_by(verdicts.c.at.desc()).limit(limit))
     return [Kept(*row) for row in rows]

@@ -1,8 +1,9 @@
-"""What people look for in runs of long ago, and what these runs cost.
+"""Search past runs and their cost.
 
-- `filters`: which runs a list has, and in which order.
+- `filters`: filter and order of lists of runs.
 - `labels`: tags and notes of runs.
-- `days`: sums over the steps of each run by day, which the worker keeps up to date.
+- `days`: sums over the steps of each run by day, which the worker process keeps up to date.
+- `notices`: explanations for runs without steps or without a policy.
 
 `runs.page` lists runs by a `RunFilter`:
 

@@ -1,8 +1,8 @@
-"""Sums over the complete steps of each run, by day and by the policy that planned them.
+"""Sum up the complete steps of each run, by day and by the policy version that planned them.
 
-The worker writes them from roll-ups, so that runs can be sorted by their waste, and days be added
-up, without a look at their steps. A roll-up of 100 steps belongs to the day in which its last step
-ended. The sums of a run that trains are some seconds old.
+The worker process writes these sums from roll-ups, so that lists can sort runs by waste and reports
+can add up days without reading steps. A roll-up of 100 steps belongs to the day in which its last
+step ended. The sums of an active run are some seconds old.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from paceline_backend.store.schema import run_days, runs, steps, switches
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
-_REST_S = 10.0  # between two looks at a run
+# Minimum time between two sums of a run.
+_REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
-# Of a step; of a block of steps, its first one tells them.
+# Columns of a step. For a block of steps, its first step provides them.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 
 def due(connection: sa.Connection, limit: int) -> list[int]:
-    """Keys of the runs with steps that no sum may have, those summed up longest ago first.
+    """Return the keys of runs with steps that may be missing in their sums, the oldest sums first.
 
-    What is stored at a moment may be seen by others somewhat later. So a run is summed up until
+    Other transactions may see a row somewhat later than it was stored. So a run is summed up until
     `_SETTLE_S` after its newest record.
     """
     c = runs.c
@@ -45,20 +46,13 @@ def due(connection: sa.Connection, limit: int) -> list[int]:
 
 
 def sum_up(store: Store, run: int) -> None:
-    """Writes the sums of a run anew.
-
-    Args:
-        store: the database.
-        run: key of the run.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
-    at = time.time()  # before the look: what comes meanwhile is summed up the next time
+    """Recompute the sums of a run."""
+    # Taken before the read, so that steps stored meanwhile are summed up the next time.
+    at = time.time()
     with store.read() as connection:
         rows = [{"run": run, **row} for row in _sums(connection, run)]
     with store.write() as connection:
-        # The update takes the row's lock first: two workers write one after the other.
+        # The update locks the row first, so that two workers write one after the other.
         kept = sa.update(runs).where(runs.c.key == run, runs.c.pruned_at.is_(None))
         if not connection.execute(kept.values(summed_at=at)).rowcount:
             return
@@ -68,7 +62,7 @@ def sum_up(store: Store, run: int) -> None:
 
 
 def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """The columns of `run_days`, one row for each version of the policy and each day."""
+    """Return rows of `run_days`: one for each policy version and day."""
     ranges = _planned(connection, run)
     ends = [first - 1 for first, _ in ranges[1:]]
     return [
@@ -79,9 +73,9 @@ def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
-    """Which version of the policy planned steps that count, each with its first step; ascending.
+    """Return (first step, policy version) of all ranges of steps that count, ascending.
 
-    An attempt that began at an earlier step may have trained steps again under a later version.
+    An attempt that began at an earlier step may have repeated steps under a later version.
     """
     s = switches.c
     query = sa.select(s.version, s.effective_step).where(
@@ -106,7 +100,7 @@ def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
 
 
 def _sums_of(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """The sums of a range of steps by day, from roll-ups, and from the steps that none covers."""
+    """Sum up a range of steps by day, from roll-ups and from the steps that no roll-up covers."""
     first, last = bounds(connection, steps, run, span)
     covered = rollups.cover(connection, run, first, last)
     alone = [steps.c.run == run, *within(steps.c.step, span)]
@@ -166,13 +160,9 @@ def of_runs(
     first: int | None,
     last: int | None,
 ) -> list[dict[str, Any]]:
-    """The sums of runs, by day, run and policy: columns of `run_days`, and what makes groups.
+    """Return sums by day, run and policy: the columns of `run_days` and the columns to group by.
 
-    Args:
-        connection: to read from.
-        where: which runs, as `RunFilter.conditions`.
-        first: day, in days since 1970-01-01, UTC; None: the first,
-        last: and the last one; None: the last.
+    `where` comes from `RunFilter.conditions`. `first` and `last` are days since 1970-01-01 UTC.
     """
     d, c = run_days.c, runs.c
     # A run may be stored without its switches.
@@ -192,19 +182,13 @@ def of_runs(
 
 
 def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
-    """Time of all ranks in a range of steps, and what they waited of it, in seconds.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; None: no bound.
-    """
+    """Return the time of all ranks in a range of steps, and the waiting in it, in seconds."""
     rows = _sums_of(connection, run, span)
     return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
 
 
 def figures(connection: sa.Connection, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Of runs by their keys: sums and means as `means`; runs without steps are left out."""
+    """Return the `means` of runs by their keys, without runs that have no steps."""
     d = run_days.c
     names = [name for name in d.keys() if name not in ("run", "day", "version")]  # noqa: SIM118
     sums = [sa.func.sum(d[name]).label(name) for name in names]
@@ -213,7 +197,7 @@ def figures(connection: sa.Connection, keys: Sequence[int]) -> dict[int, dict[st
 
 
 def means(sums: Any) -> dict[str, Any]:
-    """Figures of sums, which are named as the columns of `run_days`."""
+    """Compute totals and means from sums that are named like the columns of `run_days`."""
     steps_done = int(sums["steps"])
 
     def mean(name: str, count: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Which runs a list has, and in which order: conditions for the table of runs.
+"""Build the SQL conditions and order for lists of runs.
 
 Figures of runs, such as waste, are means over all their complete steps, from `run_days`.
 """
@@ -17,13 +17,15 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}  # each grows with its time
-SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)  # by what a list may be sorted
+# A cost is proportional to its time, so runs are sorted by the time.
+COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
+# Names by which a list can be sorted.
+SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
 
 
 @dataclass(frozen=True)
 class FigureBounds:
-    """The least and the greatest that a figure may be; None: no bound."""
+    """Inclusive bounds of a figure; None: no bound."""
 
     least: float | None = None
     most: float | None = None
@@ -34,27 +36,27 @@ _ANY = FigureBounds()
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs count: those for which all of this is true.
+    """Filter for runs: a run must match all conditions.
 
     Args:
         states: any of these; empty: every state.
         policy: in force, or requested last.
-        used: a policy that was in force or requested at some time.
-        parameters: of the policy in force, as they were asked for: name → value.
-        name: a part of it, in upper or lower case.
-        text: a part of the name, script, note, policy, device, of a tag or a node, or the beginning
-            of the id.
-        node: it is or was on this node.
-        device: a part of the ranks' device.
-        backend: that it trains on.
-        tags: it has all of these.
-        since: created at this Unix time or later,
-        until: and before this one.
-        active_since: it trained at this Unix time or later,
-        active_until: and before this one.
-        step_s: mean time of its steps, in seconds,
-        se: their mean SE,
-        waste: and their mean waste.
+        used: a policy that was in force or requested at any time.
+        parameters: parameters of the policy in force, as they were requested: name → value.
+        name: part of the name, case-insensitive.
+        text: part of the name, script, note, policy, device, a tag or a node, or the start of the
+            id.
+        node: the run is or was on this node.
+        device: part of the ranks' device.
+        backend: training backend.
+        tags: the run has all of these.
+        since: created at this Unix time or later.
+        until: created before this Unix time.
+        active_since: trained at this Unix time or later.
+        active_until: trained before this Unix time.
+        step_s: bounds of the mean step time, in seconds.
+        se: bounds of the mean straggler effect.
+        waste: bounds of the mean straggler waste.
     """
 
     states: Sequence[str] = ()
@@ -76,11 +78,7 @@ class RunFilter:
     waste: FigureBounds = _ANY
 
     def conditions(self, dialect: str) -> Conditions:
-        """As SQL.
-
-        Args:
-            dialect: SQLAlchemy's name of the database.
-        """
+        """Return the SQL conditions; `dialect` is SQLAlchemy's name of the database."""
         where = [*self._of_columns(), *self._of_times(), *self._of_figures()]
         where += [_tagged(run_tags.c.tag == tag) for tag in self.tags]
         if self.node is not None:
@@ -149,10 +147,10 @@ def _mentions(text: str) -> sa.ColumnElement[bool]:
 
 
 def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
-    """The condition that a parameter of the policy in force has a value.
+    """Return the condition that a parameter of the policy in force has a value.
 
-    Numbers are compared as numbers, whether they are written 3 or 3.0. Each type is compared with
-    itself only: Postgres refuses to make a number of a text.
+    Numbers are compared as numbers, so that 3 equals 3.0. Each type is compared only with itself,
+    because Postgres refuses to convert text to a number.
     """
     entry = switches.c.parameters[name]
     typed = sa.func.json_typeof if dialect == "postgresql" else sa.func.json_type
@@ -165,20 +163,22 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
         kinds, same = ("number", "integer", "real"), entry.as_float() == float(value)
     else:
         kinds, same = ("string", "text"), entry.as_string() == str(value)
-    # CASE decides before the value is read as a number; AND may not.
+    # CASE evaluates the condition before it reads the value as a number; AND does not guarantee
+    # that.
     equal = sa.case((kind.in_(kinds), same), else_=sa.false())
     in_force = sa.and_(switches.c.run == runs.c.key, switches.c.version == runs.c.version)
     return sa.exists().where(in_force, equal).correlate(runs)
 
 
 def figure(name: str) -> sa.ColumnElement[Any]:
-    """A mean over all complete steps of a run, or how many steps; NULL: there is none."""
+    """Return a run's mean of a metric over all complete steps, or their number; NULL if none."""
     c = run_days.c
     total = {"steps": c.steps}.get(name, c.get(f"{name}_sum"))
     assert total is not None
     value: sa.ColumnElement[Any] = sa.func.sum(total)
     if name == "steps":
-        value = sa.cast(value, sa.BigInteger)  # of whole numbers, Postgres makes a decimal one
+        # Postgres sums integers to a decimal.
+        value = sa.cast(value, sa.BigInteger)
     else:
         count = c.steps if name == "step_s" else c[f"{name}_count"]
         value = over(value, sa.func.sum(count))
@@ -186,59 +186,48 @@ def figure(name: str) -> sa.ColumnElement[Any]:
 
 
 def _time(name: str) -> sa.ColumnElement[Any]:
-    """Time of a run's ranks in all its complete steps; NULL: there is none, or it is virtual."""
     return sa.case((runs.c.backend != "simulated", _of_run(sa.func.sum(run_days.c[name]))))
 
 
 def _of_run(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    # The query around it may add up the same table.
+    # Correlate explicitly, because the outer query may use the same table.
     return sa.select(value).where(run_days.c.run == runs.c.key).correlate(runs).scalar_subquery()
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """The order of a list, then the newest first; unknown values last.
-
-    Args:
-        by: a name of `SORTS`.
-        descending: the greatest first.
-    """
+    """Order of a list: by a name of `SORTS`, then newest first, with unknown values at the end."""
 
     by: str = "created_at"
     descending: bool = True
 
     @classmethod
     def of(cls, text: str) -> RunOrder:
-        """Of ``waste``, or ``-waste`` for the greatest first."""
+        """Parse ``waste``, or ``-waste`` for the greatest first."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     @property
     def newest_first(self) -> bool:
-        """It is the order in which runs were created, which their keys have."""
+        """Return whether this is the order of creation, which is the order of the runs' keys."""
         return self.by == "created_at" and self.descending
 
     @property
     def value(self) -> sa.ColumnElement[Any]:
-        """By what runs are sorted."""
+        """Return the expression that runs are sorted by."""
         if self.by in COSTS:
             return _time(COSTS[self.by])
         column: sa.ColumnElement[Any] = runs.c[self.by] if self.by in _COLUMNS else figure(self.by)
         return column
 
     def columns(self) -> list[sa.ColumnElement[Any]]:
-        """For ORDER BY."""
+        """Return the columns for ORDER BY."""
         if self.newest_first:
             return [runs.c.key.desc()]
         directed = self.value.desc() if self.descending else self.value.asc()
         return [self.value.is_(None), directed, runs.c.key.desc()]
 
     def after(self, value: Any, key: int) -> sa.ColumnElement[bool]:
-        """The condition for what comes after a run.
-
-        Args:
-            value: by which that run is sorted.
-            key: of that run.
-        """
+        """Return the condition for runs that come after the run with this sort value and key."""
         below = runs.c.key < key
         if self.newest_first:
             return below

@@ -1,4 +1,4 @@
-"""Tags and notes: what people say about runs, so that they find them again."""
+"""Tags and notes that users give to runs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert
 from paceline_backend.store.schema import run_tags, runs
 
-MOST_TAGS = 50  # of a run
+# Maximum number of tags of a run.
+MOST_TAGS = 50
 
 
 class TooManyTagsError(ValueError):
-    """The run has as many tags as it may have."""
+    """The run already has `MOST_TAGS` tags."""
 
 
 def add_tag(connection: sa.Connection, run: int, tag: str) -> bool:
-    """Gives a run a tag; False: it has it already.
-
-    Args:
-        connection: to write with.
-        run: key of the run.
-        tag: a short word.
+    """Add a tag to a run; return False if the run has it already.
 
     Raises:
-        TooManyTagsError: it has `MOST_TAGS` others.
+        TooManyTagsError: the run has `MOST_TAGS` others.
     """
     if tag in (present := tags(connection, [run])[run]):
         return False
@@ -38,13 +34,13 @@ def add_tag(connection: sa.Connection, run: int, tag: str) -> bool:
 
 
 def remove_tag(connection: sa.Connection, run: int, tag: str) -> bool:
-    """Takes a tag from a run; False: it has no such tag."""
+    """Remove a tag from a run; return False if the run does not have it."""
     mine = sa.delete(run_tags).where(run_tags.c.run == run, run_tags.c.tag == tag)
     return connection.execute(mine).rowcount > 0
 
 
 def tags(connection: sa.Connection, keys: Sequence[int]) -> dict[int, list[str]]:
-    """The tags of runs by their keys, in alphabetical order."""
+    """Return the tags of runs by their keys, in alphabetical order."""
     query = sa.select(run_tags.c.run, run_tags.c.tag).where(run_tags.c.run.in_(keys))
     known: dict[int, list[str]] = defaultdict(list)
     for run, tag in connection.execute(query):
@@ -53,7 +49,7 @@ def tags(connection: sa.Connection, keys: Sequence[int]) -> dict[int, list[str]]
 
 
 def counted(connection: sa.Connection) -> list[dict[str, object]]:
-    """All tags, and how many runs have each; those of most runs first."""
+    """Return all tags with the number of runs that have each, the most frequent first."""
     tag, count = run_tags.c.tag, sa.func.count().label("runs")
     query = sa.select(tag, count).join(runs, runs.c.key == run_tags.c.run)
     query = query.where(runs.c.pruned_at.is_(None)).group_by(tag).order_by(count.desc(), tag)
@@ -61,11 +57,5 @@ def counted(connection: sa.Connection) -> list[dict[str, object]]:
 
 
 def set_note(connection: sa.Connection, run: int, note: str) -> None:
-    """Writes a note in place of the one before.
-
-    Args:
-        connection: to write with.
-        run: key of the run.
-        note: of any length; empty: none.
-    """
+    """Replace the note of a run; an empty note removes it."""
     connection.execute(sa.update(runs).where(runs.c.key == run).values(note=note))

@@ -1,4 +1,4 @@
-"""What to know of a run that no verdict tells: why it shows no steps, or takes no policy."""
+"""Explain why a run shows no steps, or why no policy can be in force, where no verdict exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline.wire import OBSERVED, State
 
-PATIENCE_S = 60.0  # a script may load for so long before its first step
+# A script may spend this long before its first step.
+PATIENCE_S = 60.0
 
 _HELPS = (
     "`paceline run --observe` and `paceline observe -- torchrun …` show such a script as it is, "
@@ -17,11 +18,10 @@ _HELPS = (
 
 
 def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
-    """A sentence for people; None: there is nothing to say.
+    """Return a sentence for the user, or None.
 
-    Args:
-        run: its row.
-        equal_because: why its ranks get equal parts, whatever the policy plans; empty: they do not.
+    `run` is the row of the run. `equal_because` is why its ranks get equal local batches whatever
+    the policy plans, empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal parts, whatever the policy: {equal_because}"
@@ -47,7 +47,7 @@ def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
 
 
 def _trained_unseen(run: Mapping[str, Any]) -> bool:
-    """Whether a run has trained, or should have begun to, without a word of its ranks."""
+    """Return whether a run has trained, or should train by now, without messages from ranks."""
     if run["backend"] == "simulated" or run["started_at"] is None:
         return False
     if run["state"] == State.FINISHED:

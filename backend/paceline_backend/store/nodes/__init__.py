@@ -1,4 +1,8 @@
-"""Nodes: machines whose agents have registered."""
+"""Nodes: machines whose agents have registered with the control plane.
+
+`admission` decides which nodes are admitted, `cordons` and `engine_cordons` which are excluded from
+new runs, and `run_nodes` which belong to a run on several nodes.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +49,17 @@ __all__ = [
     "types",
 ]
 
-ALIVE_S = 7.0  # three heartbeats: a node that misses them is shown as dead and gets no new runs
+# Three heartbeats. A node that misses them is shown as dead and gets no new runs.
+ALIVE_S = 7.0
 
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
-    """All nodes that ever registered, those that answer first.
+    """Return all nodes that ever registered, alive ones first.
 
-    `cordoned` says by whom, since when and why, `in_engine` what became of that in the node's
-    engine, and `spare_of` for which run a node is held back; None: it is not. Nodes that an engine
-    started for a run are listed while they answer, and while a cordon names them: an operator
-    wants to lift it after the run.
+    `cordoned` has author, time and reason of a cordon; `in_engine` its effect in the node's engine;
+    `spare_of` the run that the node is held back for, or None. Nodes that an engine started for a
+    run are listed only while they are alive or cordoned, so that an operator can lift the cordon
+    after the run.
     """
     rows, named = _rows(connection), cordons.standing(connection).by_node
     shown = [each for each in rows if each["alive"] or not each["only_run"] or each["id"] in named]
@@ -62,12 +67,12 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def known(connection: sa.Connection, node: str) -> dict[str, Any]:
-    """One node as `listed` has it, whether it is listed or not; it registered at some time."""
+    """Return one registered node in the form of `listed`, even if that list omits it."""
     return next(each for each in _rows(connection, nodes.c.id == node))
 
 
 def hosts(connection: sa.Connection, names: Iterable[str]) -> dict[str, str | None]:
-    """What the engines of some nodes call their machines; None: the node does not say."""
+    """Return the engine's names of nodes' machines; None where a node does not report it."""
     names = list(names)
     query = sa.select(nodes.c.id, nodes.c.host).where(nodes.c.id.in_(names))
     return dict.fromkeys(names) | {row.id: row.host for row in connection.execute(query)}
@@ -77,9 +82,9 @@ _HIDDEN = ("token", "seed")
 
 
 def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
-    """Nodes that ever registered.
+    """Return the nodes that ever registered.
 
-    A heartbeat of the future came before the database's clock was set back: it says nothing.
+    A heartbeat in the future dates from before the database's clock was set back and is ignored.
     """
     at = now(connection)
     some = (nodes.c.heartbeat_at > UNHEARD, *conditions)
@@ -90,7 +95,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
     standing, held = cordons.standing(connection), spares.held(connection)
     of_node = launched(connection)
     for node in rows:
-        # What its agent said with its last heartbeat, and what was launched there since then.
+        # Runs that the agent reported with its last heartbeat, and runs launched there since then.
         node["runs"] = sorted({*node["runs"], *of_node.get(node["id"], ())})
         cordon = standing.of(node["id"], node.pop("backend"), node["host"])
         node["cordoned"] = cordon and cordon.shown
@@ -103,7 +108,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
 
 
 def launched(connection: sa.Connection) -> dict[str, list[str]]:
-    """By node: the runs that were launched there and have not ended."""
+    """Return, by node, the runs that were launched there and have not ended."""
     runs, of_several = runs_table.c, run_nodes_table.c
     going_on = runs.state.not_in(ENDED)
     alone = sa.select(runs.node, runs.id).where(going_on, runs.nodes_max == 1)
@@ -120,7 +125,7 @@ def launched(connection: sa.Connection) -> dict[str, list[str]]:
 
 
 def alive(connection: sa.Connection) -> set[str]:
-    """The names of the nodes whose agents answer."""
+    """Return the names of the nodes with recent heartbeats."""
     c = nodes.c
     beats = sa.select(c.id, c.heartbeat_at).where(c.left.is_(False), admitted())
     at = now(connection)
@@ -128,12 +133,12 @@ def alive(connection: sa.Connection) -> set[str]:
 
 
 def bound(connection: sa.Connection, run: str) -> set[str]:
-    """The nodes that look after this run only, and whose agents answer."""
+    """Return the nodes that serve only this run and have recent heartbeats."""
     query = sa.select(nodes.c.id).where(nodes.c.only_run == run)
     return alive(connection) & set(connection.execute(query).scalars())
 
 
 def states_of_gpus(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
-    """The states of a node's GPUs, as its last heartbeat had them; empty: unknown."""
+    """Return the states of a node's GPUs from its last heartbeat; empty if unknown."""
     query = sa.select(nodes.c.gpu_states).where(nodes.c.id == node)
     return list(connection.execute(query).scalar() or ())

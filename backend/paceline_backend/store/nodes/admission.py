@@ -1,12 +1,12 @@
-"""Admission of nodes: which token a node's session was made with, and how long it counts.
+"""Admission of nodes: the token behind a node's session on the bus, and its validity.
 
-`expect` notes that an agent gets a session, and `bind` that a run's node asks to join its run. A
-node of the fleet is admitted by an agent's or an admin's token. It stays one: no token of a run
-ever changes it. A node of a run is admitted by the run's token, and stays this run's. Its name ends
-with the run's id (`is_name`), so that no run can take a name that others want.
+`expect` records that an agent gets a session, and `bind` that a run's node asks to join its run. A
+node of the fleet is admitted by an agent's or an admin's token and stays a node of the fleet: no
+token of a run can take it over. A node of a run is admitted by the run's token and stays bound to
+this run. Its name ends with the run's id (`is_name`), so that a run cannot occupy other names.
 
-A session ends with its token, whatever ended the token. No row has to be changed for that:
-`admitted` is asked each time. The next session of the name has a new seed, and so other keys.
+A session ends when its token is revoked or expires. No row has to change for that, because each
+query checks `admitted`. The next session under the same name has a new seed, and so other keys.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert, now
 from paceline_backend.store.schema import meta, nodes, tokens
 
-UNHEARD = 0.0  # `heartbeat_at` of a node whose agent has a session and has not spoken yet
-_CONFIGURED = "token "  # + id: the name in `meta` of a token that the server's configuration gives
+# `heartbeat_at` of a node whose agent has a session and has not sent a heartbeat yet.
+UNHEARD = 0.0
+# Followed by its id, the key in the table `meta` of a token from the server's configuration.
+_CONFIGURED = "token "
 
 
 def admitted() -> sa.ColumnElement[bool]:
-    """Select nodes whose session counts: the token that it was made with is valid.
+    """Return the condition for nodes whose session is valid, because its token is.
 
-    An agent without a session, and one that came by a proxy's word, has no token that could end.
+    Agents without a session, and agents that a proxy authenticated, have no token that could end.
     """
     t, n = tokens.c, nodes.c
     unexpired = t.expires_at.is_(None) | (t.expires_at > time.time())
@@ -38,12 +40,7 @@ def admitted() -> sa.ColumnElement[bool]:
 
 
 def configure(connection: sa.Connection, identities: Collection[str]) -> None:
-    """Note which tokens the server's configuration gives; sessions by earlier ones end.
-
-    Args:
-        connection: to write with.
-        identities: of the tokens.
-    """
+    """Store the ids of the configured tokens; sessions of tokens that were removed end."""
     names = [_CONFIGURED + each for each in identities]
     former = (meta.c.name.startswith(_CONFIGURED), meta.c.name.not_in(names))
     connection.execute(sa.delete(meta).where(*former))
@@ -53,20 +50,20 @@ def configure(connection: sa.Connection, identities: Collection[str]) -> None:
 
 
 def seeds(connection: sa.Connection, names: Iterable[str]) -> dict[str, str]:
-    """Return the seeds of those of some nodes whose sessions count."""
+    """Return the seeds of those nodes whose sessions are valid."""
     c = nodes.c
     some = (c.id.in_(list(names)), c.seed.is_not(None), admitted())
     return {row.id: row.seed for row in connection.execute(sa.select(c.id, c.seed).where(*some))}
 
 
 def of_token(connection: sa.Connection, token: str) -> list[str]:
-    """Return the nodes whose sessions were made with a token."""
+    """Return the nodes whose sessions were created with a token."""
     query = sa.select(nodes.c.id).where(nodes.c.token == token)
     return list(connection.execute(query).scalars())
 
 
 def registered(connection: sa.Connection, names: Iterable[str]) -> set[str]:
-    """Return those of some nodes that the database has, whether their sessions count or not."""
+    """Return those of some nodes that the database has, with a valid session or not."""
     query = sa.select(nodes.c.id).where(nodes.c.id.in_(list(names)))
     return set(connection.execute(query).scalars())
 
@@ -79,20 +76,16 @@ def is_name(node: str, run: str) -> bool:
 def expect(
     connection: sa.Connection, node: str, token: str | None = None, run: str | None = None
 ) -> str | None:
-    """Note that a node's agent gets a session: ingest reads its reports from now on.
+    """Record that a node's agent gets a session, so that ingest accepts its reports.
 
-    Args:
-        connection: to write with.
-        node: its name.
-        token: id of the token that asks; None: none that could end.
-        run: the run whose token this is; None: it is no run's.
-
-    Returns:
-        The seed of the node's keys; None: the name is another's, or the token has ended. Then the
-        transaction must not be committed.
+    `token` is the id of the requesting token (None: none that could end), and `run` the run that it
+    belongs to (None: a token of the fleet). Return the seed of the node's keys. Return None if the
+    name belongs to another run or to the fleet, or if the token has ended; then the caller must not
+    commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
-    token = connection.execute(parent).scalar() or token  # of a browser: that let it in
+    # For a browser, use the token that it logged in with.
+    token = connection.execute(parent).scalar() or token
     admission = {"token": token, "seed": secrets.token_hex(16), "only_run": run}
     c = nodes.c
     columns = (c.token, c.seed, c.only_run, admitted().label("admitted"))
@@ -131,14 +124,10 @@ def _created(connection: sa.Connection, node: str, admission: dict[str, Any]) ->
 def bind(
     connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
 ) -> bool:
-    """Note where a node of a run is; False: its session was not made with the run's token.
+    """Store the location of a run's node; return False if the session is not from the run's token.
 
-    Args:
-        connection: to write with.
-        node: its name.
-        run: public id.
-        backend: the engine that started it; None: none of ours.
-        host: what the engine calls its machine; None: it does not say.
+    `backend` is the engine that started the node (None: Paceline did not start it), and `host` the
+    engine's name of the machine (None: unknown).
     """
     c = nodes.c
     own = (c.id == node, c.signed, c.only_run == run, c.token.is_not(None), admitted())
@@ -147,5 +136,5 @@ def bind(
 
 
 def forget(connection: sa.Connection, node: str) -> None:
-    """Delete what is known of a node. Its cordons, and what runs say of it, stay."""
+    """Delete a node. Its cordons, and mentions in runs, stay."""
     connection.execute(sa.delete(nodes).where(nodes.c.id == node))

@@ -1,7 +1,10 @@
-"""Cordons: nodes that get nothing new until somebody lifts the cordon. Runs on them go on.
+"""Cordons: an operator excludes a node from new runs until the cordon is lifted.
 
-A cordon of a node that an engine gave is one of its machine: of all nodes that the engine calls by
-this host. The engine is told of the cordon and of its end by a worker (`engine_cordons`).
+Active runs on the node continue. If an engine provides the node, the cordon applies to the machine,
+that is to all nodes for which the engine reports this host. A worker process forwards the cordon
+and its end to the engine (`engine_cordons`).
+
+`cordon`, `lift` and `check` raise `UnknownNodeError` if the node never registered.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ class UnknownNodeError(PacelineError):
 
 
 class CordonedError(PacelineError):
-    """The node is cordoned already, or is not cordoned."""
+    """The node is already cordoned, or is not cordoned."""
 
 
 @dataclass(frozen=True)
 class Cordon:
-    """A row of `cordons` that counts: it is not lifted, or its engine does not know yet."""
+    """An active row of `cordons`: it is not lifted, or its engine was not yet told that it is."""
 
     key: int
     node: str
@@ -45,14 +48,14 @@ class Cordon:
 
     @property
     def shown(self) -> dict[str, Any] | None:
-        """By whom, when and why; None: it is lifted."""
+        """Return author, time and reason; None if the cordon is lifted."""
         if self.lifted_at is not None:
             return None
         return {"by": self.by, "at": self.at, "reason": self.reason}
 
     @property
     def in_engine(self) -> dict[str, Any] | None:
-        """What became of it in its engine; None: the node is of no engine."""
+        """Return the cordon's effect in the engine; None if the node belongs to no engine."""
         if self.backend is None:
             return None
         names = ("backend", "host", "told_at", "refusal")
@@ -61,19 +64,19 @@ class Cordon:
 
 @dataclass(frozen=True)
 class ActiveCordons:
-    """The cordons that count."""
+    """All active cordons, by node and by machine of an engine: (engine, host)."""
 
     by_node: Mapping[str, Cordon]
-    by_host: Mapping[tuple[str | None, str], Cordon]  # of engines
+    by_host: Mapping[tuple[str | None, str], Cordon]
 
     def of(self, node: str, backend: str | None, host: str | None) -> Cordon | None:
-        """The cordon of a node, or of its machine."""
+        """Return the cordon of a node or of its machine."""
         of_host = None if host is None else self.by_host.get((backend, host))
         return of_host or self.by_node.get(node)
 
 
 def standing(connection: sa.Connection) -> ActiveCordons:
-    """The cordons that count; of two of the same node or machine the one that is not lifted."""
+    """Return the active cordons; prefer one that is not lifted for the same node or machine."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)
@@ -89,17 +92,10 @@ def _counts() -> sa.ColumnElement[bool]:
 
 
 def cordon(connection: sa.Connection, node: str, by: str, reason: str) -> None:
-    """Cordons a node.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        by: who asks.
-        reason: why.
+    """Cordon a node on behalf of `by`.
 
     Raises:
-        UnknownNodeError: no such node.
-        CordonedError: somebody has cordoned it; the message says who and why.
+        CordonedError: the node is already cordoned; the message has author and reason.
     """
     backend, host = check(connection, node)
     row = {"node": node, "at": time.time(), "by": by, "reason": reason}
@@ -120,17 +116,10 @@ def _refuse_second(
 
 
 def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
-    """Lifts a node's cordon; where its engine refused to lift it, the engine is asked again.
-
-    Args:
-        connection: to write with.
-        node: its name.
-        by: who asks.
-        why: the reason.
+    """Lift a node's cordon on behalf of `by`; if the engine refused to lift it before, retry that.
 
     Raises:
-        UnknownNodeError: no such node.
-        CordonedError: it is not cordoned.
+        CordonedError: the node is not cordoned.
     """
     backend, host = check(connection, node)
     c = cordons.c
@@ -138,7 +127,7 @@ def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
     if host is not None:
         mine |= (c.backend == backend) & (c.host == host)
     at = time.time()
-    # What the engine refused to do, it need not undo.
+    # A cordon that the engine refused need not be lifted there.
     values = {
         "told_at": sa.case((c.refusal.is_not(None), at)),
         "refusal": None,
@@ -155,7 +144,7 @@ def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
 
 
 def of_node(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
-    """All cordons that a node had, the newest first."""
+    """Return all cordons that a node had, newest first."""
     c = cordons.c
     query = sa.select(c.at, c.by, c.reason, c.lifted_at, c.lifted_by, c.lifted_why)
     rows = connection.execute(query.where(c.node == node).order_by(c.key.desc()))
@@ -163,13 +152,9 @@ def of_node(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
 
 
 def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]:
-    """Refuses a node that never registered: its agent may have a session and not have spoken yet.
+    """Return a node's engine and the engine's name of its machine; None where it has none.
 
-    Returns:
-        Its engine, and what the engine calls its machine; None: it has none, or did not say.
-
-    Raises:
-        UnknownNodeError: no such node.
+    A node whose agent has a session but has not sent a heartbeat yet counts as unknown.
     """
     c = nodes.c
     query = sa.select(c.backend, c.host).where(c.id == node, c.heartbeat_at > 0)
@@ -180,6 +165,6 @@ def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]
 
 
 def words(node: str, cordoned: Mapping[str, Any]) -> str:
-    """The sentence about a cordoned node, without a full stop."""
+    """Return the sentence about a cordoned node, without a full stop."""
     why = f" ({cordoned['reason']})" if cordoned["reason"] else ""
     return f"node {node} is cordoned by {cordoned['by']}{why}"

@@ -1,4 +1,4 @@
-"""Cordons that an engine is to be told of, and what it said."""
+"""Cordons that a worker process must forward to an engine, and the engine's replies."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from paceline_backend.store.schema import cordons
 
 @dataclass(frozen=True)
 class Word:
-    """What an engine is to be told of a machine."""
+    """A change of a machine's cordon that must be sent to its engine.
+
+    `reason` has author and reason of the cordon, or is None if the machine is no longer cordoned.
+    `rows` has `key` and `lifted_at` of the rows of `cordons` behind the change.
+    """
 
     backend: str
     host: str
-    reason: str | None  # by whom it is cordoned and why; None: no longer
-    rows: tuple[tuple[int, float | None], ...]  # `key` and `lifted_at` of the rows behind it
+    reason: str | None
+    rows: tuple[tuple[int, float | None], ...]
 
 
 def waiting(connection: Connection, backends: Collection[str]) -> list[Word]:
-    """What some engines are yet to be told, the oldest first.
+    """Return the changes that some engines have not received yet, oldest first.
 
-    A machine that several rows are about is cordoned while one of them is not lifted.
+    A machine with several rows is cordoned while one of them is not lifted.
     """
     c = cordons.c
     untold = (c.host.is_not(None), c.told_at.is_(None), c.refusal.is_(None))
@@ -53,15 +57,11 @@ def _reason(by: str, why: str) -> str:
 
 
 def note(connection: Connection, word: Word, refusal: str | None) -> None:
-    """Notes that an engine was told, or why it refuses.
+    """Record that an engine accepted a change, or why it refused.
 
-    What somebody changed meanwhile is told next, also if another worker has told it: which of the
-    two came last is not known.
-
-    Args:
-        connection: to write with.
-        word: as it was told.
-        refusal: in the engine's words; None: it took it.
+    Rows that changed since `word` was sent are sent again, even if another worker has sent them,
+    because it is unknown which of the two messages arrived last. `refusal` is the engine's error
+    message, None if it accepted.
     """
     c = cordons.c
     said = {"told_at": None if refusal else time.time(), "refusal": refusal}
@@ -75,7 +75,7 @@ def note(connection: Connection, word: Word, refusal: str | None) -> None:
 
 
 def untaken(connection: Connection, backend: str) -> list[str]:
-    """The machines of an engine that are cordoned here, and that it has not been told of."""
+    """Return an engine's machines that are cordoned here, but not (yet) by the engine."""
     c = cordons.c
     query = sa.select(c.host).where(c.backend == backend, c.host.is_not(None), c.told_at.is_(None))
     return sorted(set(connection.execute(query.where(c.lifted_at.is_(None))).scalars()))

@@ -1,7 +1,8 @@
-"""Which engines may have jobs of a run, also after the run went elsewhere or was deleted.
+"""Record which engines may have jobs of a run, even after the run moved elsewhere or was deleted.
 
-The row is made in the transaction that asks for jobs, and goes once the engine has none of them. An
-engine that is away meanwhile, or a control plane that ends, forgets none.
+A row is inserted in the transaction that requests jobs, and deleted once the engine has none of
+them. So leftover jobs are cancelled even if the engine was unreachable or the control plane
+restarted meanwhile.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from paceline_backend.store.schema import engine_runs, runs
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that went elsewhere or is deleted, and of which an engine may still have jobs."""
+    """A run that moved elsewhere or is deleted, while an engine may still have jobs of it.
 
-    backend: str  # the engine
-    run: str  # public id
-    key: int | None  # None: it is deleted, or is being deleted
+    `backend` is the engine, and `key` is None if the run is deleted or is being deleted.
+    """
+
+    backend: str
+    run: str
+    key: int | None
 
 
 def add(connection: Connection, run: str, backend: str) -> None:
-    """Notes that an engine may have jobs of a run from now on."""
+    """Record that an engine may have jobs of a run from now on."""
     query = insert(connection, engine_runs).values(run=run, backend=backend)
     connection.execute(query.on_conflict_do_nothing())
 
 
 def remove(connection: Connection, run: str, backend: str) -> None:
-    """Notes that an engine has no jobs of a run, and gets none."""
+    """Record that an engine has no jobs of a run and will get none."""
     c = engine_runs.c
     connection.execute(sa.delete(engine_runs).where(c.backend == backend, c.run == run))
 
 
 def leftovers(connection: Connection, backends: Collection[str]) -> list[Leftover]:
-    """What some engines may have of runs that are not there any more."""
+    """Return the possible leftovers of runs that moved elsewhere or are deleted."""
     c = engine_runs.c
     deleted = runs.c.key.is_(None) | runs.c.pruned_at.is_not(None)
     query = (
@@ -53,7 +57,7 @@ def leftovers(connection: Connection, backends: Collection[str]) -> list[Leftove
 
 
 def clear(connection: Connection, left: Leftover) -> None:
-    """Notes that an engine has nothing left of a run, unless the run came back meanwhile."""
+    """Record that an engine has no jobs of a run, unless the run came back meanwhile."""
     there = sa.select(runs.c.backend).where(runs.c.id == left.run, runs.c.pruned_at.is_(None))
     if connection.execute(there.with_for_update(key_share=True)).scalar() != left.backend:
         remove(connection, left.run, left.backend)

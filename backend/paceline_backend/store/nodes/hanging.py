@@ -1,4 +1,4 @@
-"""Runs that shall not hang for long, and which of their attempts was ended for that."""
+"""Runs that are restarted when they hang, and the attempts that were ended for that reason."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline_backend.store.schema import leases, runs, worker_steps
 
 @dataclass(frozen=True)
 class Restarted:
-    """A run that trains, and that starts again when it hangs."""
+    """A training run that is restarted when it hangs for `after_s` seconds."""
 
     key: int
     id: str
     attempt: int
-    after_s: float  # so long it may hang
+    after_s: float
 
 
 def watched(connection: sa.Connection, owner: str) -> list[Restarted]:
-    """The runs that start again when they hang, but those that another worker plans."""
+    """Return the runs that are restarted when they hang, except those that another worker plans."""
     c, at = runs.c, now(connection)
     mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
     query = (
@@ -36,15 +36,10 @@ def watched(connection: sa.Connection, owner: str) -> list[Restarted]:
 
 
 def note_end(connection: sa.Connection, run: str, attempt: int) -> bool | None:
-    """Notes that an attempt's ranks are to be ended, as the run hangs.
+    """Record that an attempt of a hanging run is ended; return False if that is already recorded.
 
-    Args:
-        connection: to write with; the run's row stays locked.
-        run: public id.
-        attempt: that hangs.
-
-    Returns:
-        False: it was noted before. None: the run does not train, or has another attempt by now.
+    Return None if the run is not in state `running`, or has another attempt by now. The run's row
+    stays locked until the end of the transaction.
     """
     c = runs.c
     query = sa.select(c.state, c.attempt, c.hang_ended).where(c.id == run)
@@ -58,7 +53,7 @@ def note_end(connection: sa.Connection, run: str, attempt: int) -> bool | None:
 
 
 def beyond(connection: sa.Connection, run: int, step: int | None) -> int:
-    """How many ranks' steps are known after a step: they tell whether a rank goes on by itself."""
+    """Count the records of ranks after a step; a growing number shows that a rank still trains."""
     c = worker_steps.c
     query = sa.select(sa.func.count()).where(c.run == run, c.step > (-1 if step is None else step))
     return int(connection.execute(query).scalar_one())

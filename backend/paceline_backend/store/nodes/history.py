@@ -1,4 +1,4 @@
-"""A node's history: its runs, the verdicts that named it slow, and its cordons."""
+"""Read a node's history: its runs, the verdicts that named it slow, and its cordons."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from paceline_backend.store.schema import run_nodes, runs
 
 
 def of_node(connection: sa.Connection, node: str, limit: int) -> dict[str, Any]:
-    """What is known of a node's past, each part newest first.
-
-    Args:
-        connection: to read from.
-        node: its name.
-        limit: most items of each part.
+    """Return a node's history, at most `limit` items of each kind, newest first.
 
     Raises:
         UnknownNodeError: no such node.
@@ -31,7 +26,6 @@ def of_node(connection: sa.Connection, node: str, limit: int) -> dict[str, Any]:
 
 
 def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
-    """The runs that a node took part in, and what became of them there."""
     c, own = runs.c, run_nodes.c
     here = sa.and_(own.run == c.key, own.node == node)
     query = (

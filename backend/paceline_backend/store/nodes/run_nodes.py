@@ -1,7 +1,7 @@
-"""The nodes of runs that train on several: what was launched there, and what became of it.
+"""The nodes of multi-node runs: what was launched on them, and what became of it.
 
-Rows of a run are changed under the lock of the run's row, but for `met`. A row stays when a later
-launch leaves its node out: what the node still tells of the earlier launch is no lie.
+Rows of a run change only under the lock of the run's row, except `met`. A row stays when a later
+launch does not use its node, because reports of the node about the earlier launch remain valid.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from paceline_backend.store.database import insert
 from paceline_backend.store.nodes import alive, spares
 from paceline_backend.store.schema import nodes, run_nodes, runs, worker_steps
 
-_GOING_ON = [state for state in State if state not in ENDED]  # the index on states serves this
-# What `runs.rendezvous` says besides a place:
-GONE = ""  # it went away, and the launch ends
-ANEW = "anew"  # the next launch is recorded; its nodes are to be told
+# A list of states, so that the database can use the index on states.
+_GOING_ON = [state for state in State if state not in ENDED]
+# Special values of `runs.rendezvous`, which otherwise is the rendezvous' address. GONE: the
+# rendezvous was lost and the launch ends. ANEW: the next launch is recorded, but its nodes have not
+# been told.
+GONE = ""
+ANEW = "anew"
 
 
 @dataclass(frozen=True)
 class RunNode:
-    """A node of a run: a row of `run_nodes`."""
+    """A node of a run: a row of `run_nodes`. `run` is the run's key."""
 
-    run: int  # key
+    run: int
     node: str
     first_attempt: int
     state: str
@@ -47,41 +50,47 @@ class RunNode:
 
     @property
     def ended(self) -> bool:
-        """Whether its launcher has ended."""
+        """Return whether its launcher has ended."""
         return State(self.state).final
 
     @property
     def orphaned(self) -> bool:
-        """Whether its launcher ended only because the rendezvous went away."""
+        """Return whether its launcher ended only because the rendezvous was lost."""
         return self.state == State.FAILED and (self.message or "").startswith(RENDEZVOUS_GONE)
 
     @property
     def followed(self) -> bool:
-        """Whether its ranks failed only because another node's did."""
+        """Return whether its ranks failed only because another node's ranks did."""
         return self.state == State.FAILED and (self.message or "").startswith(FAILED_ELSEWHERE)
 
     @property
     def away(self) -> bool:
-        """Whether it was lost, stopped, or its agent or launcher killed; asked to leave or not."""
+        """Return whether it was lost or stopped, or its agent or launcher was killed."""
         killed = self.state == State.FAILED and self.exit_code is None and not self.orphaned
         return self.lost or killed or self.state == State.STOPPED
 
     @property
     def gone(self) -> bool:
-        """Whether it went away without having been asked: a script that fails has an exit code."""
+        """Return whether it is away without having been asked to leave.
+
+        A failed script does not count: it has an exit code.
+        """
         return not self.leaving and self.away
 
 
 @dataclass(frozen=True)
 class MultiNodeRun:
-    """An unfinished run on several nodes, with the nodes of its latest launch."""
+    """An active multi-node run with the nodes of its latest launch.
+
+    `host` is the node that serves the rendezvous.
+    """
 
     key: int
     id: str
     state: str
     first_attempt: int
     nodes_min: int
-    host: str | None  # the node that serves the rendezvous
+    host: str | None
     rendezvous: str | None
     nodes: list[RunNode]
 
@@ -93,14 +102,10 @@ def launch(
     first_attempt: int,
     replaces: str | None = None,
 ) -> None:
-    """Notes that nodes are launched, from this attempt on; what they did before is forgotten.
+    """Record that nodes are launched; what they did in earlier launches is overwritten.
 
-    Args:
-        connection: to write with.
-        run: key of the run.
-        names: of the nodes.
-        first_attempt: of the launch.
-        replaces: the node that makes way for them, or that was lost.
+    `first_attempt` is that of the launch, and `replaces` the slow or lost node that they replace,
+    if any.
     """
     names = list(names)
     spares.use(connection, run, names)
@@ -129,7 +134,7 @@ def launch(
 
 
 def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[RunNode]]:
-    """The nodes of some runs, by name; of all their launches."""
+    """Return the nodes of some runs, of all their launches, ordered by name."""
     by_run: dict[int, list[RunNode]] = {key: [] for key in keys}
     query = sa.select(run_nodes).where(run_nodes.c.run.in_(keys)).order_by(run_nodes.c.node)
     for row in connection.execute(query) if keys else ():
@@ -138,11 +143,9 @@ def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[
 
 
 def reporting(connection: sa.Connection, rows: Sequence[Any]) -> dict[int, tuple[str, ...]]:
-    """The nodes that may report about runs, by the runs' keys.
+    """Return, by the runs' keys, the nodes that may send reports about each run.
 
-    Args:
-        connection: to read from.
-        rows: of runs, with `key`, `node` and `nodes_max`.
+    `rows` are rows of runs with `key`, `node` and `nodes_max`.
     """
     several = of_runs(connection, [row.key for row in rows if row.nodes_max > 1])
     known = {}
@@ -153,14 +156,14 @@ def reporting(connection: sa.Connection, rows: Sequence[Any]) -> dict[int, tuple
 
 
 def names(connection: sa.Connection, run: str) -> list[str]:
-    """The nodes that may have processes of a run on several nodes; none of another run."""
+    """Return the nodes that may have processes of a multi-node run; empty for other runs."""
     query = sa.select(run_nodes.c.node).join(runs, runs.c.key == run_nodes.c.run)
     ordered = query.where(runs.c.id == run).order_by(run_nodes.c.node)
     return list(connection.execute(ordered).scalars())
 
 
 def listed(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """The nodes of a run, by its key, as the API shows them."""
+    """Return the nodes of a run in the form that the API shows."""
     query = sa.select(runs.c.node, runs.c.rendezvous).where(runs.c.key == run)
     host, rendezvous = connection.execute(query).one()
     rows = of_runs(connection, [run])[run]
@@ -176,7 +179,7 @@ def listed(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def change(connection: sa.Connection, row: RunNode, values: Mapping[str, Any]) -> RunNode:
-    """Writes new values of a row, unless it was launched again; the row with them."""
+    """Update columns of a row, unless the node was relaunched; return the row with these values."""
     c = run_nodes.c
     mine = (c.run == row.run, c.node == row.node, c.launched_at == row.launched_at)
     connection.execute(sa.update(run_nodes).where(*mine).values(dict(values)))
@@ -184,15 +187,14 @@ def change(connection: sa.Connection, row: RunNode, values: Mapping[str, Any]) -
 
 
 def group(connection: sa.Connection, run: str) -> MultiNodeRun | None:
-    """A run as `groups` lists it; None: it has ended, or is not on several nodes."""
+    """Return a run as `groups` lists it; None if it has ended or is not a multi-node run."""
     return next((each for each in groups(connection) if each.id == run), None)
 
 
 def locked(connection: sa.Connection, known: MultiNodeRun) -> MultiNodeRun | None:
-    """A run as it is now, locked until the transaction ends.
+    """Lock a run until the transaction ends and return its current state.
 
-    Returns:
-        None: it has ended, was launched anew or meets elsewhere since `known` was read.
+    Return None if it has ended, was relaunched or changed its rendezvous since `known` was read.
     """
     if not set_rendezvous(connection, known, known.rendezvous, known.host):
         return None
@@ -200,7 +202,7 @@ def locked(connection: sa.Connection, known: MultiNodeRun) -> MultiNodeRun | Non
 
 
 def groups(connection: sa.Connection) -> list[MultiNodeRun]:
-    """The runs on several nodes that have not ended, the oldest first."""
+    """Return the active multi-node runs, oldest first."""
     c = runs.c
     query = (
         sa.select(
@@ -220,11 +222,7 @@ def groups(connection: sa.Connection) -> list[MultiNodeRun]:
 
 
 def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]:
-    """The agents that should look after runs on several nodes, and when each was heard last.
-
-    Returns:
-        Public run id, node, and the heartbeat's time.
-    """
+    """Return the agents responsible for multi-node runs: public run id, node, last heartbeat."""
     known = [
         (group.id, row.node) for group in groups(connection) for row in group.nodes if not row.ended
     ]
@@ -237,14 +235,10 @@ def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]
 
 
 def newest_step(connection: sa.Connection, run: str, node: str) -> tuple[int, float] | None:
-    """The newest step that any rank reported of the attempt that a node trains, and its seconds.
+    """Return number and seconds of the newest step that a rank reported of a node's attempt.
 
-    None: there is none, or a later attempt has begun, of which the node has said nothing.
-
-    Args:
-        connection: to read from.
-        run: public run id.
-        node: its name.
+    Return None if there is none, or if a later attempt has begun from which the node has sent
+    nothing.
     """
     w, c = worker_steps.c, run_nodes.c
     newest = (
@@ -260,10 +254,9 @@ def newest_step(connection: sa.Connection, run: str, node: str) -> tuple[int, fl
 
 
 def pending(connection: sa.Connection) -> list[tuple[str, str, float]]:
-    """The nodes of unfinished runs of whose latest launch they have said nothing.
+    """Return nodes that have not yet reported about the latest launch of their active run.
 
-    Returns:
-        Public run id, node, and when the run was launched there.
+    Each item is the public run id, the node and the time of the launch.
     """
     return [
         (group.id, row.node, row.launched_at)
@@ -276,7 +269,7 @@ def pending(connection: sa.Connection) -> list[tuple[str, str, float]]:
 def set_rendezvous(
     connection: sa.Connection, group: MultiNodeRun, rendezvous: str | None, host: str | None
 ) -> bool:
-    """Says where the launchers of a run meet; False if that is no longer as `group` has it."""
+    """Set the rendezvous of a run; return False if it no longer is as in `group`."""
     c = runs.c
     same = (
         c.key == group.key,

@@ -1,4 +1,4 @@
-"""Which nodes of runs verdicts named slow, since when and until when."""
+"""Record which nodes of runs verdicts named slow, from when until when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline_backend.store.schema import leases, runs, slow_nodes
 
 @dataclass(frozen=True)
 class RunOnNodes:
-    """A run on several nodes that trains."""
+    """A multi-node run that trains."""
 
     key: int
     id: str
@@ -25,19 +25,22 @@ class RunOnNodes:
 
 @dataclass(frozen=True)
 class Slow:
-    """A node that is named slow: a row of `slow_nodes` without an end."""
+    """A node that is currently named slow: a row of `slow_nodes` without an end.
 
-    run: int  # key
+    `run` is the run's key; `step` is the newest step that the first verdict used.
+    """
+
+    run: int
     at: float
     node: str
     attempt: int
-    step: int  # the newest one that the first verdict rested on
+    step: int
     factor: float | None
     words: str
 
 
 def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
-    """The runs on several nodes that train, but those that another worker plans."""
+    """Return the multi-node runs that train, except those that another worker plans."""
     c, at = runs.c, now(connection)
     mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
     query = (
@@ -50,7 +53,7 @@ def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:
-    """The node of a run, by its key, that is named slow; None: there is none."""
+    """Return the node of a run that is named slow; None if there is none."""
     c = slow_nodes.c
     columns = [c[name] for name in Slow.__dataclass_fields__]
     query = sa.select(*columns).where(c.run == run, c.ended_at.is_(None))
@@ -59,9 +62,9 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 
 
 def name(connection: sa.Connection, slow: Slow) -> Slow:
-    """Notes a verdict that names a node; what is noted then.
+    """Record a verdict that names a node slow; return the row that is stored then.
 
-    The row stays while verdicts about the attempt name the same node, with the newest figures.
+    The row stays, with the newest figures, while verdicts about the attempt name the same node.
     """
     known = present(connection, slow.run)
     if known is None or (known.node, known.attempt) != (slow.node, slow.attempt):
@@ -76,14 +79,14 @@ def name(connection: sa.Connection, slow: Slow) -> Slow:
 
 
 def clear(connection: sa.Connection, run: int) -> None:
-    """Notes that no node of a run, by its key, is named slow any more."""
+    """Record that no node of a run is named slow any more."""
     c = slow_nodes.c
     mine = (c.run == run, c.ended_at.is_(None))
     connection.execute(sa.update(slow_nodes).where(*mine).values(ended_at=time.time()))
 
 
 def of_node(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
-    """The newest verdicts about a node; `ended_at` is the run's end where nothing ended it."""
+    """Return the newest verdicts about a node; `ended_at` defaults to the end of the run."""
     c = slow_nodes.c
     ended = sa.func.coalesce(c.ended_at, runs.c.ended_at).label("ended_at")
     query = (

@@ -1,6 +1,6 @@
-"""Spares: idle nodes that are held back for a run, for when a node is slow or lost.
+"""Spares: idle nodes that are reserved for a run, to replace a slow or lost node.
 
-A spare is held until the run uses it, or has ended. No other run gets it meanwhile.
+A spare is reserved until the run uses it or has ended. No other run gets it meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline_backend.store.schema import runs, spares
 
 
 def held(connection: sa.Connection) -> dict[str, str]:
-    """The nodes that are held back: node → public id of the run."""
+    """Return the reserved nodes: node → public id of the run."""
     query = (
         sa.select(spares.c.node, runs.c.id)
         .join(runs, runs.c.key == spares.c.run)
@@ -25,19 +25,19 @@ def held(connection: sa.Connection) -> dict[str, str]:
 
 
 def hold(connection: sa.Connection, run: int, names: Iterable[str]) -> None:
-    """Holds these nodes back for a run, by its key, and no others."""
+    """Reserve exactly these nodes for a run."""
     connection.execute(sa.delete(spares).where(spares.c.run == run))
     for node in names:
         add(connection, run, node)
 
 
 def add(connection: sa.Connection, run: int, node: str) -> None:
-    """Holds one more node back for a run, by its key."""
+    """Reserve one more node for a run."""
     row = insert(connection, spares).values(run=run, node=node)
     connection.execute(row.on_conflict_do_nothing())
 
 
 def use(connection: sa.Connection, run: int, names: Iterable[str]) -> None:
-    """Notes that a run, by its key, is launched on nodes: they are no spares of it any more."""
+    """Record that a run is launched on nodes, which are then no longer its spares."""
     mine = (spares.c.run == run, spares.c.node.in_(list(names)))
     connection.execute(sa.delete(spares).where(*mine))

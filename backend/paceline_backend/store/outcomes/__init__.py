@@ -1,5 +1,5 @@
-"""What was forecast of policies, and what became of switches.
+"""Forecasts of policies, and the measured effects of policy switches.
 
 - `forecasts`: forecasts with the decisions of `auto`.
-- `effects`: the effect of each switch. Its rows outlast their runs.
+- `effects`: the effect of each switch. Its rows outlive their runs.
 """

@@ -1,4 +1,4 @@
-"""What switches changed: rows that outlast their runs' steps, and the runs themselves."""
+"""Measured effects of policy switches, in rows that outlive the runs and their steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from paceline_backend.store.database import now
 from paceline_backend.store.runs import cursor_at, key_at
 from paceline_backend.store.schema import effects, leases, runs, switches
 
-SETTLE_S = 60.0  # after a run's end: its last telemetry has arrived by then
+# After a run's end, its last telemetry arrives within this time.
+SETTLE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Due:
-    """A run with a switch whose effect is not finally kept."""
+    """A run with a switch whose effect is not final yet."""
 
     key: int
     id: str
@@ -28,14 +29,15 @@ class Due:
 
 @dataclass(frozen=True)
 class OutcomeFilter:
-    """Which outcomes of forecasts count.
+    """Filter for outcomes of forecasts.
 
     Args:
         since: switches at this Unix time or later; None: any.
-        until: and before this one; None: any.
+        until: switches before this Unix time; None: any.
         policy: the preset that was switched to; None: any.
-        nodes: how many nodes the ranks were on; None: any.
-        simulated: whether simulated runs count, which the forecasts' own simulator makes.
+        nodes: number of nodes of the run; None: any.
+        simulated: include simulated runs, whose steps come from the same simulator as the
+            forecasts.
     """
 
     since: float | None = None
@@ -46,12 +48,9 @@ class OutcomeFilter:
 
 
 def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
-    """Runs whose effects should be looked at, but those that another worker plans.
+    """Return the runs whose effects should be measured, except those that another worker plans.
 
-    Args:
-        connection: to read from.
-        owner: this worker.
-        limit: most ended runs; active ones all count.
+    `owner` is the id of this worker. `limit` applies only to ended runs.
     """
     c, at = runs.c, now(connection)
     mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
@@ -78,12 +77,9 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
 
 
 def keep(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
-    """Keeps the effect of a switch; a later look replaces an earlier one.
+    """Store the effect of a switch; a later measurement replaces an earlier one.
 
-    Args:
-        connection: to write with.
-        run: key of the run.
-        values: columns of `effects`, without those about the run and the time.
+    `values` are the columns of `effects`, without those about the run and the time.
     """
     c = effects.c
     query = sa.select(runs.c.id, runs.c.backend, switches.c.effective_at, switches.c.requested_at)
@@ -91,7 +87,8 @@ def keep(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None
     query = query.where(runs.c.key == run, switches.c.version == values["version"])
     about = connection.execute(query).one_or_none()
     if about is None:
-        return  # the run was deleted meanwhile
+        # The run was deleted meanwhile.
+        return
     at = about.requested_at if about.effective_at is None else about.effective_at
     row = {**values, "run": about.id, "backend": about.backend, "at": at, "noted_at": time.time()}
     mine = (c.run == about.id, c.version == values["version"])
@@ -100,7 +97,7 @@ def keep(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None
 
 
 def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
-    """The rows of a run, by its key: by version of the policy."""
+    """Return the effects of a run, by policy version."""
     public = sa.select(runs.c.id).where(runs.c.key == run).scalar_subquery()
     query = sa.select(effects).where(effects.c.run == public)
     return {row["version"]: dict(row) for row in connection.execute(query).mappings()}
@@ -109,19 +106,13 @@ def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
 def outcomes(
     connection: sa.Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Switches with a forecast and a final effect, newest first, and the next page's cursor.
+    """Return switches with a forecast and a final effect, newest first, and the next cursor.
 
-    Effects that are not complete are left out. To count them as soon as they are known would
-    prefer outcomes that chance has made large.
-
-    Args:
-        connection: to read from.
-        which: of them.
-        limit: most rows.
-        cursor: that an earlier page gave.
+    Incomplete effects are left out. Including effects as soon as they are significant would select
+    outcomes that are large by chance.
 
     Raises:
-        CursorError: `cursor` is not one that an earlier page gave.
+        CursorError: `cursor` does not come from an earlier page.
     """
     c = effects.c
     over = sa.or_(
@@ -131,7 +122,7 @@ def outcomes(
             runs.c.state.in_(ENDED),
             c.noted_at >= runs.c.ended_at + SETTLE_S,
         ),
-        # The run was deleted, and so had ended.
+        # A deleted run has ended.
         ~sa.exists().where(runs.c.id == c.run),
     )
     query = sa.select(effects).where(over, c.saving.is_not(None), c.forecast_saving.is_not(None))

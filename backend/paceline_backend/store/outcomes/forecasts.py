@@ -1,4 +1,4 @@
-"""Forecasts of runs, and what `auto` may do with them."""
+"""Forecasts of runs, and the settings of `auto`, which may act on them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from paceline_backend.store.database import now
 from paceline_backend.store.schema import autos, forecasts, leases
 from paceline_backend.store.schema import runs as runs_table
 
-KEPT = 50  # of a run; and all that led to a switch
+# Number of forecasts that are kept per run, besides those that led to a switch.
+KEPT = 50
 
 
 @dataclass(frozen=True)
 class AdvisedRun:
-    """A run that `auto` looks at."""
+    """A run that `auto` evaluates.
+
+    `mode` is ``recommend`` or ``switch``, and `relaxed` whether `auto` may choose a relaxed
+    synchroniser.
+    """
 
     key: int
     id: str
-    mode: str  # recommend switch
-    relaxed: bool  # whether it may choose a relaxed synchroniser
+    mode: str
+    relaxed: bool
     attempt: int | None
 
 
 def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
-    """Keeps a forecast; old ones go, but those whose decision changed the policy.
+    """Store a forecast and delete old ones, except those whose decision changed the policy.
 
-    Args:
-        connection: to write with.
-        run: key of the run.
-        body: of a `whatif.answer.Forecast` with steps.
+    `body` is that of a `whatif.answer.Forecast` with steps.
     """
     c = forecasts.c
     row = {"run": run, "made_at": body["made_at"], "step": body["step"], "body": body}
@@ -50,7 +52,7 @@ def _acted(body: Mapping[str, Any]) -> bool:
 
 
 def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[str, Any]]:
-    """The newest forecasts, oldest first."""
+    """Return the newest forecasts, oldest first."""
     query = sa.select(forecasts.c.body).where(forecasts.c.run == run)
     query = query.order_by(forecasts.c.made_at.desc())
     if limit >= 0:
@@ -59,25 +61,25 @@ def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[st
 
 
 def decided(connection: sa.Connection, run: int) -> dict[str, Any] | None:
-    """The newest forecast that `auto` decided upon."""
+    """Return the newest forecast with a decision of `auto`."""
     decisions = [body for body in bodies(connection, run) if body.get("decision")]
     return decisions[-1] if decisions else None
 
 
 def version(connection: sa.Connection, run: int) -> int:
-    """Of the policy that was asked for last."""
+    """Return the version of the policy that was requested last."""
     query = sa.select(runs_table.c.version).where(runs_table.c.key == run)
     return int(connection.execute(query).scalar_one())
 
 
 def state(connection: sa.Connection, run: int) -> str:
-    """Of the run."""
+    """Return the state of the run."""
     query = sa.select(runs_table.c.state).where(runs_table.c.key == run)
     return str(connection.execute(query).scalar_one())
 
 
 def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
-    """`mode`, `relaxed`, `requested_at` and `requested_by`; off where nobody asked."""
+    """Return `mode`, `relaxed`, `requested_at` and `requested_by`; the default mode is off."""
     c = autos.c
     query = sa.select(c.mode, c.relaxed, c.requested_at, c.requested_by).where(c.run == run)
     row = connection.execute(query).one_or_none()
@@ -94,19 +96,13 @@ def set_auto(
     at: float,
     relaxed: bool | None = None,
 ) -> None:
-    """What `auto` may do with a run from now on.
+    """Set the `mode` of `auto` for a run at the Unix time `at`, on behalf of `by`.
 
-    Args:
-        connection: to write with.
-        run: its public id.
-        mode: of `auto`.
-        by: who asks.
-        at: Unix time.
-        relaxed: whether it may choose relaxed synchronisers; None: as it was.
+    `relaxed` is whether `auto` may choose relaxed synchronisers; None leaves it unchanged.
 
     Raises:
         UnknownRunError: no such run.
-        RunEndedError: too late.
+        RunEndedError: the run has ended.
     """
     key = runs.key_of(connection, run)
     if state(connection, key) in ENDED:
@@ -119,7 +115,7 @@ def set_auto(
 
 
 def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
-    """Active runs that `auto` looks at, but those that another worker plans."""
+    """Return the active runs that `auto` evaluates, except those that another worker plans."""
     at = now(connection)
     query = (
         sa.select(
@@ -139,7 +135,7 @@ def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:
-    """The newest complete step that counts; -1: none."""
+    """Return the newest complete step that counts; -1 if there is none."""
     attempt = connection.scalar(sa.select(runs_table.c.attempt).where(runs_table.c.key == run))
     spans = attempts.spans(connection, run, attempt)
     last = attempts.newest_complete(connection, run, spans)

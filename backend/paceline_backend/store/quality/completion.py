@@ -1,4 +1,4 @@
-"""How long a run took, and when it will end."""
+"""Compute how long a run took, or when it will end."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import sqlalchemy as sa
 from paceline.wire import State
 from paceline_backend.store.schema import steps
 
-RECENT = 50  # steps, whose times say how fast a run gets on
+# Number of newest steps whose mean time predicts the rest of the run.
+RECENT = 50
 
 
 def times(
     connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
 ) -> dict[str, float | None]:
-    """A run's `queued_s`, `jct_s` and `eta_at`; None: not known, or not yet.
+    """Return a run's `queued_s`, `jct_s` and `eta_at`; None where unknown.
 
-    Args:
-        connection: to read from.
-        run: its row, with `key`, and `epoch` and `step` of its newest complete step.
-        per_epoch: steps of a whole epoch; None: not known.
+    `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
+    of steps of a whole epoch, None if unknown.
     """
     began, ended = run["started_at"], run["ended_at"]
-    simulated = run["backend"] == "simulated"  # its clock is not the server's
+    # A simulated run has a clock of its own.
+    simulated = run["backend"] == "simulated"
     return {
         "queued_s": None if began is None or simulated else max(0.0, began - run["created_at"]),
         "jct_s": None if began is None or ended is None else max(0.0, ended - began),
@@ -36,7 +36,7 @@ def times(
 def _eta_at(
     connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
 ) -> float | None:
-    """When a run will end, by its newest steps and the newest pause between two epochs."""
+    """Predict the end of a run from its newest steps and the newest pause between two epochs."""
     if run["state"] != State.RUNNING or run["step"] is None:
         return None
     if not run["epochs"] or not per_epoch:
@@ -54,14 +54,7 @@ def _eta_at(
 
 
 def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> float:
-    """Time between the steps of two epochs, as for an evaluation; 0: not known.
-
-    Args:
-        connection: to read from.
-        run: its key.
-        epoch: the later one.
-        first: its first step, unless an epoch was left early.
-    """
+    """Return the pause before step `first`, which begins an epoch, in seconds; 0 if unknown."""
     c = steps.c
     query = sa.select(c.epoch, c.step_s, c.ended_at).where(c.run == run)
     rows = connection.execute(query.where(c.step.in_((first - 1, first))).order_by(c.step)).all()

@@ -1,4 +1,4 @@
-"""Reads evaluations: those that count, combined over ranks."""
+"""Read the evaluations that count, combined over ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from paceline_backend.store.rollups.metrics import over
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a run's script measured on held-out data after a step.
+    """Metrics that a script measured on held-out data after a step.
 
     Args:
-        step: the last one before it; -1: none.
+        step: the last step before the evaluation; -1: none.
         epoch: of that step.
         attempt: of the run.
         trained: samples that the run had trained on by then.
         at: Unix time.
-        ranks: how many ranks' values it combines.
+        ranks: number of ranks whose values are combined.
         metrics: by name; None: not a finite number.
     """
 
@@ -45,18 +45,18 @@ def read(
     since: int = -1,
     metric: str | None = None,
 ) -> list[Evaluated]:
-    """Evaluations of a run, oldest first.
+    """Return the evaluations of a run, oldest first.
 
-    Rank 0's value of a metric counts if rank 0 gave no number of samples. Otherwise it is the mean
-    over the ranks that did, weighted by samples.
+    If rank 0 reported a metric without a number of samples, only rank 0's value counts. Otherwise
+    the value is the mean over the ranks that reported a number of samples, weighted by it.
 
     Args:
         connection: to read from.
         run: key of the run.
-        counting: which steps of which attempts count; `store.attempts.spans`.
-        limit: only the newest so many; None: all.
-        since: only after this step and later ones.
-        metric: only this one; None: all.
+        counting: the steps that count, from `store.attempts.spans`.
+        limit: maximum number of evaluations, the newest; None: all.
+        since: only evaluations after this step or a later one.
+        metric: only this metric; None: all.
     """
     where = [evaluations.c.run == run, evaluations.c.step >= since, _counts(counting)]
     if metric is not None:
@@ -81,11 +81,9 @@ def read(
 
 
 def shown(evaluated: Evaluated, began: float | None) -> dict[str, Any]:
-    """An evaluation as REST shows it.
+    """Return an evaluation in the form that REST shows.
 
-    Args:
-        evaluated: of a run.
-        began: when the run did, Unix time; None: not known.
+    `began` is the start of the run in Unix time, None if unknown.
     """
     after_s = None if began is None else max(0.0, evaluated.at - began)
     return {**vars(evaluated), "after_s": after_s}
@@ -94,7 +92,6 @@ def shown(evaluated: Evaluated, began: float | None) -> dict[str, Any]:
 def _first_of_newest(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], limit: int
 ) -> int | None:
-    """The first step of the newest evaluations; None: there are none."""
     step = evaluations.c.step
     newest = sa.select(step).where(*where).distinct().order_by(step.desc()).limit(limit)
     first: int | None = connection.execute(
@@ -126,9 +123,9 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
 
 
 def _counts(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
-    """The condition for evaluations that no later attempt has undone.
+    """Return the condition for evaluations that no later attempt has discarded.
 
-    An attempt that goes on at a step may evaluate before it trains that step.
+    An attempt that resumes at a step may evaluate before it trains that step.
     """
     c = evaluations.c
     parts = []

@@ -1,4 +1,4 @@
-"""Reads training metrics of the global batch, thinned out as other columns of steps are."""
+"""Read training metrics of the global batch, downsampled like other columns of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.store import reads
 from paceline_backend.store.quality.tables import step_metrics
 from paceline_backend.store.schema import steps
 
-# All names of a run, each by one seek.
+# All names of a run, with one index seek per name instead of a scan of all rows.
 _NAMES = sa.text(
     "WITH RECURSIVE names (name) AS (SELECT min(name) FROM step_metrics WHERE run = :run "
     "UNION ALL SELECT (SELECT min(name) FROM step_metrics WHERE run = :run "
@@ -20,26 +20,15 @@ _NAMES = sa.text(
 
 
 def names(connection: sa.Connection, run: int) -> list[str]:
-    """The names of a run's training metrics, in alphabetical order.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
+    """Return the names of a run's training metrics, in alphabetical order."""
     return list(connection.execute(_NAMES, {"run": run}).scalars())
 
 
 def columns(connection: sa.Connection, run: int, span: reads.Range, points: int) -> dict[str, Any]:
-    """``from``, ``to``, ``bucket``, and of each metric its columns ``step`` and ``value``.
+    """Return ``from``, ``to``, ``bucket``, and columns ``step`` and ``value`` of each metric.
 
-    None of steps after the newest complete one. Of more steps than points, `bucket` of them become
-    one, with the mean, the least (``min``) and the greatest value (``max``).
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step.
-        points: at most so many of each metric.
+    Steps after the newest complete one are left out. If there are more steps than `points`, each
+    `bucket` steps are combined to their mean, minimum (``min``) and maximum (``max``).
     """
     first, last = reads.bounds(connection, steps, run, span)
     bucket = reads.bucket_of(first, last, points)

@@ -1,4 +1,4 @@
-"""The tables of what scripts measure. migrations/ must reproduce exactly this."""
+"""Tables of the metrics that scripts report. migrations/ must reproduce them exactly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, SmallInt
 
 from paceline_backend.store.schema import Text, metadata
 
-# One row per metric, step and rank. Only scripts that log more than a loss have any.
+# One row per metric, step and rank. Only scripts that log more than a loss have rows.
 worker_metrics = Table(
     "worker_metrics",
     metadata,
@@ -15,12 +15,14 @@ worker_metrics = Table(
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("attempt", SmallInteger, nullable=False),
-    Column("weight", Double, nullable=False),  # the rank's samples or load, as for the loss
-    Column("value", Double),  # NULL: it was not finite
+    # The rank's samples or load, as for the loss.
+    Column("weight", Double, nullable=False),
+    # NULL: not a finite number.
+    Column("value", Double),
     sqlite_with_rowid=False,
 )
 
-# The same of the global batch: means over ranks by their weights.
+# The same for the global batch: means over ranks by their weights.
 step_metrics = Table(
     "step_metrics",
     metadata,
@@ -36,14 +38,18 @@ evaluations = Table(
     "evaluations",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("step", BigInteger, primary_key=True),  # the last one before it; -1: none
+    # The last step before the evaluation; -1: none.
+    Column("step", BigInteger, primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("epoch", Integer, nullable=False),
-    Column("trained", BigInteger, nullable=False),  # samples by then, over all ranks
+    # Samples that the run had trained on by then, over all ranks.
+    Column("trained", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    Column("samples", BigInteger),  # that the rank evaluated; NULL: rank 0's value counts alone
-    Column("value", Double),  # NULL: it was not finite
+    # Samples that the rank evaluated. NULL: only rank 0's value counts.
+    Column("samples", BigInteger),
+    # NULL: not a finite number.
+    Column("value", Double),
     sqlite_with_rowid=False,
 )

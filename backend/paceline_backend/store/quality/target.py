@@ -1,4 +1,4 @@
-"""What an operator wants of a run's model, and when the run met it."""
+"""An operator's target for a metric of a run, and when the run met it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from paceline_backend.store.rollups.metrics import over
 from paceline_backend.store.rollups.tables import BLOCK, step_rollups
 from paceline_backend.store.schema import runs, steps
 
-_SETTLE_S = 30.0  # after a run's newest record, what is stored is seen by all
+# This long after a run's newest record, all readers see what is stored.
+_SETTLE_S = 30.0
 MEETS = {">=": operator.ge, "<=": operator.le}
 
 
 def set_target(connection: sa.Connection, run: int, target: Mapping[str, Any] | None) -> None:
-    """Keeps a run's target in place of the one before.
-
-    Args:
-        connection: to write with.
-        run: key of the run.
-        target: `{metric, value, direction}`; None: none.
-    """
+    """Set a run's target `{metric, value, direction}`, or remove it with None."""
     kept = None if target is None else dict(target)
     connection.execute(sa.update(runs).where(runs.c.key == run).values(target=kept))
 
@@ -42,16 +37,11 @@ def reached(
     run: Mapping[str, Any],
     counting: Sequence[AttemptSpan],
 ) -> dict[str, Any] | None:
-    """A run's target, with when it was first met, and the best value so far. None: it has none.
+    """Return a run's target, when it was first met, and the best value; None without a target.
 
     Evaluations of the metric decide. If there are none and the metric is the loss, the training
-    loss does: its means over blocks of 100 steps.
-
-    Args:
-        store: the database.
-        connection: to read from.
-        run: its row, with what its Hello says.
-        counting: which of its steps count; `store.attempts.spans`.
+    loss decides, as means over blocks of 100 steps. `run` has the fields of the run's Hello, too;
+    `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None
@@ -75,13 +65,10 @@ def reached(
 
 @dataclass(frozen=True)
 class _Found:
-    """What decides about a target.
+    """Result of comparing measurements with a target.
 
-    Args:
-        measured: whether the metric was measured at all.
-        met: the first moment that meets the target.
-        best: value.
-        best_step: the step after which it was first measured.
+    `met` is the first measurement that meets the target, and `best_step` the step after which the
+    best value was first measured.
     """
 
     measured: bool
@@ -91,7 +78,7 @@ class _Found:
 
 
 def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
-    """When something of a run came last, if it has ended and nothing may come any more."""
+    """Return when the last record of an ended run arrived; None if more may arrive."""
     if run["state"] not in ENDED:
         return None
     query = sa.select(runs.c.seen_at).where(runs.c.key == run["key"])
@@ -103,7 +90,7 @@ def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | No
 def _of_settled(
     store: Store, run: int, seen_at: float, counting: tuple[AttemptSpan, ...], *wanted: Any
 ) -> _Found:
-    """As `_of_evaluations`. What comes later all the same changes `seen_at`."""
+    """Call `_of_evaluations` with a cache: a record that still arrives changes `seen_at`."""
     with store.read() as connection:
         return _of_evaluations(connection, run, counting, *wanted)
 
@@ -140,7 +127,7 @@ def _losses(
     run: Mapping[str, Any],
     target: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """The first block of steps whose mean loss meets a target, and the best one."""
+    """Return the first block of steps whose mean loss meets a target, and the best block."""
     c = step_rollups.c
     loss = over(c.loss_sum, c.loss_count)
     query = sa.select(c.step, c.ended_at, loss.label("loss"))
@@ -163,7 +150,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """As `_in_whole_epochs`, where nobody knows how long an epoch is before it is over."""
+    """Return the same as `_in_whole_epochs` for a stream, whose epochs have no known length."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
@@ -171,12 +158,14 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """A step's epoch, and the samples that a run has trained on after it."""
+    """Return a step's epoch, and the samples that a run has trained on after it."""
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:
-        samples = min(samples, per_epoch * batch)  # that an epoch trains on
+        # Samples that an epoch trains on.
+        samples = min(samples, per_epoch * batch)
     else:
-        batch = round(samples / per_epoch)  # of a mean step
+        # Samples of a mean step.
+        batch = round(samples / per_epoch)
     epoch, in_epoch = divmod(step, per_epoch)
     return epoch, epoch * samples + min((in_epoch + 1) * batch, samples)

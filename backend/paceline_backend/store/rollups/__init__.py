@@ -1,12 +1,12 @@
-"""Roll-ups: what each 100 steps in a row come to, so that long ranges are read quickly.
+"""Roll-ups: sums over blocks of 100 consecutive steps, so that long ranges are read quickly.
 
-A block is 100 steps that begin at a multiple of 100. A block of which all steps are complete has
-one row in ``step_rollups`` and one for each rank in ``rank_rollups``. Both are written in the
-transaction that completes the block, and written again in each transaction that changes one of its
-steps. **A roll-up that is there is true; a block without one is read step by step.** So nothing
-depends on roll-ups but time: blocks with lost records and the newest steps need no special case.
-`fill` adds the roll-ups of what was stored without them.
+A block is 100 steps that begin at a multiple of 100. A block whose steps are all complete has one
+row in ``step_rollups`` and one per rank in ``rank_rollups``. The transaction that completes the
+block writes both, and each transaction that changes one of its steps writes them again. **A roll-up
+that exists is correct; a block without one is read step by step.** So only speed depends on
+roll-ups: blocks with lost records and the newest steps need no special case. `fill` adds roll-ups
+for steps that were stored without them.
 
-`tables` declares the two tables, `metrics` what is rolled up, `writing` and `fill` write, and
-`reading` gives ranges of steps in buckets, and sums over whole runs.
+`tables` declares the tables, `metrics` defines what is rolled up, and `writing` and `fill` write.
+`reading` returns ranges of steps in buckets, and sums over whole runs.
 """

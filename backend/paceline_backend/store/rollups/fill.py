@@ -1,4 +1,4 @@
-"""Roll-ups that are due, a little at a time: ingest puts them off while telemetry waits."""
+"""Write roll-ups that ingest deferred because telemetry was waiting, a few at a time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from paceline_backend.store.rollups import writing
 from paceline_backend.store.rollups.tables import BLOCK, rollups_due
 from paceline_backend.store.schema import runs, steps
 
-_BLOCKS = 5  # in one transaction: some milliseconds
+# Blocks per transaction, which then takes some milliseconds.
+_BLOCKS = 5
 
 
 def fill(store: Store, after: int = 0) -> int | None:
-    """Adds the roll-ups of a few blocks of one run, and returns its key; None: no run lacks some.
+    """Write the roll-ups of a few blocks of one run; return its key, or None if nothing is due.
 
-    Args:
-        store: to look after.
-        after: key of the run that had the turn before.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `after` is the key of the run whose turn was before, so that runs take turns.
     """
     c = rollups_due.c
     turns = sa.select(c.run).order_by(c.run <= after, c.run).limit(1)
@@ -29,7 +25,7 @@ def fill(store: Store, after: int = 0) -> int | None:
     if run is None:
         return None
     with store.write() as connection:
-        # As ingest does: it must not see a part of a block while this sees another.
+        # Lock the run like ingest does, so that neither transaction sees only a part of a block.
         connection.execute(
             sa.select(runs.c.key).where(runs.c.key == run).with_for_update(key_share=True)
         )

@@ -1,4 +1,4 @@
-"""What is told of a step, and of a rank's step, as expressions over the rows of the store."""
+"""Define the metrics of a step, and of a rank's step, as SQL expressions over stored rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline_backend.store.schema import steps, worker_steps
 
 
 def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """A quotient of which one part is a double; NULL where the other is 0.
+    """Divide, with NULL for a divisor of 0; one of the operands must be a double.
 
-    SQLAlchemy's own division would make a decimal number of the divisor first, which takes long.
+    SQLAlchemy's own division would cast the divisor to a decimal number first, which is slow.
     """
     return value.op("/", precedence=8, return_type=sa.Double())(sa.func.nullif(by, 0))
 
@@ -21,7 +21,8 @@ _w = sa.cast(steps.c.workers, sa.Double)
 _mean_square = over(steps.c.load_sum * steps.c.load_sum, _w)
 _variance = over(steps.c.load_sq - _mean_square, _w - 1)
 
-# Of one step; docs/glossary.md. Rounding can leave a variance of equal loads below zero.
+# Metrics of one step, defined in docs/glossary.md. Rounding can make the variance of equal loads
+# negative.
 METRICS: dict[str, sa.ColumnElement[Any]] = {
     "step_s": steps.c.step_s,
     "compute_max": steps.c.compute_max,
@@ -36,7 +37,7 @@ METRICS: dict[str, sa.ColumnElement[Any]] = {
     "loss": steps.c.loss,
 }
 
-# A cell is one rank's step. Values that need all ranks are NULL until all have reported.
+# A cell is one rank's step. Values that depend on all ranks are NULL until all have reported.
 CELLS: dict[str, sa.ColumnElement[Any]] = {
     "compute_s": worker_steps.c.compute_s,
     "ett_s": worker_steps.c.ett_s,
@@ -45,7 +46,7 @@ CELLS: dict[str, sa.ColumnElement[Any]] = {
     "load": worker_steps.c.load,
     "share": over(worker_steps.c.load, steps.c.load_sum),
 }
-# Further columns of a rank's step, which no roll-up has.
+# Further columns of a rank's step, which roll-ups do not have.
 MORE_CELLS: dict[str, sa.ColumnElement[Any]] = {
     name: worker_steps.c[name]
     for name in (
@@ -57,5 +58,5 @@ of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_ste
 
 
 def named(values: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
-    """The expressions under their names."""
+    """Label the expressions with their names."""
     return [value.label(name) for name, value in values.items()]

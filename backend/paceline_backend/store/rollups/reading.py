@@ -1,4 +1,4 @@
-"""Reads roll-ups, and what no roll-up covers step by step."""
+"""Read ranges of steps from roll-ups, and steps without a roll-up individually."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from paceline_backend.store.rollups.metrics import CELLS, METRICS, named, of_sam
 from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, step_rollups
 from paceline_backend.store.schema import steps, worker_steps
 
-_MOST_GAPS = (
-    50  # of a range with more holes than that, every step is read: SQL would grow with them
-)
-_OWN_COUNT = ("ett_s", "share")  # cells that a record may lack
+# In a range with more gaps than this, every step is read: the SQL grows with the gaps.
+_MOST_GAPS = 50
+# Cells that a record may lack, which therefore have their own counts.
+_OWN_COUNT = ("ett_s", "share")
 _Where = list[sa.ColumnElement[bool]]
 
 
 def bucket_of(bucket: int, first: int | None, last: int | None, points: int) -> int:
-    """A bucket's size such that roll-ups fill it: from half a block on a multiple of a block.
+    """Round a bucket's size to a multiple of the block, if it is at least half a block.
 
-    Args:
-        bucket: the least size that `points` allow.
-        first: step that there is.
-        last: step that there is.
-        points: at most so many buckets.
+    `bucket` is the minimum size for at most `points` buckets of the steps `first` to `last`.
     """
     if first is None or last is None or bucket < BLOCK // 2:
         return bucket
@@ -38,34 +34,33 @@ def bucket_of(bucket: int, first: int | None, last: int | None, points: int) -> 
 
 @dataclass(frozen=True)
 class Cover:
-    """How a run's range of steps is read."""
+    """Division of a run's range of steps into roll-ups and gaps.
+
+    `gaps` has first and last step of each part without a roll-up.
+    """
 
     run: int
     first: int
     last: int
-    gaps: list[tuple[int, int]]  # first and last step of each part that has no roll-up
+    gaps: list[tuple[int, int]]
 
     def rolled(self, table: sa.Table) -> _Where:
-        """The condition for the roll-ups; gaps are named, as one may have been filled meanwhile."""
+        """Return the condition for roll-ups, without those of gaps that were filled meanwhile."""
         c = table.c
         inside = c.step.between(-(-self.first // BLOCK) * BLOCK, self.last - BLOCK + 1)
         return [c.run == self.run, inside, *(~c.step.between(a, b) for a, b in self.gaps)]
 
     def single(self, table: sa.Table) -> _Where:
-        """The condition for the steps that are read by themselves."""
+        """Return the condition for the steps that are read individually."""
         c = table.c
         gaps = (c.step.between(a, b) for a, b in self.gaps)
         return [c.run == self.run, sa.or_(sa.false(), *gaps)]
 
 
 def cover(connection: sa.Connection, run: int, first: int | None, last: int | None) -> Cover | None:
-    """How to read a range of steps; None: its roll-ups are too few to help.
+    """Divide a range of steps into roll-ups and gaps; None if there are too few roll-ups to help.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: step of the range; None: there is no step.
-        last: step of the range.
+    `first` and `last` are the bounds of the range, or None if it has no steps.
     """
     if first is None or last is None:
         return None
@@ -85,7 +80,10 @@ def cover(connection: sa.Connection, run: int, first: int | None, last: int | No
 
 
 def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[Any]:
-    """Step, epoch, end, the means of `METRICS`, and of each least and greatest, per bucket."""
+    """Return step, epoch, end, and mean, minimum and maximum of each of `METRICS`, per bucket.
+
+    The means come first, then minimum and maximum of each metric.
+    """
     s, r = steps.c, step_rollups.c
     row = (
         sa.select(s.step, s.epoch, s.ended_at, *named(METRICS))
@@ -120,16 +118,16 @@ def rank_buckets(
     cells: Sequence[str] = tuple(CELLS),
     together: int = 1,
 ) -> Sequence[Any]:
-    """Rank, first step of each bucket, the means of `cells`, least and greatest time of computing.
+    """Return rank, first step, means of `cells`, and minimum and maximum compute time, per bucket.
 
     Args:
         connection: to read from.
         of: the range of steps.
-        bucket: in steps.
-        ranks: only these.
-        every: only each so many-th of them.
+        bucket: size of a bucket, in steps.
+        ranks: only these ranks; None: all.
+        every: only every n-th rank.
         cells: names of `CELLS`.
-        together: so many ranks in a row are one; then their number in rows stands for the rank.
+        together: number of consecutive ranks that are combined; the rank is then the group's index.
     """
     w, r = worker_steps.c, rank_rollups.c
     joined = worker_steps.outerjoin(steps, of_same_step)
@@ -144,9 +142,10 @@ def rank_buckets(
         count = r[f"{name}_count"] if name in _OWN_COUNT else r["count"]
         rolled += [r[f"{name}_sum"], count.label(f"{name}_count")]
     whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *chosen(r.rank, ranks, every))
-    # Without a union the database reads in the order of the key, in two thirds of the time.
+    # Without a union, the database reads in the order of the key, in two thirds of the time.
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
-    if bucket == BLOCK and not of.gaps and together == 1:  # a bucket is one roll-up
+    # Each bucket is exactly one roll-up, so no aggregation is needed.
+    if bucket == BLOCK and not of.gaps and together == 1:
         means = [over(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
         query = sa.select(c.rank, c.step, *means, c.compute_s_min, c.compute_s_max)
         return connection.execute(query.order_by(c.rank, c.step)).all()
@@ -164,13 +163,9 @@ def fit_sums(
     rows: Sequence[sa.ColumnElement[bool]],
     rolled: Sequence[sa.ColumnElement[bool]],
 ) -> Sequence[Any]:
-    """Rank, n, Σx, Σy, Σx² and Σxy over records with samples: x the load, y the time of computing.
+    """Return rank, n, Σx, Σy, Σx² and Σxy over records with samples; x: load, y: compute time.
 
-    Args:
-        connection: to read from.
-        of: the range of steps.
-        rows: which rows of ``worker_steps`` count,
-        rolled: and which of ``rank_rollups``.
+    `rows` are conditions for ``worker_steps``, and `rolled` those for ``rank_rollups``.
     """
     w, r = worker_steps.c, rank_rollups.c
     x, y = w.load, w.compute_s
@@ -192,7 +187,7 @@ def fit_sums(
 
 
 def chosen(column: sa.ColumnElement[int], ranks: Sequence[int] | None, every: int) -> _Where:
-    """The condition for some ranks, or for each so many-th."""
+    """Return the condition for some ranks, or for every n-th rank."""
     if ranks is not None:
         return [column.in_(ranks)]
     return [column % every == 0] if every > 1 else []

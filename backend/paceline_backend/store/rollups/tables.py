@@ -1,4 +1,4 @@
-"""The tables of roll-ups. migrations/ must reproduce exactly this."""
+"""Tables of roll-ups. migrations/ must reproduce them exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.store.schema import metadata
 
 BLOCK = 100  # steps
 
-# Of one step; `metrics.METRICS` says how each follows from the row of the step.
+# Metrics of one step; `metrics.METRICS` derives each from the row of the step.
 METRIC_NAMES = (
     *("step_s", "compute_max", "compute_min", "compute_mean", "se", "sp"),
     *("dif", "waste", "ett_error", "comm_s", "loss"),
@@ -19,32 +19,39 @@ METRIC_NAMES = (
 
 def _of_metrics() -> Iterator[Column[float] | Column[int]]:
     for name in METRIC_NAMES:
-        yield Column(f"{name}_count", Integer, nullable=False)  # of steps that have a value
+        # Number of steps that have a value.
+        yield Column(f"{name}_count", Integer, nullable=False)
         for kind in ("sum", "min", "max"):
             yield Column(f"{name}_{kind}", Double)
 
 
-# One row per block: all of its steps are complete.
+# One row per block whose steps are all complete.
 step_rollups = Table(
     "step_rollups",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("step", BigInteger, primary_key=True),  # the block's first
-    Column("epoch", Integer, nullable=False),  # the first step's
-    Column("ended_at", Double, nullable=False),  # the last one's
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
+    # The epoch of the first step.
+    Column("epoch", Integer, nullable=False),
+    # The end of the last step.
+    Column("ended_at", Double, nullable=False),
     *_of_metrics(),
     sqlite_with_rowid=False,
 )
 
-# One row per block and rank, of the same blocks.
+# One row per block and rank, for the same blocks.
 rank_rollups = Table(
     "rank_rollups",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("step", BigInteger, primary_key=True),  # the block's first
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
-    Column("attempt", SmallInteger, nullable=False),  # the latest
-    Column("count", Integer, nullable=False),  # of records
+    # The latest attempt.
+    Column("attempt", SmallInteger, nullable=False),
+    # Number of records.
+    Column("count", Integer, nullable=False),
     Column("compute_s_sum", Double, nullable=False),
     Column("compute_s_min", Double, nullable=False),
     Column("compute_s_max", Double, nullable=False),
@@ -55,7 +62,7 @@ rank_rollups = Table(
     Column("load_sum", Double, nullable=False),
     Column("share_sum", Double),
     Column("share_count", Integer, nullable=False),
-    # Over records with samples, for the line "time = a · load + b".
+    # Sums over records with samples, to fit the line "time = a · load + b".
     Column("fit_count", Integer, nullable=False),
     Column("fit_load", Double, nullable=False),
     Column("fit_time", Double, nullable=False),
@@ -64,7 +71,7 @@ rank_rollups = Table(
     sqlite_with_rowid=False,
 )
 
-# From this step on, blocks of the run may lack their roll-ups: `fill` adds them.
+# From this step on, blocks of the run may lack roll-ups, which `fill` adds.
 rollups_due = Table(
     "rollups_due",
     metadata,

@@ -1,4 +1,4 @@
-"""Writes roll-ups, in the transaction that changes the steps."""
+"""Write roll-ups, in the transaction that changes the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from paceline_backend.store.schema import steps, worker_steps
 
 log = logging.getLogger(__name__)
 
-# How many blocks one query asks for. Databases remember how they run a query by its text: so few.
+# Numbers of blocks that one query asks for. There are few, because databases cache prepared
+# statements by their text.
 _CHUNKS = (64, 8, 1)
 
 _RUN, _FIRST, _END = (sa.bindparam(name, type_=sa.BigInteger) for name in ("r", "first", "end"))
@@ -34,7 +35,7 @@ def _block(table: sa.Table) -> sa.ColumnElement[Any]:
 def _insert_steps() -> sa.Insert:
     s = steps.c
     inner = sa.select(s.run, _block(steps).label("step"), s.epoch, s.ended_at, *named(METRICS))
-    # OFFSET keeps both databases from working each metric out once for each of its sums.
+    # OFFSET prevents both databases from computing each metric again for each of its sums.
     row = inner.where(*_within(steps)).offset(sa.literal_column("0")).subquery().c
     values: dict[str, sa.ColumnElement[Any]] = {
         "run": row.run,
@@ -53,11 +54,11 @@ def _insert_steps() -> sa.Insert:
 
 
 def _insert_ranks() -> sa.Insert:
-    """Of one block. From its first step follows which ranks there are.
+    """Build the insert for one block, whose ranks are those of its first step.
 
-    So each record is looked up by its whole key, in the order of the groups: no plan of either
-    database is far from the best, whatever its statistics say. A new database has none, and a join
-    of two ranges once took Postgres hours.
+    Each record is looked up by its whole key, in the order of the groups. Both databases then
+    choose a good plan whatever their statistics are. A new database has no statistics, and there a
+    join of two ranges once took Postgres hours.
     """
     w = worker_steps.c
     first = worker_steps.alias("first")
@@ -86,7 +87,7 @@ def _insert_ranks() -> sa.Insert:
         "fit_load_sq": total(sa.case((works, w.load * w.load), else_=nothing)),
         "fit_load_time": total(sa.case((works, w.load * w.compute_s), else_=nothing)),
     }
-    # The sum keeps SQLite from reading all records of the block before it knows the rank.
+    # Adding 0 prevents SQLite from reading all records of the block before it knows the rank.
     step = steps.c.step + sa.literal_column("0")
     ranks_step = sa.and_(w.run == _RUN, w.step == step, w.rank == first.c.rank)
     query = (
@@ -110,11 +111,9 @@ _ROLLED = sa.select(step_rollups.c.step).where(*_within(step_rollups))
 
 
 def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Removes the roll-ups of all blocks that hold some of these steps.
+    """Delete the roll-ups of all blocks that contain some of these steps.
 
-    Args:
-        connection: to write with.
-        touched: keys of runs, which must be locked, each with a range of steps.
+    `touched` has the keys of runs, whose rows must be locked, each with a range of steps.
     """
     spans = [_span(run, range(part.start - part.start % BLOCK, part.stop)) for run, part in touched]
     if spans:
@@ -123,14 +122,10 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 
 
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Writes the roll-ups of all complete blocks that hold some of these steps, or removes them.
+    """Write the roll-ups of complete blocks with some of these steps; delete those of others.
 
-    The runs' rows must be locked: else two transactions that each see a part of a block would both
-    find it incomplete.
-
-    Args:
-        connection: to write with.
-        touched: keys of runs, each with a range of steps.
+    The runs' rows must be locked. Otherwise two transactions that each see a part of a block would
+    both find it incomplete. `touched` has the keys of runs, each with a range of steps.
     """
     blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
     full: dict[int, list[int]] = {}
@@ -149,7 +144,6 @@ def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> No
 
 
 def _states(connection: sa.Connection, blocks: Sequence[tuple[int, int]]) -> Sequence[Any]:
-    """Run and first step of each block; whether all steps are there, and whether a roll-up is."""
     values: dict[str, int] = {}
     for place, (run, at) in enumerate(blocks):
         values |= {f"r{place}": run, f"s{place}": at}
@@ -158,7 +152,7 @@ def _states(connection: sa.Connection, blocks: Sequence[tuple[int, int]]) -> Seq
 
 @cache
 def _state_query(blocks: int) -> sa.TextClause:
-    """The query of `_states`. Databases look each block up by its key: they cannot join these."""
+    """Build the query of `_states`, with one lookup by key per block instead of a join."""
     rows = ", ".join(
         f"(CAST(:r{place} AS bigint), CAST(:s{place} AS bigint))" for place in range(blocks)
     )
@@ -172,7 +166,7 @@ def _state_query(blocks: int) -> sa.TextClause:
 
 
 def add(connection: sa.Connection, run: int, within: range) -> None:
-    """Writes those roll-ups of a range of whole blocks that are not there; see `renew`."""
+    """Write the missing roll-ups of a range of whole blocks; the run's row must be locked."""
     span = _span(run, within)
     full = set(connection.execute(_FULL, span).scalars())
     if full:
@@ -180,11 +174,9 @@ def add(connection: sa.Connection, run: int, within: range) -> None:
 
 
 def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
-    """Notes from which step on the roll-ups of runs are due.
+    """Record from which step on the roll-ups of runs are due; the runs' rows must be locked.
 
-    Args:
-        connection: to write with.
-        starts: by key of the run, which must be locked.
+    `starts` maps the key of a run to the step.
     """
     if not starts:
         return
@@ -200,8 +192,8 @@ def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
     for part in _blocks(range(at, at + BLOCK) for at in sorted(blocks)):
         each = [_span(run, range(at, at + BLOCK)) for at in part[::BLOCK]]
         try:
-            # Postgres raises where a value leaves the range of a double. Numbers so odd are no
-            # reason to refuse a record: the block stays without its roll-ups.
+            # Postgres raises an error if a value overflows a double. Such values are no reason to
+            # reject a record, so the block stays without roll-ups.
             with connection.begin_nested():
                 connection.execute(_INSERT_STEPS, _span(run, part))
                 connection.execute(_INSERT_RANKS, each)
@@ -210,7 +202,6 @@ def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
 
 
 def _starts(part: range) -> range:
-    """The first steps of the blocks that hold some of these steps."""
     return range(part.start // BLOCK * BLOCK, part.stop, BLOCK)
 
 
@@ -219,7 +210,7 @@ def _span(run: int, part: range) -> dict[str, int]:
 
 
 def _blocks(touched: Iterable[range]) -> Iterator[range]:
-    """Ascending ranges of steps, made wider to whole blocks; those that meet become one."""
+    """Extend ascending ranges of steps to whole blocks, and merge those that touch."""
     whole: range | None = None
     for part in touched:
         start, stop = part.start // BLOCK * BLOCK, -(-part.stop // BLOCK) * BLOCK

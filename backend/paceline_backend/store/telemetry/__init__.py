@@ -1,27 +1,29 @@
-"""Writes what ranks and agents reported: in bulk, each batch in one transaction.
+"""Write what ranks and agents report: in bulk, each batch in one transaction.
 
-Messages may come late, in any order and repeatedly; the tables end up the same, except where a
-`Fallback` comes in a batch before its `Adopted`:
+Ingest calls `decode` for each bus entry, `problem` to validate a single message, and `write` for
+each batch. Messages may arrive late, in any order and repeatedly. The resulting tables are the
+same, except if a `Fallback` arrives in a batch before its `Adopted`:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
 * `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
   ``evaluations``.
-* `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
-* `Fallback` → ``segments.fallback``, if the segment is there.
+* `Adopted` → ``segments``; the earliest one of a policy version is when that switch took effect.
+* `Fallback` → ``segments.fallback``, if the segment is stored.
 * `LongPhase` → ``long_phases``: the newest of each rank.
 * `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
-* `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
-  final unless it was only assumed. Whatever comes of a run is a sign that it lives.
-* `RunState` of a run on several nodes → ``run_nodes``; `several` says what they come to together.
-* `Hello`, `HelloPart` → ``hello_parts``: `write` says which Hellos are complete then.
-* `Hello` → ``attempts``, too: where it begins, and how far those before it had come.
+* `Hello`, `RunState` → ``runs``: the latest attempt's Hello. States only advance; an end is final
+  unless it was only assumed. Any message of a run is a sign of life.
+* `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
+* `Hello`, `HelloPart` → ``hello_parts``: `write` returns which Hellos are complete then.
+* `Hello` → ``attempts``, too: its first step, and how far earlier attempts had come.
 * `NodeState` → ``nodes``: the latest.
 
-Each table has a module here. `locked` holds the runs' rows during the transaction. `columns` checks
-records against the tables that they go to, and `decoding` does so while it reads them. `problem`
-says what is wrong with one message. `writers` says whose reports those are.
+Each table has a module here. `locked` locks the runs' rows during the transaction. `columns`
+validates records against the tables that they go to, and `decoding` does so while it decodes them.
+`writers` decides who may send which message. Functions that store messages raise
+`StoreRefusedError` if a message has values that no database accepts.
 """
 
 from __future__ import annotations
@@ -70,18 +72,26 @@ __all__ = ["Written", "decode", "lose", "problem", "write"]
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a batch of messages."""
+    """Result of writing a batch of messages.
 
-    rows: int  # records of worker steps, repeated ones included
-    unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
-    ended: frozenset[str]  # runs that are over
-    # Of each run that the store has and that is not only observed.
+    Args:
+        rows: number of records of worker steps, repeated ones included.
+        unknown: runs that the store does not have; nothing about them was written.
+        ended: runs that have ended.
+        backends: training backend of each known run that is not only observed.
+        steps: earliest new step of each run.
+        complete: Hellos whose parts have all arrived, with the run's id. They do not become the
+            run's Hello until they are written.
+        again: runs for whose current Hello a part arrived again.
+    """
+
+    rows: int
+    unknown: frozenset[str]
+    ended: frozenset[str]
     backends: Mapping[str, str] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)  # of runs: their earliest new step
-    # Hellos of which all parts are there, by the run's id. They are not the run's until they are
-    # written.
+    steps: Mapping[str, int] = field(default_factory=dict)
     complete: tuple[tuple[str, hellos.HelloKey], ...] = ()
-    again: frozenset[str] = frozenset()  # runs of whose own Hello a part came
+    again: frozenset[str] = frozenset()
 
 
 def write(
@@ -91,17 +101,11 @@ def write(
     roll_up: bool = True,
     packed: Mapping[int, hellos.PackedHello] | None = None,
 ) -> Written:
-    """Writes telemetry in one transaction.
+    """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
-    Args:
-        store: where.
-        messages: public run id and message, as `paceline.wire.decode` returns them.
-        roll_up: False: leaves new roll-ups to `rollups.fill`, as more telemetry waits.
-        packed: Hellos among the messages that were checked and stored, by their places.
-
-    Raises:
-        StoreRefusedError: some message holds values that no database takes; nothing was written.
-        StoreError: or one of its kinds; nothing was written.
+    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
+    the Hellos among them that were validated and stored, by index. Without `roll_up`, new roll-ups
+    are left to `rollups.fill`, because more telemetry is waiting.
     """
     known_hellos = packed or {}
     new = {

@@ -1,4 +1,4 @@
-"""Where attempts began, and how far those before them had come."""
+"""Store the first step of each attempt, and how far earlier attempts had come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def write(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, Hello]]) -> None:
-    """Notes where each attempt begins; the first time that its Hello comes."""
+    """Store each attempt's start, when its Hello arrives for the first time."""
     c = worker_steps.c
     for run, hello in hellos:
         before = (

@@ -1,4 +1,4 @@
-"""What is wrong with a message by itself, whatever else is stored."""
+"""Validate a message on its own, independently of what is stored."""
 
 from __future__ import annotations
 
@@ -28,14 +28,11 @@ _ROUND = Columns(RoundRecord, schema.rounds)
 
 
 def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
-    """Why no table takes a message; None: the message by itself is fine.
+    """Return why a message cannot be stored; None if the message on its own is valid.
 
-    `write` refuses the same messages, and with them their whole batch. This says which they are.
-
-    Args:
-        message: to check.
-        world: ranks of its attempt; None: not known.
-        samples: of its attempt's data set; None: not known.
+    `write` refuses the same messages, and with them their whole batch, so ingest calls this
+    function to reject single messages. `world` and `samples` are those of the message's attempt,
+    None if unknown.
     """
     name = type(message).__name__
     match message:

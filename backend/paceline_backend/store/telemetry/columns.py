@@ -1,4 +1,4 @@
-"""What a record's fields may hold: it follows from the columns of the same names."""
+"""Validate the fields of records against the table columns of the same names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline_backend.store import schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.refusals import HUGE
 
-# COPY in binary cuts integers off without a word, and SQLite takes any of 64 bits.
+# COPY in binary truncates integers silently, and SQLite accepts any integer of 64 bits.
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}
 
 R = TypeVar("R", StepRecord, RoundRecord)
@@ -24,13 +24,8 @@ R = TypeVar("R", StepRecord, RoundRecord)
 class Columns(Generic[R]):
     """A kind of record and its table: each field is a column of the same name.
 
-    Integers must fit into their columns. Numbers that must be there must be finite and at least 0,
-    and their sum below `HUGE`. A number that may be missing is taken as missing if it is infinite
-    or NaN.
-
-    Args:
-        record: the kind of record.
-        table: where records become rows.
+    Integers must fit into their columns. Required numbers must be finite and at least 0, and their
+    sum below `HUGE`. An optional number counts as missing if it is infinite or NaN.
 
     Raises:
         TypeError: a field has no column.
@@ -54,28 +49,29 @@ class Columns(Generic[R]):
         needed = [name for name in real if not table.c[name].nullable]
         self._needed = attrgetter(*needed)
         self._fit = _compiled(self._whole, needed, self._optional)
-        # A kind of record that decoders make only of what can be stored as it is. Who decodes it
-        # asks nothing of it that `checked` asks; what does not fit is decoded as `record`.
+        # A subtype that msgspec decodes only from values that can be stored unchanged. Records of
+        # this type need no check by `checked`; other records are decoded as `record`.
         self.fitting: type[R] = _bounded(record, dict(self._whole), needed, self._optional)
 
     def all_checked(self, records: Sequence[R]) -> Sequence[R]:
-        """Records as they can be stored; see `checked`."""
+        """Return the records in the form in which they can be stored; see `checked`."""
         fitting = self.fitting
         if self._fit(record for record in records if type(record) is not fitting):
             return records
         return [record if type(record) is fitting else self.checked(record) for record in records]
 
     def checked(self, record: R) -> R:
-        """The record as it can be stored.
+        """Return the record in the form in which it can be stored.
 
         Raises:
-            StoreRefusedError: it cannot.
+            StoreRefusedError: it cannot be stored.
         """
         for name, bound in self._whole:
             if not 0 <= getattr(record, name) < bound:
                 raise StoreRefusedError(f"{name} is out of range in {record}")
         needed = self._needed(record)
-        if not (min(needed) >= 0 and sum(needed) < HUGE):  # the sum notices NaN wherever it is
+        # The sum is NaN if any of the numbers is.
+        if not (min(needed) >= 0 and sum(needed) < HUGE):
             raise StoreRefusedError(
                 f"numbers must be finite and at least 0, and their sum below {HUGE:g}, in {record}"
             )
@@ -89,11 +85,12 @@ class Columns(Generic[R]):
 def _bounded(
     record: type[R], whole: dict[str, int], needed: Sequence[str], optional: Sequence[str]
 ) -> type[R]:
-    """The kind of record with a bound of each number in its type, which msgspec checks in C."""
+    """Return a subtype of the record with bounds in the types, which msgspec checks in C."""
     bounds: dict[str, Any] = {
         name: Annotated[int, msgspec.Meta(ge=0, le=bound - 1)] for name, bound in whole.items()
     }
-    each = HUGE / (2 * len(needed))  # so that their sum, rounded as it may be, is below `HUGE`
+    # Small enough that the rounded sum of all is below `HUGE`.
+    each = HUGE / (2 * len(needed))
     bounds |= dict.fromkeys(needed, Annotated[float, msgspec.Meta(ge=0, lt=each)])
     within = Annotated[float, msgspec.Meta(gt=-HUGE, lt=HUGE)]
     bounds |= dict.fromkeys(optional, within | None)
@@ -113,13 +110,14 @@ def _bounded(
 def _compiled(
     whole: Sequence[tuple[str, int]], needed: Sequence[str], optional: Sequence[str]
 ) -> Callable[[Iterable[StepRecord | RoundRecord]], bool]:
-    """Whether all records are fine as they are, in one expression over the fields of each.
+    """Compile a function that checks records with a single expression over their fields.
 
-    Ingest asks this of every record: written out, the question takes a quarter of the time of loops
-    over the names of the fields.
+    It returns True if all records can be stored unchanged. Ingest checks every record, and this
+    takes a quarter of the time of loops over field names.
     """
     terms = [f"0 <= record.{name} < {bound}" for name, bound in whole]
-    terms += [f"0 <= record.{name}" for name in needed]  # NaN is not
+    # The comparison is false for NaN.
+    terms += [f"0 <= record.{name}" for name in needed]
     terms += [f"{' + '.join(f'record.{name}' for name in needed)} < {HUGE!r}"]
     terms += [
         f"(record.{name} is None or {-HUGE!r} < record.{name} < {HUGE!r})" for name in optional

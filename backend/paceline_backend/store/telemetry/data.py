@@ -1,4 +1,4 @@
-"""What ranks tell of an epoch whose data lives on nodes."""
+"""Store what ranks report about an epoch whose data lives on nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, DataEpoch]]) -> None:
-    """Keeps one row for each attempt, epoch and rank.
-
-    Raises:
-        StoreRefusedError: some message holds what no database takes.
-    """
+    """Store one row for each attempt, epoch and rank."""
     c = data_epochs.c
     for run, message in messages:
         run.refuse("DataEpoch", refusals.of_data_epoch(message))

@@ -1,4 +1,4 @@
-"""Reads telemetry from bus entries, and checks most of it on the way."""
+"""Decode telemetry from bus entries, and validate most of it in the same pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline import wire
 from paceline.wire import Message, StepBatch
 from paceline_backend.store.telemetry.columns import STEPS
 
-# Most messages are steps that can be stored as they are.
+# Most messages are steps that can be stored unchanged.
 _fitting = msgspec.msgpack.Decoder(
     msgspec.defstruct(
         StepBatch.__name__,
@@ -21,9 +21,11 @@ _fitting = msgspec.msgpack.Decoder(
 
 
 def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
-    """As `paceline.wire.decode`. Steps that can be stored as they are need no further check.
+    """Decode an entry like `paceline.wire.decode`, but validate steps while decoding.
+
+    Steps that can be stored unchanged need no further check.
 
     Raises:
-        WireError: another protocol version, or not a message of this one.
+        WireError: another protocol version, or an invalid message.
     """
     return wire.decode(fields, _fitting)

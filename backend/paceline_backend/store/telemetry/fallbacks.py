@@ -1,4 +1,4 @@
-"""Segments in which ranks all-reduced gradients in spite of the synchroniser, and why."""
+"""Store in which segments ranks all-reduced gradients in spite of the synchroniser, and why."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 def write(connection: sa.Connection, fallbacks: Sequence[tuple[LockedRun, Fallback]]) -> None:
-    """Notes each fallback at its segment. One whose segment is not stored is dropped.
+    """Store each fallback with its segment; drop it if the segment is not stored.
 
-    Rank 0 sends the segment's `Adopted` first. An outage of the bus may swap the two, as what was
-    spooled comes later, and two ingests may store them in the other order. Then only this segment's
-    fallback is lost: each segment has its own.
-
-    Raises:
-        StoreRefusedError: some message holds what no database takes.
+    Rank 0 sends the segment's `Adopted` first. An outage of the bus can swap the two messages,
+    because spooled messages arrive later, and two ingest threads can store them in the other order.
+    Then only the fallback of this segment is lost, because each segment has its own.
     """
     c = segments.c
     for run, message in fallbacks:

@@ -1,4 +1,8 @@
-"""The rows of the runs that a batch of telemetry is about, locked until it is committed."""
+"""Rows of the runs that a batch of telemetry is about, locked until the batch is committed.
+
+`runs` locks and reads the rows, `LockedRun` collects the changes that messages make, and `save`
+writes them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,25 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import GONE, RunNode
 from paceline_backend.store.telemetry import several
 
-# Not at every batch: SQLite reads and compares the whole row to write it.
+# Not with every batch, because SQLite reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 
 @dataclass
 class LockedRun:
-    """A run's row, locked, as it will be after the batch."""
+    """A run's locked row, with the changes that the batch makes.
+
+    The first fields are columns of `runs`; `hello` is the digest of the run's Hello.
+
+    Args:
+        changes: new values of columns.
+        nodes: nodes of the run's latest launch, for a multi-node run.
+        changed_nodes: new values of these nodes' rows.
+        touched: steps with new rows.
+        repeated: whether some of those rows are of an attempt after the first.
+        all_steps: whether the number of ranks has changed, so that any step may be complete now.
+        new_step: the earliest step that may be complete now.
+    """
 
     key: int
     id: str
@@ -36,7 +52,7 @@ class LockedRun:
     node: str | None
     seen_at: float | None
     lost: bool | None
-    hello: bytes | None  # its digest
+    hello: bytes | None
     backend: str
     first_attempt: int
     attempts: int
@@ -44,40 +60,31 @@ class LockedRun:
     policy: str
     rendezvous: str | None
     changes: dict[str, Any] = field(default_factory=dict, init=False)
-    nodes: dict[str, RunNode] = field(default_factory=dict, init=False)  # of its launch
+    nodes: dict[str, RunNode] = field(default_factory=dict, init=False)
     changed_nodes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
-    touched: set[int] = field(default_factory=set, init=False)  # steps with new rows
-    repeated: bool = field(default=False, init=False)  # some of those rows are of a later attempt
-    # The number of ranks is new: any step may be complete now.
+    touched: set[int] = field(default_factory=set, init=False)
+    repeated: bool = field(default=False, init=False)
     all_steps: bool = field(default=False, init=False)
-    new_step: int | None = field(default=None, init=False)  # the earliest that may be complete now
+    new_step: int | None = field(default=None, init=False)
 
     def set(self, **columns: Any) -> None:
-        """Notes new values of the row."""
+        """Record new values of columns."""
         self.changes |= columns
         for name in columns.keys() & _READ:
             setattr(self, name, columns[name])
 
     def refuse(self, what: str, reason: str | None) -> None:
-        """Refuses a message of this run if there is a reason.
+        """Raise `StoreRefusedError` if there is a reason to refuse a message of the kind `what`.
 
-        Args:
-            what: the message.
-            reason: it begins with the field that is wrong; None: nothing is wrong.
-
-        Raises:
-            StoreRefusedError: there is a reason.
+        `reason` starts with the name of the invalid field; None means that the message is valid.
         """
         if reason is not None:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
 
     def check_rank(self, attempt: int, rank: int) -> None:
-        """Refuses ranks that the attempt does not have; how many it has, its Hello says.
+        """Refuse ranks that the attempt does not have according to its Hello.
 
-        Another attempt may have had more.
-
-        Raises:
-            StoreRefusedError: there is no such rank.
+        Other attempts than the latest may have had more ranks.
         """
         world = refusals.MOST_RANKS
         if self.world is not None and attempt == self.attempt:
@@ -88,7 +95,7 @@ class LockedRun:
             )
 
     def take_hello(self, hello: Hello, packed: hellos.PackedHello) -> bool:
-        """Take in a Hello that was checked; return whether it is the latest attempt's."""
+        """Apply a validated Hello; return whether it is the latest attempt's."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
         may = State(self.state).may_become(State.RUNNING)
@@ -107,24 +114,21 @@ class LockedRun:
             hello=packed.digest,
             device=hello.device,
         )
-        if self.policy == OBSERVED and self.nodes_max == 1:  # who started them did not say
+        # The program that started the ranks did not report their number.
+        if self.policy == OBSERVED and self.nodes_max == 1:
             self.set(nproc=hello.world)
         return True
 
     def is_past(self, attempt: int) -> bool:
-        """Return whether a later attempt has said hello."""
+        """Return whether a later attempt has sent its Hello."""
         return self.attempt is not None and attempt < self.attempt
 
     def has(self, part: HelloPart) -> bool:
-        """Return whether the run's Hello is the one that a part is of."""
+        """Return whether a part belongs to the run's current Hello."""
         return (part.attempt, part.hello) == (self.attempt, self.hello)
 
     def take_state(self, change: RunState) -> None:
-        """Takes in a change of the run's life.
-
-        Raises:
-            StoreRefusedError: it holds what no database takes.
-        """
+        """Apply a state change of the run."""
         self.refuse("RunState", refusals.of_run_state(change))
         if change.state is State.RUNNING:
             self._started(change.at)
@@ -134,7 +138,8 @@ class LockedRun:
             self.set(node=change.node)
         self._tells_of(change.attempt)
         if change.attempt < self.first_attempt:
-            return  # who looked after the run before it went on
+            # The message comes from the supervisor of an earlier launch.
+            return
         if not self.nodes:
             self._become(change)
         elif change.node in self.nodes:
@@ -142,14 +147,14 @@ class LockedRun:
             self.sum_up(change)
 
     def change_node(self, node: str, values: Mapping[str, Any]) -> None:
-        """Notes new values of the row of one of several nodes."""
+        """Record new values of a node's row."""
         self.nodes[node] = replace(self.nodes[node], **values)
         self.changed_nodes.setdefault(node, {}).update(values)
 
     def sum_up(self, change: RunState) -> None:
-        """Takes in what all nodes say together, after a change of one of them."""
+        """Apply the combined state of all nodes, after a change of one of them."""
         together = several.summed(list(self.nodes.values()), change)
-        # While another launch is on its way, ends are those of the launch before.
+        # While a relaunch is in progress, ends belong to the previous launch.
         if together is not None and not (together.state.final and self.rendezvous == GONE):
             self._become(together)
 
@@ -166,16 +171,19 @@ class LockedRun:
                 message=change.message,
             )
             return
-        if self.lost:  # The end was only assumed from silence; this message is a sign of life.
+        # The end was only assumed because no messages arrived; this message is a sign of life.
+        if self.lost:
             self.set(lost=False, state=change.state, ended_at=None, message=None)
         elif before.may_become(after):
             self._advance(change.state)
         if change.message is not None:
-            self.set(message=change.message)  # why it was restarted
+            # The reason of the restart.
+            self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
         if self.state == State.QUEUED:
-            self.set(message=None)  # why it waited
+            # The message was the reason for waiting in the queue.
+            self.set(message=None)
         self.set(state=state)
 
     def _tells_of(self, attempt: int) -> None:
@@ -187,10 +195,12 @@ class LockedRun:
             self.set(started_at=at)
 
 
-_READ = [part.name for part in fields(LockedRun) if part.init]  # the fields that are columns
+# The fields that are columns.
+_READ = [part.name for part in fields(LockedRun) if part.init]
 
 
-_LOCK = (  # made once: to make it takes as long as to execute it
+# Built once, because building it takes as long as executing it.
+_LOCK = (
     sa.select(*(schema.runs.c[name] for name in _READ))
     .where(
         schema.runs.c.id.in_(sa.bindparam("ids", expanding=True)), schema.runs.c.pruned_at.is_(None)
@@ -201,10 +211,10 @@ _LOCK = (  # made once: to make it takes as long as to execute it
 
 
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
-    """The runs of these ids that the database has, locked until the transaction ends.
+    """Return those of these runs that exist, locked until the transaction ends.
 
-    The lock makes several ingests take turns at a run: two that each see only their own rows of a
-    step would both find it incomplete. (SQLite has one writer anyway.)
+    The lock makes concurrent ingest threads take turns at a run: two that each see only their own
+    rows of a step would both find the step incomplete. (SQLite has only one writer anyway.)
     """
     if not ids:
         return {}
@@ -212,7 +222,7 @@ def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
 
 
 def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
-    """Reads the nodes of those runs that train on several, before their states are taken in."""
+    """Read the nodes of multi-node runs. Call this before `take_state`."""
     several_nodes = {run.key: run for run in of if run.nodes_max > 1}
     for key, rows in run_nodes.of_runs(connection, several_nodes.keys()).items():
         run = several_nodes[key]
@@ -220,10 +230,9 @@ def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
 
 
 def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | None:
-    """Fails a node of an unfinished run that is assumed lost; what the node reports revives it.
+    """Fail a node of an active run that is assumed lost; a later report of the node revives it.
 
-    Returns:
-        The run's state afterwards; None if there was nothing to fail.
+    Return the run's new state, or None if there was nothing to fail.
     """
     locked = runs(connection, {run}).get(run)
     if locked is None or State(locked.state).final:
@@ -241,14 +250,13 @@ def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | 
 
 
 def save(connection: sa.Connection, of: Iterable[LockedRun], *, seen: bool = True) -> None:
-    """Writes what changed in some runs' rows, and with `seen` that each of these runs lives."""
+    """Write the changes of some runs' rows, and, if `seen`, that messages of these runs arrived."""
     now = time.time()
     only_seen: list[int] = []
     for run in of:
         changed = bool(run.changes)
-        if seen and (
-            run.seen_at is None or abs(now - run.seen_at) > _SEEN_EVERY_S
-        ):  # clocks may be set
+        # abs(), because the clock may have been set back.
+        if seen and (run.seen_at is None or abs(now - run.seen_at) > _SEEN_EVERY_S):
             run.set(seen_at=now)
             if not changed:
                 only_seen.append(run.key)
@@ -258,6 +266,7 @@ def save(connection: sa.Connection, of: Iterable[LockedRun], *, seen: bool = Tru
         for node, values in run.changed_nodes.items():
             if values:
                 run_nodes.change(connection, run.nodes[node], values)
-    if only_seen:  # of all at once: there may be hundreds
+    # One statement for all, because there may be hundreds of runs.
+    if only_seen:
         query = sa.update(schema.runs).where(schema.runs.c.key.in_(only_seen))
         connection.execute(query.values(seen_at=now))

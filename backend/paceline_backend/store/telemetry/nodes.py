@@ -1,4 +1,4 @@
-"""What agents say about their nodes."""
+"""Store the heartbeats of agents."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from paceline.wire import NodeCheck, NodeState
 from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError, insert, now
 
-_REMEMBERED = ("check", "checked_at")  # an agent that was just started knows none
-# What heartbeats do not change.
+# An agent that was just started does not have these, so keep the stored values.
+_REMEMBERED = ("check", "checked_at")
+# Columns that heartbeats do not change.
 _KEPT = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend", "host")
 
 
 def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
-    """Writes each node's last state, with the database's time: a node's clock may be wrong.
+    """Store each node's latest state, with the database's time because a node's clock may be wrong.
 
-    Who has a session is not asked here: see `store.nodes.expect`.
-
-    Args:
-        connection: to write with.
-        states: in the order in which they came.
-
-    Raises:
-        StoreRefusedError: some state holds what no database takes.
+    `states` are in the order of arrival. The caller has checked that the agents have a session: see
+    `store.nodes.expect`.
     """
     if not states:
         return

@@ -1,4 +1,4 @@
-"""What each rank has been doing for long: the newest that it said, and what that is compared to."""
+"""Store the phases in which ranks have been for long, and read them with the usual step times."""
 
 from __future__ import annotations
 
@@ -15,29 +15,37 @@ from paceline_backend.store.database import insert
 from paceline_backend.store.schema import long_phases, runs, steps, worker_steps
 from paceline_backend.store.telemetry.locked import LockedRun
 
-_IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)  # over when the step has ended
-_STEPS = 50  # the newest ones, of which the times count
+# Phases that are over when the step has ended.
+_IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
+# Number of newest steps whose times are returned.
+_STEPS = 50
 
 
 @dataclass(frozen=True)
 class RunPhases:
-    """How far a run has come, and what its ranks have been doing for long."""
+    """Progress of a run, with the phases in which ranks have been for long.
 
-    state: str  # of the run
-    world: int  # ranks of the latest attempt; 0: not known yet
-    placement: Sequence[str]  # the node of each rank; empty: all are on one
-    step: int | None  # the newest that all ranks have ended
-    steps_s: Sequence[float]  # times of the newest steps
-    phases: Mapping[int, LongPhase]  # by rank, as they are now: heard of a short time ago
-    begun: Collection[int]  # ranks of which the latest attempt has heard anything
+    Args:
+        state: of the run.
+        world: number of ranks of the latest attempt; 0 if unknown.
+        placement: node of each rank; empty if all are on one node.
+        step: the newest step that all ranks have ended; None if there is none.
+        steps_s: times of the newest steps, in seconds.
+        phases: current phases by rank, if they were reported recently.
+        begun: ranks of which any message of the latest attempt has arrived.
+    """
+
+    state: str
+    world: int
+    placement: Sequence[str]
+    step: int | None
+    steps_s: Sequence[float]
+    phases: Mapping[int, LongPhase]
+    begun: Collection[int]
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPhase]]) -> None:
-    """Keeps the newest of each rank. Older ones change nothing.
-
-    Raises:
-        StoreRefusedError: some message holds what no database takes.
-    """
+    """Store the newest report of each rank; older ones change nothing."""
     c = long_phases.c
     for run, message in messages:
         run.refuse("LongPhase", refusals.of_long_phase(message))
@@ -56,13 +64,9 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
 def long_since(
     connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
 ) -> set[int]:
-    """Those of some runs, by key, of which a rank has been doing the same for so long.
+    """Return those of `runs` (keys) in which a rank has been in one phase for at least `least_s`.
 
-    Args:
-        connection: to read from.
-        runs: keys.
-        fresh_s: what was heard longer ago may be over.
-        least_s: how long.
+    Reports older than `fresh_s` do not count, because the phase may be over since.
     """
     c = long_phases.c
     heard = (c.heard_at >= time.time() - fresh_s, c.since_s >= least_s)
@@ -70,12 +74,9 @@ def long_since(
 
 
 def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
-    """How far a run has come.
+    """Return the progress of a run and its ranks' long phases.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        fresh_s: what was heard longer ago may be over.
+    `fresh_s` is the maximum age of a report, because the phase may be over since.
     """
     attempt, world, parts = records.counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
@@ -98,7 +99,7 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
 
 
 def _begun(connection: sa.Connection, run: int, attempt: int) -> set[int]:
-    """Ranks that have told of a step or of a long phase, where no step of all ranks has ended."""
+    """Return the ranks that reported a step or a long phase, before any step is complete."""
     rows, c = worker_steps.c, long_phases.c
     stepped = sa.select(rows.rank).where(rows.run == run, rows.attempt == attempt)
     long = sa.select(c.rank).where(c.run == run, c.attempt == attempt)

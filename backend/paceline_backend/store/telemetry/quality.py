@@ -1,4 +1,4 @@
-"""Writes metrics of steps and evaluations: in any order and repeatedly, with the same outcome."""
+"""Store metrics of steps and evaluations; order and repetitions do not change the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 logger = logging.getLogger(__name__)
 
 _SPAN = "run = :run AND step >= :first AND step < :end"
-# As the loss of a step: of its newest attempt, over the ranks that have a value.
+# Like the loss of a step: of its newest attempt, over the ranks that have a value.
 _SUM_UP = sa.text(
     "INSERT INTO step_metrics (run, name, step, value) SELECT :run, name, step, "
     "sum(CASE WHEN abs(value) > 1e-100 THEN value * weight ELSE 0 END)"
@@ -33,12 +33,9 @@ _SUM_UP = sa.text(
 def write_metrics(
     connection: sa.Connection, batches: Sequence[tuple[LockedRun, MetricBatch]]
 ) -> None:
-    """Writes metrics of steps, and what they come to over ranks. The newest attempt counts.
+    """Store metrics of steps, and their means over ranks. The newest attempt counts.
 
-    Of a run with more names than `MOST_METRICS`, further ones are dropped.
-
-    Raises:
-        StoreRefusedError: some record holds what no database takes.
+    If a run has more names than `MOST_METRICS`, further names are dropped.
     """
     of_runs: dict[int, tuple[LockedRun, list[MetricRecord]]] = {}
     for run, batch in batches:
@@ -91,11 +88,7 @@ def _upsert(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
 def write_evaluations(
     connection: sa.Connection, messages: Sequence[tuple[LockedRun, Evaluation]]
 ) -> None:
-    """Writes evaluations. Of a metric that a rank gave twice after a step the newest counts.
-
-    Raises:
-        StoreRefusedError: some message holds what no database takes.
-    """
+    """Store evaluations. If a rank reports a metric twice after a step, the newest value counts."""
     rows = []
     for run, message in messages:
         run.refuse("Evaluation", refusals.of_evaluation(message))
@@ -122,7 +115,6 @@ def _finite(value: float) -> float | None:
 
 
 def _ranges(numbers: set[int]) -> Iterator[range]:
-    """The fewest ranges that hold just these numbers."""
     first = last = None
     for number in sorted(numbers):
         if first is None or last is None or number != last + 1:

@@ -1,4 +1,4 @@
-"""Rounds of relaxed synchronisers, as ranks reported them."""
+"""Store the rounds of relaxed synchronisers that ranks report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _RECORD = Columns(RoundRecord, schema.rounds)
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, RoundBatch]]) -> None:
-    """Writes what is not there yet.
-
-    Raises:
-        StoreRefusedError: some record holds values that no database takes.
-    """
+    """Store the rounds that are not stored yet."""
     rows = [_row(run, record) for run, batch in batches for record in batch.records]
     if rows:
         connection.execute(insert(connection, schema.rounds).on_conflict_do_nothing(), rows)
@@ -37,10 +33,6 @@ def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
 
 
 def check_staleness(record: RoundRecord) -> None:
-    """Refuses ages of gradients that are no counts.
-
-    Raises:
-        StoreRefusedError: they are not.
-    """
+    """Refuse a record whose `staleness` has numbers that are no counts."""
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness holds what is no count in {record}")

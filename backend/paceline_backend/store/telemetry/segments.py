@@ -1,4 +1,4 @@
-"""Adopted segments, and since when each switch of the policy is in force."""
+"""Store adopted segments, and when each policy switch took effect."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def write(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Writes segments that are not there yet.
-
-    Raises:
-        StoreRefusedError: some segment holds what no leader adopts.
-    """
+    """Store the segments that are not stored yet; refuse those that no leader adopts."""
     if not adopted:
         return
     for run, message in adopted:
@@ -34,9 +30,9 @@ def write(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]
 
 
 def _note_effects(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Each policy version is in force from its earliest segment on.
+    """Store that each policy version is in force from its earliest segment on.
 
-    The earliest by time, not by step: a restarted attempt may run the same steps again.
+    The earliest by time, not by step: a restarted attempt may repeat the same steps.
     """
     c = schema.switches.c
     earliest = (
@@ -62,6 +58,7 @@ def _note_effects(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, 
 def _check(run: LockedRun, message: Adopted) -> None:
     if not 0 <= message.attempt < 2**15 or not math.isfinite(message.adopted_at):
         raise StoreRefusedError(f"run {run.id}: Adopted.attempt or adopted_at is out of range")
-    known = message.attempt == run.attempt  # of another attempt, ranks and samples are unknown
+    # Ranks and samples of another attempt are unknown.
+    known = message.attempt == run.attempt
     terms = (run.world, run.samples) if known else (None, None)
     run.refuse("Adopted.segment", message.segment.problem(*terms))

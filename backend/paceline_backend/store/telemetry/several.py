@@ -1,8 +1,8 @@
-"""What a run on several nodes comes to, from what each of its nodes reports.
+"""Combine the reports of a multi-node run's nodes to the state of the run.
 
-* Some node trains → the run trains.
-* A node that ends while others go on changes nothing but its own row.
-* All nodes have ended → the run has: `outcome` says how.
+* If a node trains, the run trains.
+* A node that ends while others continue changes only its own row.
+* If all nodes have ended, the run has ended: see `outcome`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from paceline.wire import RunState, State
 from paceline_backend.store.nodes.run_nodes import RunNode
 
-_NAMED = 8  # of nodes that fell silent, a run's message names so many
+# Maximum number of lost nodes that a run's message names.
+_NAMED = 8
 
 
 def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
-    """The new values of a node's row after a report of its latest launch."""
+    """Return the new values of a node's row after a report of its latest launch."""
     before, after = State(row.state), report.state
     if before.final and not row.lost:
         return {}
@@ -38,30 +39,26 @@ def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
 
 
 def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
-    """What all nodes of a launch say together, as if one node said it.
+    """Combine the states of all nodes of a launch to one report; `report` is the latest of them.
 
-    Args:
-        rows: at least one.
-        report: that came last.
-
-    Returns:
-        None: that is not known yet, since the rendezvous went away (see `control.meetings`).
+    Return None if all have ended but the result is not known yet, because the rendezvous was lost
+    (see `control.meetings`).
     """
     going_on = {row.state for row in rows if not row.ended}
     if not going_on:
         return outcome(rows)
     state = State.RUNNING if State.RUNNING in going_on else State.STARTING
     attempt = max(row.attempt for row in rows)
-    # An end of one of several nodes is told in its own row.
+    # The end of a single node is stored in its own row.
     message = None if report.state.final else _named(report.node, report.message)
     return RunState(state, report.at, report.node, attempt, message=message)
 
 
 def outcome(rows: Collection[RunNode]) -> RunState | None:
-    """How a run ends whose nodes have all ended; None: some only lost the rendezvous.
+    """Return how a run ends whose nodes have all ended; None if some only lost the rendezvous.
 
-    A node's failure fails the run, unless others went on without the node: attempts are the same on
-    all nodes, so a node that finished or was stopped in a later attempt trained without it.
+    A node's failure fails the run, unless others continued without the node. Attempts are the same
+    on all nodes, so a node that finished or was stopped in a later attempt trained without it.
     """
     heard = [row for row in rows if not row.lost] or list(rows)
     finished = [row for row in heard if row.state == State.FINISHED]
@@ -77,12 +74,10 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
 
 
 def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
-    """The end of a run.
+    """Return the end of a run from `rows`, all of its nodes, and `ends`, the nodes that decide.
 
-    Args:
-        ends: those of its nodes whose end is the run's: the earliest tells how and why. If
-            it fell silent, all that did are named.
-        rows: all of its nodes: the last one's end tells when.
+    The earliest end of `ends` provides state and message; if that node was lost, the message names
+    all lost ones. The last end of `rows` provides the time.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)
@@ -93,7 +88,7 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
 
 
 def _silent(lost: Collection[RunNode]) -> str:
-    """Why a run has failed of which no node is heard any more."""
+    """Return why a run has failed whose nodes are all lost."""
     in_order = sorted(lost, key=lambda row: row.node)
     said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]
     more = len(in_order) - len(said)

@@ -1,4 +1,4 @@
-"""Ranks' steps, and the sums of those that all ranks reported."""
+"""Store ranks' steps, and sum up the steps that all ranks reported."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from paceline_backend.store.telemetry.columns import STEPS
 from paceline_backend.store.telemetry.locked import LockedRun
 
 _ALL_STEPS = range(2**62)
-_MANY = 64  # ranks
-_CHUNKS = (64, 8, 1)  # how many steps one query asks for: databases remember queries by their text
+# Runs with at least this many ranks first check which steps are complete.
+_MANY = 64
+# Numbers of steps that one query asks for. There are few, because databases cache prepared
+# statements by their text.
+_CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
 _NAMES = ", ".join(_COLUMNS)
@@ -33,9 +36,10 @@ _NEWER_ATTEMPT_WINS = (
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-_ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"  # all rows of a statement are of one run
-# Python's driver lets other threads run once for each statement, and may wait for them: so a
-# statement takes many rows. The sizes are few, so that each statement is prepared once.
+# All rows of a statement belong to one run.
+_ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
+# Python's driver releases the GIL once per statement, and may then wait for other threads, so a
+# statement inserts many rows. There are few sizes, so that each statement is prepared once.
 _INSERTS = {
     rows: f"INSERT INTO worker_steps ({_NAMES}) VALUES {', '.join([_ROW] * rows)} "
     + _NEWER_ATTEMPT_WINS
@@ -54,9 +58,10 @@ _POSTGRES_TYPES = {
 }
 _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
 
-# A rank without samples counts in every sum but the ETT error: its forward and backward are real.
+# A rank without samples counts in every sum except the ETT error, because its forward and backward
+# passes are real.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
-# A rank's weight in the mean loss of the global batch, as its gradient's in the update.
+# A rank's weight in the mean loss of the global batch is that of its gradient in the update.
 _WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
 _SUMS = {
     "run": "run",
@@ -88,14 +93,15 @@ def _sum_up(weight: str) -> sa.TextClause:
         f"INSERT INTO steps ({', '.join(sums)}) SELECT {', '.join(sums.values())} "
         "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
         "HAVING count(*) = :world AND min(attempt) = max(attempt) "
-        "AND max(rank) < :world "  # any rank may come before the Hello
+        # Records of any rank may arrive before the Hello.
+        "AND max(rank) < :world "
         "ON CONFLICT (run, step) DO UPDATE SET "
         + ", ".join(f"{c} = excluded.{c}" for c in sums if c not in ("run", "step"))
     )
 
 
 _SUM_UP = {kind: _sum_up(weight) for kind, weight in _WEIGHTS.items()}
-# A step of which ranks reported different attempts never ran as a whole.
+# A step with records of different attempts never ran as a whole.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
     "SELECT step FROM worker_steps WHERE run = :run AND step >= :first AND step < :end "
@@ -104,14 +110,10 @@ _DROP_MIXED = sa.text(
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatch]]) -> int:
-    """Writes records; how many there were. Of several attempts at a step the latest stays.
-
-    Raises:
-        StoreRefusedError: some record holds values that no database takes.
-    """
+    """Store records and return their number. Of several attempts at a step, the latest stays."""
     of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
-        # Appending to the table is cheaper than inserting here and there.
+        # Sorted rows are appended to the table, which is cheaper than inserting at many places.
         records = sorted(STEPS.all_checked(of_run), key=_STEP)
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
@@ -132,7 +134,6 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
 def _by_run(
     batches: Sequence[tuple[LockedRun, StepBatch]],
 ) -> Iterator[tuple[LockedRun, Sequence[StepRecord]]]:
-    """The records of each run: thousands of ranks send one record each."""
     of_runs: dict[int, tuple[LockedRun, list[StepRecord]]] = {}
     for run, batch in batches:
         of_runs.setdefault(run.key, (run, []))[1].extend(batch.records)
@@ -140,7 +141,7 @@ def _by_run(
 
 
 def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
-    """Each row once, of the latest attempt: an INSERT of Postgres must not meet one twice."""
+    """Return each row once, of the latest attempt; an upsert of Postgres fails on duplicates."""
     latest: dict[Any, tuple[Any, ...]] = {}
     for row in rows:
         earlier = latest.get(_KEY(row))
@@ -150,14 +151,10 @@ def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
 
 
 def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool) -> None:
-    """Sums up the steps with new rows that all ranks have reported.
+    """Sum up the steps with new rows that all ranks have reported.
 
-    Of all runs at once: most batches hold a few rows of each of many runs.
-
-    Args:
-        connection: to write with.
-        runs: with their new rows.
-        roll_up: whether to write roll-ups, too; else they are due.
+    All runs are handled together, because most batches have a few rows of each of many runs.
+    Without `roll_up`, roll-ups are not written but recorded as due.
     """
     touched = {run.key: list(_ranges(run.touched)) for run in runs}
     parts = {run.key: [_ALL_STEPS] if run.all_steps else touched[run.key] for run in runs}
@@ -188,9 +185,9 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """By key of each run of many ranks: those of its steps with new rows that have all rows.
+    """Return the complete steps among the touched ones, by key, for runs with many ranks.
 
-    A batch has a few rows of a step of such a run. Counting the step's rows is far less work than
+    A batch has a few rows of a step of such a run, and counting a step's rows is much faster than
     summing them up.
     """
     large = [run for run in runs if (run.world or 0) >= _MANY and not run.all_steps]
@@ -207,7 +204,7 @@ def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int,
 
 @cache
 def _counted(steps: int) -> sa.TextClause:
-    """The query of `_complete`: databases look up each step by its key."""
+    """Build the query of `_complete`, with one lookup by key per step."""
     rows = ", ".join(
         f"(CAST(:r{place} AS bigint), CAST(:s{place} AS bigint), CAST(:w{place} AS bigint))"
         for place in range(steps)
@@ -239,18 +236,16 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Writes rows to Postgres, in half the time if none of them is there yet or comes twice.
+    """Write rows to Postgres with COPY, in half the time if all of them are new and distinct.
 
-    Args:
-        connection: to write with.
-        rows: of several attempts at a step the latest stays.
-        new: whether to try first as if none were there.
+    With `new`, try that first. Of several attempts at a step, the latest stays.
     """
     if new:
         try:
             with connection.begin_nested():
                 _copy_into("worker_steps", connection, rows)
-        except psycopg.errors.UniqueViolation:  # a message came again, or another attempt
+        # A message arrived again, or another attempt repeats the step.
+        except psycopg.errors.UniqueViolation:
             pass
         else:
             return
@@ -260,7 +255,7 @@ def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bo
 
 
 def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
-    # SQLAlchemy's transaction has begun, so its commit commits what goes past it here.
+    # SQLAlchemy's transaction has begun, so its commit includes what bypasses SQLAlchemy here.
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     with driver.cursor() as cursor, cursor.copy(_COPY.format(table)) as copy:
@@ -270,7 +265,6 @@ def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, 
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[range]:
-    """The fewest ranges that hold just these numbers."""
     part: range | None = None
     for number in sorted(numbers):
         if part is not None and part.stop == number:

@@ -1,4 +1,4 @@
-"""Runs whose script ended well, as after a gentle stop, but not because it was through."""
+"""Mark runs as stopped whose script exited successfully only because of a requested stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 
 def settle(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
-    """Notes of runs that have finished now, and were to stop, that they were stopped.
+    """Change runs that have just finished to `stopped` if a stop was requested.
 
-    A run that came to the end of its last epoch all the same has finished. If the number of its
-    epochs is not known, it was stopped.
-
-    Args:
-        connection: in the transaction that wrote the runs' newest segments, too.
-        of: runs whose changes are saved.
+    A run that had completed its last epoch nevertheless stays finished. If the number of its epochs
+    is unknown, it becomes stopped. Call this in the transaction that wrote the runs' newest
+    segments, after the runs' changes were saved.
     """
     for run in of:
         if run.changes.get("state") is not State.FINISHED:

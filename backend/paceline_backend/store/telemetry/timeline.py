@@ -1,4 +1,4 @@
-"""What ranks did within a few steps, phase by phase."""
+"""Read the phases of each rank within a few steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
 
 
 def newest_steps(connection: sa.Connection, run: int, count: int) -> tuple[int, int] | None:
-    """First and last of the newest complete steps; None: there is none.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        count: of them, at most.
-    """
+    """Return first and last of the newest `count` complete steps; None if there are none."""
     query = sa.select(steps.c.step).where(steps.c.run == run)
     newest = connection.execute(query.order_by(steps.c.step.desc()).limit(count)).scalars().all()
     return (newest[-1], newest[0]) if newest else None
@@ -29,17 +23,11 @@ def newest_steps(connection: sa.Connection, run: int, count: int) -> tuple[int, 
 def timeline(
     connection: sa.Connection, run: int, first: int, last: int, ranks: Sequence[int]
 ) -> dict[str, Any]:
-    """``began_at`` and the phases of `PHASES`, each as ``name[rank][step]``; None: no record.
+    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None: no record.
 
-    A rank waits for its data, computes, waits for the others, reduces, and does the rest of the
-    step. `began_at` is Unix time by the clock of its node; phases are in s.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        first: step,
-        last: and the last one.
-        ranks: of which ranks.
+    The phases of a step, in order: the rank waits for its data, computes, waits for other ranks,
+    reduces, and does the rest of the step. `began_at` is Unix time by the clock of the rank's node;
+    phases are in seconds. The range includes the step `last`.
     """
     w = worker_steps.c
     columns = (w.rank, w.step, w.data_s, w.compute_s, w.sync_s, w.step_s, w.ended_at)
@@ -58,7 +46,10 @@ def timeline(
 
 
 def _phases(row: Any) -> dict[str, float]:
-    """Of one rank's step. Without the other ranks' records, all of `sync_s` counts as reducing."""
+    """Return the phases of one rank's step.
+
+    Without the other ranks' records, all of `sync_s` counts as reduction.
+    """
     reduce_s = row.sync_s if row.sync_min is None else min(row.sync_min, row.sync_s)
     return {
         "began_at": row.ended_at - row.step_s - row.data_s,

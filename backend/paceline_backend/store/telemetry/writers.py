@@ -1,4 +1,4 @@
-"""Who may report on the bus: nodes and runs that have a session, and whose a run is."""
+"""Decide who may report on the bus: nodes and runs with a session, and the nodes of each run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from paceline.wire import ENDED, State
 from paceline_backend.store.nodes import admitted, run_nodes
 from paceline_backend.store.schema import nodes, runs, tokens
 
-KEPT_S = 3_600.0  # a run that is over keeps its streams and its user for so long
-_LOST_S = 30 * 86_400.0  # a run that is only assumed to be over: it may still train, cut off
+# An ended run keeps its streams and its user on the bus for this long.
+KEPT_S = 3_600.0
+# A run whose end is only assumed may still train without a connection, so it keeps them longer.
+_LOST_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a run is."""
+    """The nodes that may report about a run, and whether the run has its own user on the bus."""
 
-    nodes: tuple[str, ...]  # that may report about it
-    signed: bool  # it has a user of the bus of its own
+    nodes: tuple[str, ...]
+    signed: bool
 
 
 def signed_nodes(connection: sa.Connection) -> list[str]:
-    """Return the nodes whose sessions count.
+    """Return the nodes whose sessions are valid.
 
-    The token of a run ends when its engine has no jobs of it any more. What its nodes reported
-    until then is read all the same.
+    A run's token ends when its engine has no more jobs of the run. Reports that its nodes sent
+    until then are still read.
     """
     only = nodes.c.only_run
     of_run = only.in_(_lately_signed())
@@ -40,12 +42,12 @@ def signed_nodes(connection: sa.Connection) -> list[str]:
 
 
 def signed_runs(connection: sa.Connection) -> list[str]:
-    """The runs that have a session and are not over, or ended only lately."""
+    """Return the runs that have a session and are active or ended recently."""
     return list(connection.execute(_lately_signed()).scalars())
 
 
 def adopted_over(connection: sa.Connection) -> list[str]:
-    """The runs without an engine whose nodes still have a token, and have nothing more to tell."""
+    """Return ended runs without an engine whose nodes have a token that is no longer needed."""
     used = sa.select(tokens.c.run).where(tokens.c.run.is_not(None), tokens.c.revoked_at.is_(None))
     own = (runs.c.id.in_(used), runs.c.backend_jobs.is_(None))
     query = sa.select(runs.c.id).where(*own, runs.c.id.not_in(_lately_signed()))
@@ -60,7 +62,7 @@ def _lately_signed() -> sa.Select[Any]:
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
-    """The owners of those of some runs that the store has."""
+    """Return the owners of those of these runs that exist, by public id."""
     c = runs.c
     query = sa.select(c.key, c.id, c.node, c.signed, c.nodes_max).where(c.id.in_(of))
     rows = connection.execute(query).all()
@@ -69,7 +71,7 @@ def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
 
 
 def sign(connection: sa.Connection, run: str) -> bool:
-    """Notes that a run has a session; False if it has begun without."""
+    """Record that a run has a session; return False if it started without one."""
     may = runs.c.signed | (runs.c.state == State.PENDING)
     update = sa.update(runs).where(runs.c.id == run, may)
     return connection.execute(update.values(signed=True)).rowcount > 0

@@ -1,4 +1,4 @@
-"""What an operator does with a database as a whole: `prune`, `check`, `backup`, revisions.
+"""Maintenance of a whole database: `prune`, `check`, `backup`, `secret`.
 
-The worker prunes by itself where the server was given limits; the rest is `paceline db`.
+The worker process prunes automatically if the server has limits. `paceline db` does the rest.
 """

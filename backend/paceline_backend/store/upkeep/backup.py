@@ -1,4 +1,4 @@
-"""Copies of a database while it is in use: SQLite's own way, or PostgreSQL's programs."""
+"""Copy a database while it is in use, with SQLite's backup API or PostgreSQL's programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paceline_backend.store.database import Store
 
 
 class BackupError(PacelineError):
-    """A copy could not be made or put back."""
+    """A backup could not be made or restored."""
 
 
 def backup(store: Store, file: Path) -> None:
-    """Writes one state of the database to a new file that only its owner may read.
+    """Write a snapshot of the database to a new file that only its owner can read.
 
     Raises:
-        BackupError: the file is there, or the copy failed: then there is no file.
+        BackupError: the file exists, or the copy failed; then the file is deleted.
     """
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -42,16 +42,12 @@ def backup(store: Store, file: Path) -> None:
 
 
 def restore(store: Store, file: Path, *, replace: bool) -> None:
-    """Puts a copy back, in one transaction: whoever uses the database sees all of it or nothing.
+    """Restore a file of `backup` in one transaction, so that others see all of it or nothing.
 
-    Args:
-        store: where to.
-        file: that `backup` wrote.
-        replace: also over rows that are there.
+    `replace` allows overwriting existing tables.
 
     Raises:
-        BackupError: there are rows, or the file is no copy of a database of this kind.
-        StoreError: the database does not answer.
+        BackupError: there are tables, or the file is no backup of a database of this kind.
     """
     if not file.is_file():
         raise BackupError(f"there is no file {file}")
@@ -78,7 +74,7 @@ def _copy(source: Path, target: Path) -> None:
             closing(sqlite3.connect(f"file:{source.resolve()}?mode=ro", uri=True)) as read,
             closing(sqlite3.connect(target, timeout=30)) as written,
         ):
-            # All pages at once: in parts, each commit of another process would start it anew.
+            # All pages at once: in parts, each commit of another process would restart the copy.
             read.backup(written, pages=-1)
     except sqlite3.Error as error:
         raise BackupError(f"cannot copy {source} to {target}: {error}") from error
@@ -96,11 +92,7 @@ def _in_use(store: Store) -> bool:
 
 
 def _postgres(program: str, store: Store, *options: str) -> None:
-    """Runs a program of PostgreSQL; the password goes by the environment, which others cannot read.
-
-    Raises:
-        BackupError: it is not there, or it failed.
-    """
+    """Run a program of PostgreSQL; it gets the password in the environment, which is private."""
     path = shutil.which(program)
     if path is None:
         raise BackupError(

@@ -1,4 +1,4 @@
-"""Whether a database is whole: its file, its revision, and that its roll-ups are true."""
+"""Check a database: its file, its revision, and that its roll-ups match the steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from paceline_backend.store.database import Store
 from paceline_backend.store.rollups.tables import BLOCK, step_rollups
 from paceline_backend.store.schema import steps
 
-_SHOWN = 20  # of each kind of fault
+# Maximum number of reported faults of each kind.
+_SHOWN = 20
 
 
 def faults(store: Store) -> Iterator[str]:
-    """What is wrong, in words; nothing: all is well.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Yield a description of each fault; nothing if the database is sound."""
     with store.read() as connection:
         known, head = migrate.revision(connection), migrate.head()
         if known != head:
@@ -40,7 +37,7 @@ def _file(connection: sa.Connection) -> Iterator[str]:
 
 
 def _untrue(connection: sa.Connection) -> Iterator[str]:
-    """Roll-ups that do not say what the rows of their steps do."""
+    """Find roll-ups that do not match the rows of their steps."""
     s, r = steps.c, step_rollups.c
     block = (s.step - s.step % sa.literal_column(str(BLOCK))).label("block")
     row = (

@@ -1,9 +1,9 @@
-"""Deletes runs that are over, the oldest first, in transactions of some milliseconds.
+"""Delete ended runs, the oldest first, in transactions of some milliseconds.
 
-A run goes as a whole. It is marked first: from then on nothing shows it, and ingest takes nothing
-of it any more. Then its rows go, `_ROWS` in a transaction, or `_LONG_ROWS` where a row may have
-100 kB; between two transactions others get at
-least as much time to write. What was interrupted is taken up by the next `prune`.
+A run is deleted as a whole. It is marked first: from then on it is hidden, and ingest accepts
+nothing about it. Then its rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row can
+have 100 kB. Between two transactions, other processes get at least as much time to write. The next
+`prune` continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from paceline_backend.store.access import tokens
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import metadata, runs
 
-_ROWS = 2_000  # deleted in one transaction,
-_LONG_ROWS = 50  # or so many
+# Rows that one transaction deletes.
+_ROWS = 2_000
+# The same for tables with long rows.
+_LONG_ROWS = 50
 _DAY_S = 86_400.0
-_ENTRY_BYTES = 60  # of a row in Postgres beside its values: headers, an entry of its primary key
-_SAMPLE = 500  # rows that tell how long a table's rows are
+# Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
+_ENTRY_BYTES = 60
+# Rows from which the mean length of a table's rows is estimated.
+_SAMPLE = 500
 
 
 @dataclass(frozen=True)
 class Keep:
-    """What stays of the runs that are over; None: no limit."""
+    """Limits for ended runs: days since the end, number of runs, bytes of rows; None: no limit.
 
-    days: float | None = None  # since a run's end
-    runs: int | None = None  # so many, the newest
-    bytes: int | None = None  # of the database's rows: `used_bytes`
+    For the bytes see `used_bytes`.
+    """
+
+    days: float | None = None
+    runs: int | None = None
+    bytes: int | None = None
 
     @property
     def everything(self) -> bool:
-        """There is no limit."""
+        """Return whether there is no limit."""
         return self.days is None and self.runs is None and self.bytes is None
 
 
 def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[str]:
-    """Deletes what is not to be kept; gives the id of each run that is gone.
+    """Delete runs beyond the limits; yield the id of each deleted run.
 
-    Postgres before 15 counts its rows seconds late. There one run at most goes for `keep.bytes`.
-
-    Args:
-        store: where.
-        keep: what stays.
-        pause: waits so many seconds; true: stop here.
-
-    Raises:
-        StoreError: or one of its kinds.
+    `pause` waits for some seconds and returns whether to stop. Postgres before version 15 updates
+    its row counts seconds late, so there at most one run per call is deleted for `keep.bytes`.
     """
     while (chosen := next_run(store, keep)) is not None:
         key, run = chosen
         if not _mark(store, key):
-            continue  # somebody resumed it
+            # The run was resumed meanwhile.
+            continue
         for table in _tables():
             while True:
                 began = time.monotonic()
@@ -75,13 +76,13 @@ def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[
 
 
 def _counts_at_once(connection: sa.Connection) -> bool:
-    """Whether `used_bytes` can know at once of rows that are gone."""
+    """Return whether `used_bytes` reflects deleted rows immediately."""
     version = connection.dialect.server_version_info or ()
     return connection.dialect.name == "sqlite" or version >= (15,)
 
 
 def _mark(store: Store, run: int) -> bool:
-    """Marks a run as being deleted; False if it is not over."""
+    """Mark a run as being deleted; return False if it has not ended."""
     c = runs.c
     over = sa.update(runs).where(c.key == run, c.state.in_(ENDED))
     with store.write() as connection:
@@ -90,7 +91,7 @@ def _mark(store: Store, run: int) -> bool:
 
 
 def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
-    """Key and id of the run that goes next; None: all others stay."""
+    """Return key and id of the run to delete next; None if all others stay."""
     c = runs.c
     over = sa.select(c.key, c.id).where(c.state.in_(ENDED)).order_by(c.ended_at, c.key).limit(1)
     with store.read() as connection:
@@ -108,9 +109,9 @@ def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
 
 
 def used_bytes(connection: sa.Connection) -> int:
-    """What the rows take. A file does not shrink when rows go: their room is used again.
+    """Return the size of the rows. A file does not shrink with deletions, but reuses the space.
 
-    Of Postgres it is an estimate, from its count of rows and the length of some of them.
+    For Postgres this is an estimate from the number of rows and the length of some of them.
     """
     if connection.dialect.name == "sqlite":
         pages, free, size = (
@@ -130,7 +131,7 @@ def used_bytes(connection: sa.Connection) -> int:
 
 
 def _tables() -> list[sa.Table]:
-    """The tables with rows of runs by their keys; what has few goes with the run itself.
+    """Return the tables with many rows per run; smaller tables are emptied by the cascade.
 
     Tables that name a run by its public id keep their rows.
     """
@@ -143,7 +144,7 @@ def _tables() -> list[sa.Table]:
 
 
 def _delete_some(store: Store, table: sa.Table, run: int) -> bool:
-    """Deletes the first rows of a run; whether there are more."""
+    """Delete the first rows of a run from a table; return whether there are more."""
     columns = [column for column in table.primary_key if column.name != "run"]
     query = sa.select(*columns).where(table.c.run == run).order_by(*columns)
     long = any(isinstance(column.type, sa.LargeBinary) for column in table.c)

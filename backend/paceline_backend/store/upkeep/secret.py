@@ -1,9 +1,9 @@
 """Replace the server's secret, from which keys, passwords on the bus and cookies are derived.
 
-`paceline db rotate-secret` calls this while no server works. Afterwards agents get other keys for
-the tokens that they have: those are stored as hashes and do not depend on the secret. The tokens
-that do, the server's own and those of runs, are revoked here. The worker gives the users of the bus
-their new passwords and ends the connections of those who have the old ones.
+`paceline db rotate-secret` calls this while no server runs. Agents keep their tokens, which are
+stored as hashes and do not depend on the secret, and get new keys with them. Tokens that depend on
+the secret, the server's own and those of runs, are revoked here. The worker process sets the new
+passwords on the bus, and closes connections that used the old ones.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ from paceline_backend.store.schema import meta, runs
 
 
 def active(connection: Connection) -> list[str]:
-    """Return the runs that would lose the server: their ranks keep the keys that they have."""
+    """Return the runs that would lose the server, because their ranks keep their old keys."""
     query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 
 
 def rotate(store: Store, by: Requester) -> None:
-    """Replace the secret.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Replace the secret and revoke the tokens that are derived from it."""
     with store.write() as connection:
         query = sa.update(meta).where(meta.c.name == "secret")
         connection.execute(query.values(value=secrets.token_hex(32)))

@@ -1,20 +1,21 @@
-"""Numbers as short as a chart needs them."""
+"""Round numbers to the precision that a chart needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-DIGITS = 5  # of a chart's number: finer than a pixel of any screen
+# Significant digits of a chart's number: finer than a pixel of any screen.
+DIGITS = 5
 
 
 def rounded(column: Iterable[float | None]) -> list[float | None]:
-    """A column with so many significant digits."""
+    """Round a column to `DIGITS` significant digits."""
     return [None if value is None else float(f"{value:.{DIGITS}g}") for value in column]
 
 
 def short(columns: dict[str, Any]) -> dict[str, Any]:
-    """Columns of floating-point numbers made shorter; times of day keep their milliseconds."""
+    """Round columns of floating-point numbers; times of day keep their milliseconds."""
     return {name: _short(name, value) for name, value in columns.items()}
 
 

@@ -1,4 +1,4 @@
-"""The heat map of a range of steps: greatest times of computing, by row of ranks and column."""
+"""Encode the heat map of a range of steps: maximum compute time, by row of ranks and column."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from paceline_backend.store.views.digits import rounded
 
 Floats = npt.NDArray[np.float64]
 
-ROWS = 256  # of a heat map, at most
-CODES = 254  # steps of the scale from the least to the greatest value; code 0: unknown
+# Maximum number of rows of a heat map.
+ROWS = 256
+# Steps of the scale from the minimum to the maximum; code 0 means unknown.
+CODES = 254
 
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))
 _SHARE = (("share_min", 0.0), ("share_p50", 0.5), ("share_p90", 0.9), ("share_max", 1.0))
 
 
 def together(world: int) -> int:
-    """Ranks in one row."""
+    """Return the number of ranks in one row."""
     return max(1, -(-world // ROWS))
 
 
 def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
-    """The columns of `GET view`'s ``heat``.
+    """Return the columns of ``heat`` in the response of `GET view`.
 
     Args:
-        rows: row of ranks, first step of the column, mean time of computing (s), expected time,
-            share of the load or None, least and greatest time of computing; in any order.
-        world: ranks of the run.
+        rows: row of ranks, first step of the column, mean compute time (s), expected time, share of
+            the load or None, minimum and maximum compute time; in any order.
+        world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7
     of_rank, of_step = (np.array(column, dtype=np.int64) for column in columns[:2])
@@ -60,10 +62,10 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
 
 
 def coded(table: Floats) -> tuple[float, float, npt.NDArray[np.uint8]]:
-    """The least and greatest value, and a byte for each cell on a logarithmic scale between them.
+    """Return minimum, maximum, and a byte for each cell on a logarithmic scale between them.
 
-    Code 0 is unknown, 1 the least and 255 the greatest value: code k stands for
-    low · (high / low) ** ((k - 1) / 254).
+    Code 0 is unknown, 1 the minimum and 255 the maximum: code k is low · (high / low) ** ((k - 1) /
+    254).
     """
     known = table > 0
     if not known.any():
@@ -77,8 +79,9 @@ def coded(table: Floats) -> tuple[float, float, npt.NDArray[np.uint8]]:
 def _bands(
     table: Floats, levels: Sequence[tuple[str, float]]
 ) -> list[tuple[str, list[float | None]]]:
-    """Quantiles over the rows of each column; None where nothing is known."""
-    ordered = np.sort(table, axis=0)  # unknown values last
+    """Return quantiles over the rows of each column; None where nothing is known."""
+    # Unknown values (NaN) are sorted last.
+    ordered = np.sort(table, axis=0)
     count = np.count_nonzero(~np.isnan(table), axis=0)
     columns = np.arange(table.shape[1])
     bands = []

@@ -1,4 +1,4 @@
-"""Reads views from the database."""
+"""Read views from the database."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ from paceline_backend.store.schema import steps, worker_steps
 from paceline_backend.store.views.digits import short
 from paceline_backend.store.views.heat import heat_of, together
 
-COLUMNS = 512  # of a view, at most
-POINTS = 1_000  # of a view's steps, unless asked otherwise
-LINES = 16  # most ranks that have a line each; of more, the heat map tells
+# Maximum number of columns of a view.
+COLUMNS = 512
+# Default number of points of a view's steps.
+POINTS = 1_000
+# Maximum number of ranks with a line each; the heat map shows more ranks.
+LINES = 16
 
-_SHOWN = ("compute_s", "ett_s", "share")  # of a rank's step
-_MOST_SINGLE = 200_000  # ranks' steps that are read one by one where roll-ups may save it
-_MOST_NEWEST = 80_000  # of these in the answer that a page begins with: first charts wait for it
-_LEAST_SHOWN = 20  # steps that are columns of their own, however many ranks there are
-_FEW_BLOCKS = 4  # with fewer, columns of a block each would tell too little
+# Metrics of a rank's step that a view shows.
+_SHOWN = ("compute_s", "ett_s", "share")
+# Maximum number of records that are read individually where roll-ups can avoid it.
+_MOST_SINGLE = 200_000
+# The same for the first response of a page, because the first charts wait for it.
+_MOST_NEWEST = 80_000
+# Minimum number of steps with a column of their own, for any number of ranks.
+_LEAST_SHOWN = 20
+# With fewer blocks than this, columns of a block each would show too little.
+_FEW_BLOCKS = 4
 
 
 def view(
@@ -35,15 +43,9 @@ def view(
     points: int = POINTS,
     columns: int = COLUMNS,
 ) -> dict[str, Any]:
-    """What charts need of a range of steps: its steps, its ranks' lines and its heat map.
+    """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        world: ranks of the run.
-        span: first and last step.
-        points: of the steps, at most.
-        columns: of lines and heat map, at most.
+    `points` limits the steps; `columns` limits lines and heat map.
     """
     return {
         "steps": short(reads.step_columns(connection, run, span, points)),
@@ -55,9 +57,9 @@ def view(
 def newest(
     connection: sa.Connection, run: int, world: int, last: int, columns: int = COLUMNS
 ) -> dict[str, Any]:
-    """As `view`, of the newest `last` steps, each a point of its own.
+    """Return a `view` of the newest `last` steps, each a point of its own.
 
-    Lines and heat map begin later where ranks are many: each of their steps is a column of its own.
+    With many ranks, lines and heat map begin later, because each step has a column of its own.
     """
     end = reads.bounds(connection, steps, run, (None, None))[1]
     newest_step = -1 if end is None else end
@@ -73,7 +75,6 @@ def newest(
 def _ranks(
     connection: sa.Connection, run: int, world: int, span: reads.Range, columns: int
 ) -> dict[str, Any]:
-    """The ranks' lines and the heat map of a range of steps."""
     first, last = reads.bounds(connection, worker_steps, run, span)
     bucket = _bucket(first, last, world, columns)
     rows = () if first is None else _rows(connection, run, (first, last), bucket, world)
@@ -85,7 +86,6 @@ def _ranks(
 
 
 def _lines(rows: Sequence[Any], world: int) -> dict[str, Any]:
-    """``name[rank][step]`` of the ranks that have a line each; empty with more of them."""
     names = [*_SHOWN, "compute_s_min", "compute_s_max"]
     own = sorted(rows, key=itemgetter(0, 1)) if world <= LINES else ()
     ranks, step, table = reads.grids(names, own)
@@ -93,7 +93,6 @@ def _lines(rows: Sequence[Any], world: int) -> dict[str, Any]:
 
 
 def _bucket(first: int | None, last: int | None, world: int, columns: int) -> int:
-    """Steps in a column."""
     bucket = reads.bucket_of(first, last, columns)
     if first is None or last is None:
         return bucket
@@ -106,7 +105,7 @@ def _bucket(first: int | None, last: int | None, world: int, columns: int) -> in
 def _rows(
     connection: sa.Connection, run: int, span: reads.Range, bucket: int, world: int
 ) -> Sequence[Any]:
-    """Row of ranks, step, the means of `_SHOWN`, least and greatest time."""
+    """Return row of ranks, step, the means of `_SHOWN`, and minimum and maximum compute time."""
     covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
     if covered is not None:
         return rollups.rank_buckets(
@@ -117,7 +116,6 @@ def _rows(
 
 
 def _single(where: list[sa.ColumnElement[bool]], bucket: int, grouped: int) -> sa.Select[Any]:
-    """From the rows of the steps themselves."""
     w = worker_steps.c
     compute, ett, share = (CELLS[name] for name in _SHOWN)
     if bucket == 1 and grouped == 1:
