@@ -1,4 +1,4 @@
-"""`paceline whatif`: asks a server, or computes from the database alone."""
+"""Command `paceline whatif`: gets a forecast from a server, or computes it from the database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from paceline.node.client import Client
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.store import Store, runs
 
-_TIMEOUT_S = 300.0  # forecasts run at low priority and take long on a busy machine
+# Forecasts have low priority and take long on a busy machine.
+_TIMEOUT_S = 300.0
 
 
 def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
-    """Prints a server's forecast; returns the exit code.
+    """Print a server's forecast and return the exit code.
 
     Raises:
-        PacelineError: no such run, or nothing answers.
+        PacelineError: no such run, or the server does not answer.
     """
     with Client(server, token, _TIMEOUT_S) as client:
         body = client.call("GET", f"/runs/{client.run(run)}/whatif")
@@ -30,7 +31,7 @@ def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
 
 
 def from_database(database: str, run: str, as_json: bool) -> int:
-    """Prints a new forecast and does not store it; returns the exit code.
+    """Print a new forecast without storing it, and return the exit code.
 
     Raises:
         PacelineError: no such run, or the database cannot be used.
