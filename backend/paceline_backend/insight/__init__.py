@@ -7,7 +7,9 @@
     replay        `replay(store, run)`: recomputes all plans and compares them with the segments
 
 The API, the advisor (`control.advice`) and the command line call these functions. All of them only
-read the database::
+read the database. In the whole package, `run_id: str` is a run's public id and `run: int` its
+database key. Functions raise `UnknownRunError` if the run does not exist, and `StoreError` if the
+database does not answer::
 
     with Store(database) as store:
         print(run_report(store, "9f2c…")["presets"]["paceline"]["speedup"])

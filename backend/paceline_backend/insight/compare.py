@@ -55,8 +55,6 @@ class Side:
 
 @dataclass(frozen=True)
 class _Figure:
-    """Row of the comparison table: a mean of a column, or a ratio of two sums."""
-
     name: str
     unit: str
     # Column whose sum is the divisor; None: the number of steps is.
@@ -112,7 +110,6 @@ def read(connection: Connection, text: str) -> Side:
 def _of_version(
     begins: Sequence[tuple[int, int, str]], version: int, text: str
 ) -> tuple[int, int | None]:
-    """Return the steps of a policy version, without the warm-up in which the policy learns."""
     for at, (first, number, _) in enumerate(begins):
         if number == version:
             end = begins[at + 1][0] - 1 if at + 1 < len(begins) else None
@@ -121,7 +118,6 @@ def _of_version(
 
 
 def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -> Floats:
-    """Return the number of samples that the run had trained on before each step."""
     if not len(table):
         return np.empty(0)
     before = records.samples_before(connection, key, int(table[0, 0]))
@@ -193,10 +189,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for steps within the range of trained samples that both sides have in common.
-
-    Losses are comparable only after equally many samples.
-    """
+    """Return a filter for steps after as many trained samples as both sides have in common."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)

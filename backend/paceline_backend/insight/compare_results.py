@@ -25,11 +25,7 @@ _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 def rows(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Return rows like those of `compare.differences`, each with its `metric` or `target`.
 
-    With `price` None there are no rows about cost.
-
-    Raises:
-        UnknownRunError: a run no longer exists.
-        StoreError: the database did not answer.
+    Without a price there are no rows about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:
@@ -40,7 +36,6 @@ def rows(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[
 
 
 def _evaluations(connection: Connection, side: Side, run: Mapping[str, Any]) -> list[Evaluated]:
-    """Return the evaluations after steps of a side, oldest first."""
     spans = attempts.spans(connection, side.key, run["attempt"])
     first, last = side.span
     seen = evaluations.read(connection, side.key, spans, since=first if first else -1)
@@ -50,7 +45,6 @@ def _evaluations(connection: Connection, side: Side, run: Mapping[str, Any]) -> 
 def _metrics(
     measured: Sequence[Sequence[Evaluated]], targets: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return rows with each metric's last value, and its best, or its least and greatest value."""
     table = []
     for name in sorted({name for seen in measured for each in seen for name in each.metrics}):
         values = [
@@ -66,10 +60,7 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return rows that say when each whole run met the targets of all whole runs.
-
-    Only whole runs count, because the time to a target starts at a run's start.
-    """
+    """Return when whole runs met targets; the time to a target starts at a run's start."""
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):
@@ -89,10 +80,7 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return when a run met a target; None if it has not.
-
-    Values of the same `source` as the target's must have met it: evaluations or the training loss.
-    """
+    """Return when values of the target's `source` met it; None if they have not."""
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):
         own = runs.against(store, run["id"], {name: target[name] for name in _WANTED})
@@ -106,7 +94,6 @@ def _costs(
     of: Mapping[str, dict[str, Any]],
     price: Price,
 ) -> list[dict[str, Any]]:
-    """Return rows with the cost of each side's steps; None for simulated runs and without steps."""
     values: dict[str, list[float | None]] = {"cost": [], "waited_cost": []}
     for side in sides:
         times = days.spent(connection, side.key, side.span)
@@ -136,7 +123,6 @@ def _row(
 
 
 def _change(before: float | None, after: float | None) -> dict[str, Any] | None:
-    """Return a difference without an interval."""
     if before is None or after is None:
         return None
     return {

@@ -21,10 +21,7 @@ def of_run(
 ) -> dict[str, Any] | None:
     """Return a run's cost so far, as shown by REST; None if it has no cost or no step yet.
 
-    Args:
-        figures: the run's figures from `store.history.days.figures`; None: no step was summed up.
-        backend: backend of the run.
-        price: price of a worker-hour; None: no cost is computed.
+    `figures` come from `store.history.days.figures`.
     """
     if figures is None or price is None or backend == SIMULATED:
         return None

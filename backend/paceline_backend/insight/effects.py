@@ -153,7 +153,6 @@ def note(store: Store, run: int, *, ended: bool) -> None:
 
 
 def _to_row(effect: SwitchEffect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
-    """Return an effect as columns of the table `effects`."""
     row = {**asdict(effect), "nodes": nodes, "ranks": ranks}
     forecast = row.pop("forecast") or {}
     return row | {f"forecast_{name}": forecast.get(name) for name in ExpectedEffect.__annotations__}
@@ -169,11 +168,7 @@ def _from_row(row: Mapping[str, Any]) -> SwitchEffect:
 
 
 def of_run(connection: Connection, run_id: str) -> list[SwitchEffect]:
-    """Return `effects_of` for the run's public id.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return `effects_of` for the run's public id."""
     return effects_of(connection, runs.key_of(connection, run_id))
 
 
@@ -204,7 +199,6 @@ def _effect(
 
 
 def _unscored(change: Switch, *, replaced: bool) -> SwitchEffect:
-    """Return the effect of a switch that changed neither policy nor parameters."""
     assert change.effective_step is not None
     return SwitchEffect(
         version=change.version,
@@ -244,8 +238,7 @@ def _rate(rows: Floats) -> tuple[float, float]:
 def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> ExpectedEffect | None:
     """Return the effect in the newest forecast for this pair of policies; None if there is none.
 
-    `made` holds forecasts, oldest first. A forecast only counts if it compares with the policy
-    `before`, because a saving is relative to the policy in force.
+    A saving is relative to the policy in force, which must be `before`.
     """
     assert change.effective_step is not None
     for forecast in reversed(made):

@@ -81,9 +81,7 @@ class MonitoredRun:
 class Figures:
     """Reader for the figures of all active runs. Thread-safe.
 
-    Args:
-        store: the database.
-        clock: monotonic time in seconds.
+    `clock` returns monotonic time in seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,11 +92,7 @@ class Figures:
         self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def active(self) -> list[MonitoredRun]:
-        """Return the figures of the newest active runs.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Return the figures of the newest active runs."""
         rows, _ = runs_store.page(self._store, _ACTIVE, limit=MOST_RUNS)
         names = [row["id"] for row in rows]
         with self._lock, self._store.read() as connection:

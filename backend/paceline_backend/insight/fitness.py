@@ -72,9 +72,7 @@ class Conditions:
 class Caution:
     """Warning about a preset before a switch.
 
-    Args:
-        words: one sentence.
-        harm: whether the policy takes longer than plain DDP.
+    `harm` means that the policy takes longer than plain DDP.
     """
 
     words: str
@@ -92,10 +90,8 @@ class Fitness:
     ) -> list[Caution]:
         """Return warnings about a preset with these parameters, those of harm first; empty if none.
 
-        Args:
-            preset: name of the preset.
-            parameters: missing ones have their defaults.
-            ratio: the preset's time ÷ plain DDP's time, from a forecast; None: trials measure it.
+        Missing parameters have their defaults. `ratio` is the preset's time ÷ plain DDP's time from
+        a forecast; without it, trials measure this ratio.
 
         Raises:
             UnknownPolicyError: no such preset.

@@ -200,7 +200,6 @@ def _by_phase(known: Sequence[RankPhase]) -> list[tuple[Phase, list[int]]]:
 
 
 def _names(standing: RunPhases) -> Callable[[Sequence[int]], str]:
-    """Return a function that names ranks, with their nodes if there are several."""
     several = len(set(standing.placement)) > 1
 
     def named(ranks: Sequence[int]) -> str:

@@ -37,13 +37,8 @@ def aggregates(
     belongs to the policy that planned it. Simulated runs have groups of their own: their hours are
     virtual, and they have no cost.
 
-    Args:
-        connection: database connection.
-        which: filter of the runs.
-        by: fields that define a group; empty: all runs are one group.
-        since: Unix time; days before its day are left out.
-        until: Unix time; days after its day are left out.
-        price: price of a worker-hour; None: no cost is computed.
+    `by` names the fields that define a group; if it is empty, all runs are one group. `since` and
+    `until` are Unix times, whose days are included. Without a price there are no costs.
     """
     first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
     rows = days.of_runs(connection, which.conditions(connection.dialect.name), first, last)
@@ -68,7 +63,6 @@ def aggregates(
 def _names(
     by: Sequence[By], row: Mapping[str, Any], tags: Sequence[str], nodes: Sequence[str | None]
 ) -> Iterable[tuple[str, ...]]:
-    """Return the groups that a run's day counts for; unknown values are empty strings."""
     names: list[tuple[str, ...]] = [()]
     for what in by:
         values: Sequence[str | None]

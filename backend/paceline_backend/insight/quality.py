@@ -98,7 +98,6 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
 
 
 def _same(before: Switch, after: Switch) -> bool:
-    """Return whether a switch changed neither policy nor parameters."""
     return before.policy == after.policy and policies.same(
         after.policy, before.parameters, after.parameters
     )
@@ -151,10 +150,7 @@ def best_values(
 ) -> list[dict[str, Any]]:
     """Return the notable values of each metric (see `choosers`), and when they were first measured.
 
-    Args:
-        seen: evaluations, oldest first.
-        target: target of the run; None: it has none.
-        began: Unix time of the run's start; None: unknown.
+    `seen` is sorted, oldest first. `began` is the Unix time of the run's start; None: unknown.
     """
     shown = [evaluations.shown(each, began) for each in seen]
     rows = []
@@ -170,23 +166,13 @@ def best_values(
 
 
 def best_of_run(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Return `best_values` for all evaluations of a run.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
-    """
+    """Return `best_values` for all evaluations of a run."""
     row, seen = _run_and_evaluations(store, run_id)
     return best_values(seen, row["target"], row["started_at"])
 
 
 def of_run(store: Store, run_id: str) -> dict[str, Any]:
-    """Return a run's times, target, best values of metrics and evaluations, as in the report.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
-    """
+    """Return a run's times, target, best values of metrics and evaluations, as in the report."""
     row, seen = _run_and_evaluations(store, run_id)
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
@@ -196,7 +182,6 @@ def of_run(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def _run_and_evaluations(store: Store, run_id: str) -> tuple[dict[str, Any], list[Evaluated]]:
-    """Return a run's row and all its evaluations, oldest first."""
     row = runs.get(store, run_id)
     with store.read() as connection:
         key = runs.key_of(connection, run_id)

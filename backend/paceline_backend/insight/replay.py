@@ -67,10 +67,6 @@ def replay(store: Store, run_id: str) -> ReplayReport:
 
     The inputs are the Hello, the switches, the earlier segments, and the feedback rows that a
     segment names (docs/invariants.md, invariant 6).
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -108,7 +104,6 @@ class _Replayer:
         self._policies: dict[int, Policy | str] = {}
 
     def take(self, segment: Segment) -> None:
-        """Replay a segment if a controller planned it, then add it to the history."""
         if segment.source == "controller":
             self.total += 1
             feedback = self._rows.feedback(segment.feedback)
@@ -135,10 +130,7 @@ class _Replayer:
         return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
 
     def _policy(self, version: int) -> Policy | str:
-        """Return the policy of a version, or the reason why it cannot be created.
-
-        A third-party policy may not be installed here.
-        """
+        """Return the policy of a version, or the reason why it cannot be created here."""
         if version not in self._policies:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
@@ -160,7 +152,6 @@ class _Replayer:
     def _planned_again(
         self, segment: Segment, policy: Policy, feedback: Feedback
     ) -> Mapping[str, Any]:
-        """Return the replayed plan of a segment, by the names of the segment's fields."""
         feedback = single_batches(feedback, self._history.newest)
         if segment.anew:
             self._history.forget_memory()
@@ -204,7 +195,6 @@ class _Replayer:
 
 
 def _named(segment: Segment) -> str:
-    """Return a description of a segment and the inputs of its plan."""
     words = [
         f"steps {segment.first_step} to {segment.first_step + segment.steps - 1}",
         f"epoch {segment.epoch}",
@@ -217,7 +207,6 @@ def _named(segment: Segment) -> str:
 
 
 def _difference(again: Any, recorded: Any) -> str:
-    """Return the replayed and the recorded value at the first place where a plan differs."""
     place = ""
     while (key := _first_difference(again, recorded)) is not None:
         place += f"[{key!r}]" if isinstance(key, int) else f".{key}"
@@ -227,7 +216,6 @@ def _difference(again: Any, recorded: Any) -> str:
 
 
 def _first_difference(again: Any, recorded: Any) -> Any:
-    """Return the first key whose values differ; None if the keys differ or no value does."""
     ours, theirs = _items(again), _items(recorded)
     if type(again) is not type(recorded) or ours.keys() != theirs.keys():
         return None
@@ -235,10 +223,7 @@ def _first_difference(again: Any, recorded: Any) -> Any:
 
 
 def _items(value: Any) -> Mapping[Any, Any]:
-    """Return a value's items by name or index; empty if there are none.
-
-    Bytes hold samples or ranks as 32-bit integers.
-    """
+    """Return a value's items by name or index; bytes hold samples or ranks."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if isinstance(value, bytes):
@@ -267,8 +252,6 @@ def _same(value: Any, recorded: Any) -> bool:
 
 
 class _Rows:
-    """Cache of feedback rows by step, read in chunks as the replay proceeds."""
-
     def __init__(self, connection: Connection, run: int, hello: Hello) -> None:
         self._connection = connection
         self._run = run
@@ -295,11 +278,7 @@ class _Rows:
 
 
 def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
-    """Print the replay report of a run and return 1 if a plan differs, else 0.
-
-    Raises:
-        PacelineError: no such run, or the database cannot be used.
-    """
+    """Print the replay report of a run and return 1 if a plan differs, else 0."""
     with Store.open(database_url) as store:
         with store.read() as connection:
             run_id = runs.whole_id(connection, run_id)

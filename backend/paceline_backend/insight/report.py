@@ -31,10 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FluidLimit:
-    """Parameters of the fluid limit: Σλ / Σ(1/a_j) + steps · overhead.
-
-    The overhead of a step is Σ(b_j/a_j) / Σ(1/a_j) + communication.
-    """
+    """Parameters of the fluid limit."""
 
     a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
     b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
@@ -43,7 +40,7 @@ class FluidLimit:
 
     @property
     def overhead_s(self) -> float:
-        """Return the overhead of a step, in seconds.
+        """Return Σ(b_j/a_j) / Σ(1/a_j) + communication, the overhead of a step, in seconds.
 
         In the time b_j, rank j could have processed a load of b_j/a_j.
         """
@@ -62,10 +59,6 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
     after the start of a policy or of an attempt. `speedup` is the time per unit of load under plain
     DDP divided by the time under the preset. (Time per load, because an epoch's last batches
     differ.) `speedup_limit` is the same ratio for the fluid limit instead of the preset.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -131,8 +124,6 @@ def _time(seconds: float) -> str:
 
 @dataclass
 class _Planned:
-    """Summary of a run's segments; policies are in the order of their start."""
-
     # Steady steps by policy.
     steady: dict[str, set[int]] = field(default_factory=dict)
     # Samples that moved to another rank, by policy.
@@ -164,7 +155,6 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
 
 
 def _steps(connection: Connection, key: int) -> dict[str, Floats]:
-    """Return all complete steps as columns; NaN where unknown."""
     names = ("se", "dif", "waste", "ett_error", "comm_s", "step_s")
     values = records.step_table(connection, key, names)
     return dict(zip(("step", "load", *names), values.T, strict=True))
@@ -212,9 +202,8 @@ def _fluid(
 ) -> FluidLimit | None:
     """Return the fluid limit; None if too little is known.
 
-    The ranks' true speeds are used if devices are emulated and their speeds are constant. Otherwise
-    the speeds are fitted. `threads` is true if a plan set the number of CPU threads, which changes
-    the speed of emulated devices.
+    The ranks' true speeds are used if devices are emulated and their speeds are constant. If a plan
+    set CPU `threads`, speeds are not constant. Otherwise the speeds are fitted.
     """
     if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)

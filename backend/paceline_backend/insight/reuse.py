@@ -26,8 +26,7 @@ class Reused:
     an answer that takes one second of CPU time is reused for 5 s. Answers about small runs take
     milliseconds and are recomputed each time.
 
-    Args:
-        most: maximum number of cached answers; the least recently used ones are dropped.
+    Beyond `most` answers, the least recently used one is dropped.
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -38,12 +37,10 @@ class Reused:
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     def get(self, asked: Hashable, find: Callable[[], Answer]) -> Answer:
-        """Return a cached answer, or compute it with `find`.
+        """Return the cached answer for the key `asked`, or compute it with `find`.
 
-        Args:
-            asked: cache key, the same for all requests with the same answer.
-            find: function that computes the answer. Its exceptions are raised and not cached. Its
-                result is shared, so callers must not change it.
+        Exceptions of `find` are raised and not cached. Its result is shared, so callers must not
+        change it.
         """
         with self._lock:
             self._drop(time.monotonic())
@@ -78,6 +75,5 @@ class Reused:
         return answer
 
     def _drop(self, now: float) -> None:
-        """Remove expired answers."""
         for asked in [asked for asked, (until, _) in self._kept.items() if until <= now]:
             del self._kept[asked]

@@ -48,16 +48,8 @@ Event = dict[str, Any]
 class Traced:
     """Everything that a trace needs except for the steps themselves.
 
-    Args:
-        store: database with the steps.
-        run: the run as REST returns it.
-        key: database key of the run.
-        first: first step.
-        last: last step; below `first` if there is no step.
-        placements: nodes of the ranks, by attempt.
-        switches: policy switches of the run.
-        verdict: verdict over the steps.
-        began_at: Unix time of `ts` 0.
+    `last` is below `first` if there is no step. `placements` holds the nodes of the ranks, by
+    attempt. `began_at` is the Unix time of `ts` 0.
     """
 
     store: Store
@@ -75,10 +67,6 @@ def begin(store: Store, run_id: str, span: Range) -> Traced:
     """Prepare the trace of a range of steps, so that errors are raised before the answer starts.
 
     `span` gives the first and last step. Without both, the newest `STEPS` are used.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
     """
     run = runs.get(store, run_id)
     with store.read() as connection:
@@ -167,17 +155,12 @@ class _Tracks:
     ends: dict[int, float] = field(default_factory=dict)  # µs
 
     def named_run(self) -> Iterator[Event]:
-        """Yield the events that name the run's process."""
         yield _named("process_name", _RUN, 0, name=f"run {self.traced.run['name']}")
         yield _named("process_sort_index", _RUN, 0, sort_index=-1)
         yield _named("thread_name", _RUN, 0, name="switches and verdicts")
 
     def step(self, row: Floats, reduce_s: float) -> Iterator[Event]:
-        """Yield a rank's slice of a step, and the phases within it.
-
-        `row` holds step, rank and `_COLUMNS`. `reduce_s` is the duration of the step's reduction
-        without waiting.
-        """
+        """Yield a rank's slice of a step, and its phases; `row` holds step, rank and `_COLUMNS`."""
         step, rank = int(row[0]), int(row[1])
         value = dict(zip(_COLUMNS, row[2:].tolist(), strict=True))
         process, named = self._thread(int(value["attempt"]), rank, rank + 1, f"rank {rank}")
@@ -203,7 +186,6 @@ class _Tracks:
             yield self._slice(process, rank + 1, name, low, high)
 
     def round(self, exchange: dict[str, Any]) -> Iterator[Event]:
-        """Yield the slices of a relaxed round, on the thread of the rank that reported it."""
         rank, number = exchange["rank"], _ROUNDS + exchange["rank"]
         process, named = self._thread(exchange["attempt"], rank, number, f"rank {rank}, rounds")
         yield from named
@@ -280,7 +262,6 @@ def _named(what: str, process: int, thread: int, **args: Any) -> Event:
 
 
 def _instants(traced: Traced, starts: dict[int, float]) -> Iterator[Event]:
-    """Yield the policy switches in the range and the causes of its verdict as instants."""
     event = {"ph": "i", "s": "g", "pid": _RUN, "tid": 0}
     for switch in traced.switches:
         if (step := switch.effective_step) in starts:

@@ -38,17 +38,12 @@ _READ = (
 def summary(
     connection: Connection, run: int, last: int, predictor: Predictor | None
 ) -> list[dict[str, Any]]:
-    """Return means over the run's last steps, for each rank with records in these steps.
+    """Return means over the run's `last` steps, for each rank with records in these steps.
 
-    `missing` counts steps that a rank did but whose records were lost. `a`, `c` and `b` are fitted
-    by the predictor to these steps; None if there are too few. `device` comes from the latest
-    attempt; None: unknown.
-
-    Args:
-        connection: database connection.
-        run: database key of the run.
-        last: number of steps; fewer for thousands of ranks.
-        predictor: predictor of the policy in force; None: the policy is not installed here.
+    For thousands of ranks, fewer steps are read. `missing` counts steps that a rank did but whose
+    records were lost. `a`, `c` and `b` are fitted to these steps by the predictor of the policy in
+    force; None if the policy is not installed here, or there are too few steps. `device` comes from
+    the latest attempt; None: unknown.
     """
     read = records.newest(connection, run, _READ, count=last, most_rows=_MOST_ROWS, fewest=_FEWEST)
     if not len(read.table):
@@ -88,7 +83,6 @@ def _fitted(
 
 
 def _feedback(table: dict[str, Floats], world: int) -> Feedback:
-    """Return the predictor's input, which contains only complete steps."""
     _, at, count = np.unique(table["step"], return_inverse=True, return_counts=True)
     whole = count[at] == world
     return Feedback(
@@ -103,7 +97,6 @@ def _feedback(table: dict[str, Floats], world: int) -> Feedback:
 
 
 def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
-    """Return each row's wait, share of its step's load, and whether the rank was the slowest."""
     order, at = np.unique(table["step"], return_inverse=True)
     least = np.full(len(order), np.inf)
     np.minimum.at(least, at, table["sync_s"])
@@ -124,10 +117,7 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Return means over the rows of each of `count` ranks; None where unknown.
-
-    `at` holds the index of each row's rank.
-    """
+    """Return means over the rows of each rank, whose index is `at`; None where unknown."""
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)
     np.maximum.at(last, at, table["step"])

@@ -25,13 +25,10 @@ class Timing:
 
 
 def debounce(timing: Timing | None, holds: bool, rule: Rule, now: float) -> Timing | None:
-    """Return the state of an alert after a check; None if there is nothing to remember.
+    """Return the state of an alert after a check at `now`; None if there is nothing to remember.
 
-    Args:
-        timing: previous state, not resolved; None: no check has found the condition.
-        holds: whether this check finds the condition.
-        rule: defines how long a condition must hold, and be gone.
-        now: Unix time of the check.
+    `timing` is the previous state, not resolved; None: no check has found the condition. `holds`
+    says whether this check finds it.
     """
     if timing is None and not holds:
         return None

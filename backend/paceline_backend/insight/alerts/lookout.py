@@ -27,13 +27,9 @@ _ANY_S = 1e-3
 
 @dataclass(frozen=True)
 class Condition:
-    """Value of a rule at a check.
+    """Value of a rule at a check, in the rule's unit, with a sentence about it.
 
-    Args:
-        rule: name of the rule.
-        run: public id; empty: the condition concerns the control plane.
-        value: in the rule's unit.
-        words: a sentence about the value.
+    `run` is a public id; if it is empty, the condition concerns the control plane.
     """
 
     rule: str
@@ -44,8 +40,6 @@ class Condition:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Data of a run that all rules share."""
-
     run: Running
     progress: RunProgress | None
     verdict: Kept | None
@@ -62,9 +56,6 @@ class Lookout:
 
         A rule whose value is unknown, such as that of a run without a verdict yet, is left out.
         `at` is the current time of the database's clock.
-
-        Raises:
-            StoreError: the database did not answer.
         """
         wanted = {name for name, rule in rules.items() if rule.enabled}
         with self._store.read() as connection:
@@ -83,7 +74,6 @@ class Lookout:
         return conditions, {run.id for run in running}
 
     def _disk(self) -> Iterator[Condition]:
-        """Yield the free share of the database's disk, unless the database is on another host."""
         free = self._store.free_share()
         if free is None:
             return

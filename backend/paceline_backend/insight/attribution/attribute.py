@@ -114,7 +114,6 @@ def _nothing(step: Ints, world: int) -> Attribution:
 
 
 def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: int) -> Worker:
-    """Return one rank's slowness, including slowness that a smaller load compensates for."""
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]

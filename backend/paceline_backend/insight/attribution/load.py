@@ -23,13 +23,9 @@ def read_rows(
 ) -> Rows:
     """Return the ranks' reports of the complete steps in a range.
 
-    Args:
-        connection: database connection.
-        run: database key of the run.
-        span: first and last step; without a first step, the last `STEPS` steps are read. Of a
-            longer range than `MOST_ROWS` rows, only the newest steps are read.
-        placement: placement of ranks at the end of the range. Steps before it are left out, because
-            ranks were on other nodes. None: unknown.
+    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
+    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS

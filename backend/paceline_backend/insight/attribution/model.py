@@ -114,9 +114,7 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
     rank's steps do not change it. The typical rank is the lower median: of two ranks, the faster
     one.
 
-    Args:
-        rows: K ≥ 1 steps.
-        took_part: mask of the ranks that count, at least one in each step, [K, W].
+    `rows` needs at least one step, and `took_part`, [K, W], at least one rank in each step.
     """
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
@@ -210,10 +208,7 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the terms of a batch's cost, each with mean 1, load first.
-
-    The terms are 1 where there is no batch.
-    """
+    """Return the terms of a batch's cost, each with mean 1, load first; 1 without a batch."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]

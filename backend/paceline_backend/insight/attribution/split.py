@@ -71,10 +71,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return each rank's time minus the typical rank's time for the mean batch, [5, K, W].
-
-    The first dimension is the cause.
-    """
+    """Return each rank's lateness against the typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -102,10 +99,8 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
     samples, and the plan continues to do so for some steps after the slowness has ended. Both
     effects look like data effects, but they are charged to the slowness.
 
-    Args:
-        parts: lateness by cause, [5, K, W].
-        counted: share of `data` that is due to the number of samples, [K, W].
-        least_s: smaller reactions to slowness are ignored, [K, 1].
+    `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
+    `least_s`, [K, 1], are ignored.
     """
     data, node, passing, noise, loading = parts
     slowness = node + passing

@@ -23,12 +23,9 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class ChartLine:
-    """Line of a chart; NaN leaves a gap.
+    """Line of a chart, with a CSS class as style; NaN leaves a gap.
 
-    Args:
-        y: value of each step.
-        style: class of the style sheet.
-        label: text in the legend; empty: the line is not in the legend.
+    A line without a label is not in the legend.
     """
 
     y: Floats
@@ -55,17 +52,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Line chart over steps.
+    """Line chart over ascending steps `x`.
 
-    Args:
-        title: caption.
-        unit: unit of the values, such as `s`.
-        x: steps, ascending.
-        lines: lines, those in front last.
-        bands: areas behind the lines.
-        marks: vertical lines.
-        level: height and label of a horizontal line.
-        zero: whether the axis starts at 0.
+    The last lines are in front. `level` is the height and label of a horizontal line. If `zero` is
+    true, the axis starts at 0.
     """
 
     title: str
@@ -86,7 +76,7 @@ class Scale:
         self._begin, self._per = begin, (end - begin) / (self.high - self.low)
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         return self._begin + (value - self.low) * self._per
 
     def ticks(self, whole: bool = False) -> list[float]:
@@ -230,13 +220,7 @@ def _known(values: Floats) -> Floats:
 
 
 def rolling(values: Floats, window: int, quantile: float) -> Floats:
-    """Return a quantile over a window around each value, ignoring NaN.
-
-    Args:
-        values: [K].
-        window: number of values.
-        quantile: 0 to 1; 0.5 is the median.
-    """
+    """Return a quantile (0 to 1) over `window` values around each value, ignoring NaN."""
     half = window // 2
     padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)

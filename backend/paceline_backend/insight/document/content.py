@@ -40,11 +40,8 @@ _LAST = 50  # steps
 class Totals:
     """Totals over all complete steps.
 
-    Args:
-        steps: number of steps.
-        wall_s: sum of their times.
-        waste: share of the ranks' computing time in which they waited for slower ranks.
-        waited_h: this waiting time in hours, summed over all ranks.
+    `waste` is the share of the ranks' computing time in which they waited for slower ranks, and
+    `waited_h` the same time in hours, summed over all ranks.
     """
 
     steps: int
@@ -97,12 +94,8 @@ def read(
 ) -> Content:
     """Read the content of a run's report.
 
-    `warmup` steps after each policy's start are left out of its figures. With `price` None the
-    report has no cost.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
+    `warmup` steps after each policy's start are left out of its figures. Without a price the report
+    has no cost.
     """
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)
@@ -148,7 +141,6 @@ def _totals(connection: Connection, key: int, world: int | None) -> Totals | Non
 def _nodes(
     connection: Connection, run: Mapping[str, Any], placement: attempts.Placement | None
 ) -> list[dict[str, Any]]:
-    """Return the nodes of the ranks, or the run's own node if ranks reported none."""
     on = [run["node"]] * (run["world"] or run["nproc"])
     if placement is not None:
         on = list(placement.nodes)

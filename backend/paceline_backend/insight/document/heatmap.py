@@ -73,7 +73,6 @@ def svg(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
 
 
 def _grouped(shown: Floats, each: int) -> Floats:
-    """Return the slowest of every `each` consecutive ranks."""
     known = np.where(np.isnan(shown), -np.inf, shown)
     slowest = np.maximum.reduceat(known, np.arange(0, len(shown), each), axis=0)
     return np.where(np.isinf(slowest), np.nan, slowest)
@@ -121,9 +120,7 @@ def _shades(palette: tuple[Colour, ...]) -> bytes:
 def png(indices: npt.NDArray[np.uint8], palette: bytes) -> bytes:
     """Return a PNG of palette colours, the first of which is transparent.
 
-    Args:
-        indices: palette indices, [rows, columns].
-        palette: three bytes for each colour.
+    `indices` are [rows, columns]; `palette` has three bytes for each colour.
     """
     height, width = indices.shape
     # Filter type 0 at the start of each line means that the line is not filtered.

@@ -190,7 +190,6 @@ def _level(value: float, watch: float, held_up: float) -> str:
 
 
 def _limit(figures: Mapping[str, Any]) -> float | None:
-    """Return the fluid limit of a step under the newest preset, in seconds; None if unknown."""
     preset = next(reversed(figures["presets"].values()), None)
     if preset is None or not preset["time_over_fluid"] or not preset["step_time_s"]:
         return None
@@ -232,11 +231,7 @@ def _course(
     level: tuple[float, str] | None = None,
     zero: bool = True,
 ) -> Markup:
-    """Return a chart of a metric with its range.
-
-    For buckets of several steps these are the mean, the least and the greatest value; otherwise the
-    running median, p10 and p90.
-    """
+    """Return a chart of a metric: its mean or running median, within a band."""
     factor = 100.0 if unit == "%" else 1.0
     y = factor * _floats(steps[name])
     if steps["bucket"] > 1:
@@ -251,7 +246,6 @@ def _course(
 
 
 def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
-    """Return a chart for each metric of the evaluations."""
     seen, target = content.quality["evaluations"], content.quality["target"]
     drawn = []
     for name in sorted({name for each in seen for name in each["metrics"]}):
@@ -272,7 +266,6 @@ def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
 
 
 def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
-    """Return a chart of each rank's computing time, with the slowest rank in colour."""
     cells = content.cells
     compute_s = _floats2(cells["compute_s"], len(cells["step"]))
     x = _floats(cells["step"])

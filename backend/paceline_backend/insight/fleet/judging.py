@@ -51,7 +51,6 @@ def _together(facts: dict[str, Any], going: list[dict[str, Any]]) -> float:
 
 
 def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the active causes by node; `placement` holds the node of each rank."""
     held: dict[str, dict[str, Any]] = {}
     for cause in going:
         if cause["kind"] not in OF_NODES:

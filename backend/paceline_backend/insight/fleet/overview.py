@@ -73,7 +73,6 @@ def _run(
 
 
 def _coasts(connection: Connection, run: Running) -> bool:
-    """Return whether a run's leader planned the newest segment itself."""
     newest = reads.segment_rows(connection, run.key, (None, None), 1)
     return run.backend != "simulated" and any(row["source"] == "coast" for row in newest)
 
@@ -81,7 +80,6 @@ def _coasts(connection: Connection, run: Running) -> bool:
 def _waits(
     runs: Sequence[Mapping[str, Any]], going: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Return the kinds of causes that runs wait for, the costliest first."""
     waits: dict[str, dict[str, Any]] = {}
     for run in runs:
         for cause in going[run["run"]]:
@@ -93,7 +91,6 @@ def _waits(
 
 
 def _nodes(kept: Iterable[Kept]) -> list[dict[str, Any]]:
-    """Return the nodes that slow runs down now, the costliest first."""
     nodes: dict[str, dict[str, Any]] = {}
     for each in kept:
         for name, held in each.nodes.items():
@@ -124,7 +121,6 @@ def _words(made: Mapping[str, Any]) -> str:
 
 
 def _to_watch(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a clause about warnings and missing verdicts, for when no run is slowed down."""
     levels = [run["level"] for run in runs]
     watch, unknown = levels.count("watch"), levels.count("unknown")
     words = f"; {watch} {'is' if watch == 1 else 'are'} to watch" if watch else ""

@@ -41,7 +41,6 @@ def record(
 def _spent(
     connection: Connection, first: int, last: int, price: Price | None
 ) -> list[dict[str, Any]]:
-    """Return hours and cost of runs in a range of days, with each run's owner and tags."""
     summed = run_days.of_runs(connection, [], first, last)
     rows = [row for row in summed if row["backend"] != SIMULATED]
     owners = audit.owners(connection, sorted({row["id"] for row in rows}))
@@ -64,10 +63,7 @@ def _spent(
 def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
     """Return the hours of each day in which a verdict named a node, by node.
 
-    Args:
-        kept: verdicts of all runs. Time counts once if several runs name a node at once.
-        first: first day, counted from 1970-01-01.
-        days: number of days.
+    Time counts once if several runs name a node at once. `first` is a day counted from 1970-01-01.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for each in kept:
@@ -95,10 +91,7 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """Return groups by waiting time, the longest first.
-
-    Beyond `_MOST_GROUPS`, one group whose key is None holds the rest.
-    """
+    """Return groups by waiting time; beyond `_MOST_GROUPS`, a group without a key has the rest."""
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         for key, name in _named(row, by):
@@ -113,7 +106,6 @@ def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
 
 
 def _named(row: Mapping[str, Any], by: By) -> list[tuple[str, str]]:
-    """Return keys and names of the groups that a run counts for; an empty key: unknown."""
     if by == "tag":
         return [(tag, tag) for tag in row["tags"]] or [("", "")]
     if by == "owner":
@@ -134,7 +126,6 @@ def _add(group: dict[str, Any], sums: Mapping[str, Any], of_runs: set[str]) -> N
 def _nodes(
     listed: Iterable[Mapping[str, Any]], hours: Mapping[str, list[float]], days: int
 ) -> list[dict[str, Any]]:
-    """Return all listed nodes and those named by verdicts, the longest slowdown first."""
     none = [0.0] * days
     gone = {"alive": False, "runs": [], "cordoned": None}
     made = {name: {"node": name, **gone} for name in hours}

@@ -45,10 +45,7 @@ _KEPT = 0.7
 def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     """Return σ of each series from one step to the next, [W]; levels and spans hardly affect it.
 
-    Args:
-        series: [K, W].
-        known: mask of the known values, [K, W].
-        least: lower bound of the returned σ.
+    `series` and the mask of `known` values are [K, W]. The result is at least `least`.
     """
     both = known[1:] & known[:-1]
     off = np.where(both, np.abs(np.diff(series, axis=0)), np.nan)
@@ -67,12 +64,8 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
     The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
-    al., 2005). The price is what a cut at the best place would gain by chance.
-
-    Args:
-        series: [K, W].
-        known: mask of the known values, [K, W].
-        noise: σ, [W].
+    al., 2005). The price is what a cut at the best place would gain by chance. `series` and the
+    mask of `known` values are [K, W], `noise` is σ, [W].
     """
     count, world = series.shape
     scaled = np.where(known, series / noise, 0.0)
@@ -153,17 +146,10 @@ def course_of(
     least: float = LEAST,
     least_short: float = LEAST_SHORT,
 ) -> Course:
-    """Separate temporary spans from the lasting level of a series.
+    """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece of fewer than `LASTING` steps that is above both its neighbours is a span.
-
-    Args:
-        series: [K].
-        known: mask of the known values, [K].
-        pieces: pieces of the series from `levels`.
-        noise: σ.
-        least: minimum distance of a piece from its neighbours.
-        least_short: this distance for a piece of few steps.
+    A piece (see `levels`) of fewer than `LASTING` steps that is above both its neighbours is a
+    span. The minimum distance is `least`, or `least_short` for a piece of few steps.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 
@@ -233,7 +219,6 @@ class _Peeling:
                 before.end = piece.end
 
     def _merge(self) -> None:
-        """Merge neighbours that are clearly at the same level."""
         base, at = self._base, 0
         while at + 1 < len(base):
             first, second = base[at], base[at + 1]
@@ -252,7 +237,6 @@ class _Peeling:
         return LevelPiece(first.begin, second.end, level)
 
     def _same(self, first: LevelPiece, second: LevelPiece) -> float:
-        """Return the largest difference that two pieces at the same level may show."""
         chance = self._noise * float(np.sqrt(1 / first.steps + 1 / second.steps))
         return max(self._least, 4 * chance)
 
@@ -278,7 +262,6 @@ def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int
 
 
 def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
-    """Merge spans that are few steps apart."""
     made: list[SlowSpan] = []
     for span in spans:
         if (
@@ -320,11 +303,8 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
     """Return the period and phase at which single steps of each series stand out, or None, [W].
 
-    This detects pauses that are too small to detect individually.
-
-    Args:
-        off: deviation of each step in σ, [K, W].
-        free: mask of the steps that count, [K, W].
+    This detects pauses that are too small to detect individually. `off` is the deviation of each
+    step in σ, and `free` a mask of the steps that count, both [K, W].
     """
     count, world = off.shape
     values = np.where(free, np.clip(off, -_MOST_OFF, _MOST_OFF), 0.0)
@@ -349,14 +329,10 @@ def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
 def occurrences(
     off: Floats, known: Bools, spans: Sequence[SlowSpan], period: int, phase: int
 ) -> list[SlowSpan]:
-    """Return the spans at which a periodic slowdown occurred.
+    """Return the spans at which a slowdown with this period and phase occurred.
 
-    Args:
-        off: deviation of each step in σ, [K].
-        known: mask of the steps that count, [K].
-        spans: spans that were detected individually.
-        period: in steps.
-        phase: step of one of the occurrences.
+    `off` is the deviation of each step in σ, and `known` a mask of the steps that count, both [K].
+    `spans` were detected individually.
     """
     made: list[SlowSpan] = []
     at = phase
@@ -396,11 +372,8 @@ def trend_of(
 ) -> Trend | None:
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
-    Args:
-        series: logarithms of factors, without spans, [K].
-        known: mask of the values that count, [K].
-        base: the levels.
-        noise: σ.
+    `series` holds logarithms of factors without spans, and `known` is a mask of the values that
+    count, both [K]. `noise` is σ.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):
@@ -442,9 +415,8 @@ def _best_line(
 ) -> Trend | None:
     """Return the best-fitting line between one of `begins` and one of `ends`; None if none fits.
 
-    The fit minimises squared errors of factors, relative to each step's own factor, so that noise
-    has the same weight everywhere. `values` are logarithms of factors, [n], at the steps `steps`,
-    [n].
+    `values` are logarithms of factors at `steps`, [n]. The fit minimises squared errors of factors,
+    relative to each step's own factor, so that noise has the same weight everywhere.
     """
     pairs = np.array([(b, e) for b in begins for e in ends if e - b >= _SHORTEST_TREND])
     if not len(pairs):

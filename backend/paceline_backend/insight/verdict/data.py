@@ -23,13 +23,9 @@ _LEAST = 0.5
 def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
     """Return the time lost to uneven batches as one finding.
 
-    Where the plan compensates for slow ranks, a rank's usual share of the work is not counted as
-    uneven.
-
-    Args:
-        model: costs of the batches and speeds of the ranks.
-        others: findings about slow ranks.
-        apart: mask of the steps in which ranks do not wait for each other, [K].
+    Where the plan compensates for the slow ranks of `others`, a rank's usual share of the work is
+    not counted as uneven. `apart` is a mask of the steps in which ranks do not wait for each other,
+    [K].
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
@@ -48,11 +44,9 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Return the first and last step of policies with uneven batches.
+    """Return the first and last step of uneven batches; None: from the start, or to the end.
 
-    The first is None if batches were uneven from the start, the last if they still are. `policies`
-    are the steps of each policy. `lost` is the share of each step's computing time for which the
-    mean rank waits, [K].
+    `lost` is the share of each step's computing time for which the mean rank waits, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
     least = min(_EVEN, _LEAST * max(by_policy))
@@ -62,7 +56,6 @@ def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | 
 
 
 def _larger(part: Floats, known: Bools) -> tuple[int, ...]:
-    """Return the ranks whose batches are larger throughout."""
     many = np.maximum(known.sum(axis=0), 1)
     mean = mean_of(part, known, axis=0)
     spread = np.sqrt(mean_of((part - mean) ** 2, known, axis=0))

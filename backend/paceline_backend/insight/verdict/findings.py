@@ -86,11 +86,8 @@ class TimeLoss:
 class Account:
     """Computation of the time that a run would have taken without some of its findings.
 
-    Args:
-        times: measured times.
-        findings: possible causes of lost time.
-        part: cost of each batch ÷ cost of the mean batch of its step, [K, W]; 0 where a rank has no
-            batch. None: no finding changes how batches are divided.
+    `part` is the cost of each batch ÷ the cost of the mean batch of its step, [K, W]; 0 where a
+    rank has no batch. None: no finding changes how batches are divided.
     """
 
     def __init__(

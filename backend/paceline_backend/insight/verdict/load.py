@@ -29,13 +29,9 @@ def read_observed(
 ) -> ObservedSteps:
     """Return the ranks' reports of the complete steps in a range.
 
-    Args:
-        connection: database connection.
-        run: database key of the run.
-        span: first and last step; without a first step, the last `STEPS` steps are read. Of a
-            longer range than `MOST_ROWS` rows, only the newest steps are read.
-        placement: placement of ranks at the end of the range. Steps before it are left out, because
-            ranks were on other nodes. None: unknown.
+    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
+    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection, run, _COLUMNS + _MORE, span, count=STEPS, most_rows=MOST_ROWS
@@ -97,13 +93,11 @@ def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats
 
 
 def _switched(step: Ints, version: Ints) -> list[int]:
-    """Return the first steps of new policy versions."""
     known = version >= 0
     return [int(at) for at in step[known][1:][np.diff(version[known]) != 0]]
 
 
 def _first_known(values: Floats) -> Floats:
-    """Return the value of the first rank that has one in each step, [K]."""
     if not values.size:
         return np.empty(len(values))
     at = np.argmax(~np.isnan(values), axis=1)

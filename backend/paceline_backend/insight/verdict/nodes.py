@@ -90,6 +90,5 @@ def throttled(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(share: float) -> str:
-    """Return a share in words if it is close to a simple fraction, else in percent."""
     name, nearest = min(_FRACTIONS.items(), key=lambda item: abs(item[1] / share - 1))
     return name if abs(nearest / share - 1) <= _NEAR else f"{100 * share:.0f} %"

@@ -145,7 +145,6 @@ def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
 
 
 def _of_spans(model: SlownessModel) -> Floats:
-    """Return the deviation of spans from their ranks' levels, [K, W]; 0 elsewhere."""
     count = len(model.off)
     out = np.zeros_like(model.off)
     for rank, course in enumerate(model.courses):
@@ -157,8 +156,6 @@ def _of_spans(model: SlownessModel) -> Floats:
 
 @dataclass(frozen=True)
 class _Slow:
-    """Slowness of one rank, of one kind."""
-
     rank: int
     kind: str
     since: int | None
@@ -218,7 +215,6 @@ def _of_rank(model: SlownessModel, rank: int) -> list[_Slow]:
 
 
 def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSpan]:
-    """Return the spans in which a rank is slower than its trend."""
     kept = []
     for span in spans:
         inside = rest[span.begin : span.end][known[span.begin : span.end]]
@@ -238,7 +234,6 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
 
 
 def _is_sure(model: SlownessModel, rank: int, begin: int) -> bool:
-    """Return whether a lasting slowness exceeds the noise of so few steps."""
     steps = model.took_part[begin:, rank]
     above = (model.off[begin:, rank] - model.usual[rank])[steps]
     return bool(len(above)) and float(np.median(above)) > _SURE * float(
@@ -378,7 +373,6 @@ def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
 
 
 def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int) -> bool:
-    """Return whether most occurrences of a period were observed and most spans belong to it."""
     expected = (times[-1].begin - times[0].begin) / period + 1
     if len(times) < _OF_PERIOD * expected:
         return False
@@ -452,13 +446,8 @@ def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> Ti
 def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
     """Return the size of slow ranks' batches relative to other ranks' batches, [K, R]; ≤ 1.
 
-    Values are 1 where the plan does not make batches smaller intentionally.
-
-    Args:
-        model: costs of the batches.
-        ranks: the slow ranks.
-        slower: their factors, [K, R].
-        lasting: mask of all lastingly slow ranks, [W].
+    Values are 1 where the plan does not make batches smaller intentionally. `slower` holds the
+    factors of `ranks`, [K, R], and `lasting` is a mask of all lastingly slow ranks, [W].
     """
     mine = np.isin(np.arange(len(lasting)), ranks)
     others = ~(mine | lasting) if not (mine | lasting).all() else ~mine

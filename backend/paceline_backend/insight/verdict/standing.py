@@ -143,10 +143,7 @@ def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
 
 
 def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
-    """Return the time of a step whose load is divided so that all ranks end together.
-
-    The time includes the reduction.
-    """
+    """Return the time of a step if all ranks ended together, including the reduction."""
     seen, took_part = verdict.seen, verdict.seen.took_part[shown]
     load = np.where(took_part, seen.load[shown], 0.0).sum(axis=0)
     compute_s = times.compute_s[shown].sum(axis=0)

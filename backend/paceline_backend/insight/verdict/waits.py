@@ -62,11 +62,9 @@ class Excess:
 
 
 def excess_of(series_s: Floats, unit_s: float) -> Excess:
-    """Return the excess of a wait over its lowest level that covers a quarter of the steps.
+    """Return the excess of a wait, [K], over its lowest level that covers a quarter of the steps.
 
-    Args:
-        series_s: [K].
-        unit_s: time of a usual step, to which noise and thresholds are relative.
+    `unit_s` is the time of a usual step, to which noise and thresholds are relative.
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)
@@ -190,10 +188,7 @@ def planning_of(
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
     """Return the time that ranks lose waiting for their data loaders.
 
-    Args:
-        times: times without the waits for plans.
-        took_part: mask of the ranks that count, [K, W].
-        unit_s: time of a usual step.
+    `times` exclude the waits for plans. `unit_s` is the time of a usual step.
     """
     values = times.data_s / unit_s
     noise = noise_of(values, took_part, _LEAST_NOISE)

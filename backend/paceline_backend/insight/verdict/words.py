@@ -147,7 +147,6 @@ def _against_slow_ranks(seen: ObservedSteps, cause: TimeLoss) -> str:
 
 
 def _first(seen: ObservedSteps) -> str:
-    """Return the precondition for any policy to help, as the start of a clause."""
     if seen.equal:
         return _LOSS
     return "" if seen.planned else _SESSION
@@ -286,7 +285,6 @@ _WHAT = {
 
 
 def _course(verdict: Verdict, cause: TimeLoss) -> str:
-    """Return when a wait occurs or occurred."""
     since = _since(verdict, cause)
     if cause.period is not None:
         text = f" every {cause.period} steps{since}"
@@ -314,7 +312,6 @@ def _is_one(verdict: Verdict, cause: TimeLoss) -> bool:
 
 
 def _slower(cause: TimeLoss) -> str:
-    """Return the slowdown of the responsible ranks; a range if they differ."""
     assert cause.factors is not None
     least, most = cause.factors
     if most < _ALIKE * least:

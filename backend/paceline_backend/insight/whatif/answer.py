@@ -212,7 +212,6 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
 
 
 def _order(option: PresetForecast) -> tuple[bool, bool, int, float]:
-    """Return the sort key of options that take about equally long; see `best_of`."""
     return option.alone is None, option.stale, option.alone or 0, -option.saving
 
 

@@ -199,7 +199,6 @@ def _verdict(
 
 
 def _judged(forecast: Forecast) -> bool:
-    """Return whether this forecast's decision evaluated the policy in force."""
     return forecast.decision is not None and forecast.decision.decided != "wait"
 
 

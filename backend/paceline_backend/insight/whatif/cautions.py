@@ -31,10 +31,8 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
     For a run that has not trained enough yet, warnings only say what the preset changes.
 
     Raises:
-        UnknownRunError: no such run.
         UnknownPolicyError: no such preset.
         PolicyParameterError: a parameter is unknown, or its value is not legal.
-        StoreError: the database did not answer.
     """
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run), STEPS, _CELLS)

@@ -27,9 +27,6 @@ class Forecaster:
 
     The child starts with `start` or with the first forecast, which takes seconds. It ends with
     `close` or with this process, even in the middle of a forecast.
-
-    Args:
-        database: URL of the database.
     """
 
     def __init__(self, database: str) -> None:
@@ -100,14 +97,12 @@ def _begin(parent: Connection) -> None:
 
 
 def _end_with(parent: Connection) -> None:
-    """Exit this process when the parent closes its end of the pipe, or dies."""
     with contextlib.suppress(EOFError):
         parent.recv_bytes()
     os._exit(0)
 
 
 def _load() -> None:
-    """Import the modules that forecasts need."""
     import paceline_backend.insight.whatif.forecast  # noqa: F401
 
 

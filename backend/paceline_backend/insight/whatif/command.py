@@ -1,4 +1,8 @@
-"""Command `paceline whatif`: gets a forecast from a server, or computes it from the database."""
+"""Command `paceline whatif`: gets a forecast from a server, or computes it from the database.
+
+Both functions raise `PacelineError` if the run does not exist, or the server or database is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +24,14 @@ _TIMEOUT_S = 300.0
 
 
 def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
-    """Print a server's forecast and return the exit code.
-
-    Raises:
-        PacelineError: no such run, or the server does not answer.
-    """
+    """Print a server's forecast and return the exit code."""
     with Client(server, token, _TIMEOUT_S) as client:
         body = client.call("GET", f"/runs/{client.run(run)}/whatif")
     return _print(body, as_json)
 
 
 def from_database(database: str, run: str, as_json: bool) -> int:
-    """Print a new forecast without storing it, and return the exit code.
-
-    Raises:
-        PacelineError: no such run, or the database cannot be used.
-    """
+    """Print a new forecast without storing it, and return the exit code."""
     from paceline_backend.insight.whatif.forecast import forecast
 
     with Store.open(database) as store:

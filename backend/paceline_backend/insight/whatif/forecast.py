@@ -157,7 +157,6 @@ def of_state(
 def _of_slow_node(
     made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, SimulatedOption]
 ) -> NodeForecast | None:
-    """Return the forecast for the case that the slow node were as fast as the others."""
     name = label(basis.state.policy, basis.state.parameters)
     base = simulated[name]
     slow = slow_nodes.named(basis)
@@ -378,11 +377,8 @@ def _preset(
 def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> tuple[float, float]:
     """Return the 95 % interval around `mean`.
 
-    Args:
-        mean: the forecast.
-        draws: bootstrap draws of the mean.
-        shifts: logarithms of the mean by other models ÷ the mean by the fitted ones.
-        fit_error: error of the models on the measured batches.
+    `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean by other models ÷
+    the mean by the fitted ones.
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0

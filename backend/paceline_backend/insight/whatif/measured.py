@@ -306,12 +306,9 @@ def with_spans(
     relaxed: Sequence[Segment],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
-    """Return `measured` with the spans of its relaxed segments.
+    """Return `measured` with the spans of its relaxed segments, which are given in order.
 
-    Args:
-        measured: the newest steps.
-        relaxed: segments with a relaxed synchroniser, in order.
-        reduced_s: function from segment numbers to the seconds that their newest rounds took.
+    `reduced_s` returns the seconds that the newest rounds of some segments took.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)

@@ -57,13 +57,8 @@ class Resampled(Emulation, frozen=True, kw_only=True):
 def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step: int) -> Resampled:
     """Return devices that repeat the measured steps cyclically, in their order.
 
-    The order preserves periodic and lasting slowness.
-
-    Args:
-        models: models of the ranks.
-        measured: S steps.
-        ratio: measured ÷ modelled compute time, [S, W].
-        first_step: number of the first simulated step in the run.
+    The order preserves periodic and lasting slowness. `ratio` is measured ÷ modelled compute time,
+    [S, W]. `first_step` is the number of the first simulated step in the run.
     """
     return Resampled(
         a_s=[],

@@ -76,10 +76,8 @@ class Shape:
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """Fit the shape that explains all ranks' steps best.
 
-    Args:
-        models: models fitted rank by rank, which define the cost of a batch and remain in use for
-            ranks without steps.
-        measured: S steps of unchanged speeds.
+    `models` were fitted rank by rank. They define the cost of a batch, and ranks without steps keep
+    them. `measured` must contain only steps of unchanged speeds.
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))
@@ -180,6 +178,5 @@ def _ratio(modelled: Floats, compute_s: Floats) -> Floats:
 
 
 def _spread(off: Floats, known: Bools) -> float:
-    """Return the robust standard deviation of the residuals within ranks."""
     off = np.where(known, off, np.nan)
     return float(_SIGMA * np.nanmedian(np.abs(off - np.nanmedian(off, axis=0))))

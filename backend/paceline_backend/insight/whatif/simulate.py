@@ -108,7 +108,6 @@ class SimulatedOption:
 
 
 def _counted(trained: list[TrainedSegment], count: int) -> tuple[Floats, Floats]:
-    """Return time and load of each of `count` steps after the warm-up."""
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
     step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
     return step_s, np.concatenate([segment.evened_load for segment in trained])[counted]
@@ -123,23 +122,16 @@ def simulate(
     *,
     relaxed: bool = True,
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
-    """Simulate the policy in force and other presets, each on the same devices.
+    """Return simulated options and the reasons for options that are left out, both by label.
 
     The first simulation of each option uses the fitted models and includes all variants. Only the
     best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
     simulations follow, with other models that fit the measured steps equally well.
 
-    Args:
-        basis: the inputs.
-        in_force: the policy in force.
-        presets: labels, or names for their defaults; None: all, with their variants.
-        replicates: maximum number of simulations of each preset.
-        budget_s: CPU seconds after which no further pair is added.
-        relaxed: whether to simulate presets that change the training, too.
-
-    Returns:
-        The simulations by label, the policy in force first; and the reasons for options that are
-            left out, by label.
+    `presets` are labels, or names for their defaults; None: all, with their variants. `replicates`
+    is the maximum number of simulations of each preset. No pair is added after `budget_s` CPU
+    seconds. Presets that change the training are included if `relaxed` is true. The policy in force
+    is always simulated, and comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -236,8 +228,6 @@ def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], wh
 
 
 def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, SimulatedOption]:
-    """Return the options without variants that are slower than the defaults or the best variant."""
-
     def stays(option: SimulatedOption) -> bool:
         alike = [other for other in options.values() if other.preset == option.preset]
         defaults = [other.mean for other in alike if not (other.variant or other.in_force)]
@@ -249,7 +239,6 @@ def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, Si
 
 
 def _devices(basis: Basis, replicate: int) -> Resampled:
-    """Return the devices of a replicate, the same for all presets; 0 has the fitted models."""
     assert basis.state.history is not None
     first_step = basis.state.history.step
     return resampled(basis.shape.models(replicate), basis.measured, basis.ratio, first_step)
@@ -258,11 +247,7 @@ def _devices(basis: Basis, replicate: int) -> Resampled:
 def _train(
     state: PlanningState, devices: Resampled, policy: Policy, version: int, count: int
 ) -> list[TrainedSegment]:
-    """Simulate training from the run's current state, for the warm-up and `count` steps.
-
-    Raises:
-        _NotSimulatedError: the simulation cannot show the preset's effect.
-    """
+    """Simulate training from the run's current state, for the warm-up and `count` steps."""
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None

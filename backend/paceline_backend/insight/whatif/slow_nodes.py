@@ -61,13 +61,8 @@ def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> Node
     """Return the policy's forecast without the slowness as a forecast for the node.
 
     Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
-    all-reduce may become faster without the node. The sentence says so if the all-reduce takes much
-    of a step.
-
-    Args:
-        slow: the node.
-        preset: forecast of the policy in force if all nodes were equally fast.
-        not_computing: share of a step with an all-reduce in which no rank loads or computes.
+    all-reduce may become faster without the node. The sentence says so if `not_computing` is large:
+    the share of a step with an all-reduce in which no rank loads or computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))

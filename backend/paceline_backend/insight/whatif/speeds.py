@@ -23,11 +23,8 @@ def same_speeds(ratio: Floats) -> int:
     """Return the first row since which all ranks have had their present speeds.
 
     This is the first row of the earliest block of steps in which each rank was as fast as now.
-    Temporary slowdowns after that block are kept.
-
-    Args:
-        ratio: measured ÷ modelled compute time by a model of the present speeds, [S, W]; NaN where
-            a rank had no samples.
+    Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
+    model of the present speeds, [S, W]; NaN where a rank had no samples.
     """
     first = len(ratio) % _BLOCK
     blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])

@@ -71,7 +71,6 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningSt
 def _read_steps(
     connection: Connection, run: int, hello: Hello, upto: int, steps: int
 ) -> MeasuredSteps:
-    """Return the newest complete steps, without the newest ones that are still incomplete."""
     world = hello.world
     first = upto - 2 * steps - hello.lookahead
     table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
@@ -124,7 +123,6 @@ def _with_segments(
 def _planned(
     connection: Connection, run: int, attempt: int, version: int, step: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the steps that a controller planned under this policy version, [S]."""
     planned = np.zeros(len(step), bool)
     if not len(step):
         return planned
