@@ -7,10 +7,12 @@
     replay        `replay(store, run)`: recomputes all plans and compares them with the segments
 
 The API, the advisor (`control.advice`) and the command line call these functions. All of them only
-read the database. In the whole package, `run_id: str` is a run's public id and `run: int` its
-database key. Functions raise `UnknownRunError` if the run does not exist, and `StoreError` if the
-database does not answer::
+read the database::
 
     with Store(database) as store:
         print(run_report(store, "9f2c…")["presets"]["paceline"]["speedup"])
+
+A run is given by its public id (`str`) or its database key (`int`). Functions that take a public id
+raise `UnknownRunError` if the run does not exist. All functions that read the database raise
+`StoreError` if it does not answer.
 """

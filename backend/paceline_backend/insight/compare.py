@@ -21,7 +21,7 @@ from paceline_backend.store import Connection, records, runs, switches
 
 # Of a longer side, only this many of the newest steps are read.
 MOST_STEPS = 10_000
-# This is the number of bootstrap samples.
+# Intervals come from this many bootstrap samples.
 _SAMPLES = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")

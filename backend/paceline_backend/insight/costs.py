@@ -19,10 +19,7 @@ SIMULATED = "simulated"
 def of_run(
     figures: Mapping[str, Any] | None, backend: str, price: Price | None
 ) -> dict[str, Any] | None:
-    """Return a run's cost so far, as shown by REST; None if it has no cost or no step yet.
-
-    `figures` come from `store.history.days.figures`.
-    """
+    """Return a run's cost so far, as shown by REST; None if it has no cost or no step yet."""
     if figures is None or price is None or backend == SIMULATED:
         return None
     return {

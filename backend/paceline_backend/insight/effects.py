@@ -26,13 +26,13 @@ from paceline_backend.store.outcomes import effects as kept_effects
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.switches import Switch
 
-# The newest steps before and the first steps after the switch are compared.
+# At most this many steps before and after a switch are compared.
 MOST_STEPS = 200  # steps
 # Each side needs this many.
 FEWEST_STEPS = 8  # steps
 # Errors of steps within a block may depend on each other.
 _BLOCK = 4  # steps
-# With about 20 blocks, this bounds 95 %.
+# This many standard errors bound 95 %, with about 20 blocks.
 _T = 2.1  # standard errors
 
 
@@ -135,10 +135,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store the effects of a run's switches that are known or complete.
-
-    If the run has ended, store the other effects, too.
-    """
+    """Store effects that are known or complete, or all effects of a run that has ended."""
     with store.read() as connection:
         made = effects_of(connection, run)
         rows = kept_effects.of_run(connection, run)
@@ -218,7 +215,6 @@ def _unscored(change: Switch, *, replaced: bool) -> SwitchEffect:
 
 
 def _same(first: Switch | PolicyInForce, second: Switch | PresetForecast) -> bool:
-    """Return whether two policies are equal, with defaults filled in."""
     return first.policy == second.policy and policies.same(
         first.policy, first.parameters, second.parameters
     )

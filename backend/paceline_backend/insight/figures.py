@@ -79,10 +79,7 @@ class MonitoredRun:
 
 
 class Figures:
-    """Reader for the figures of all active runs. Thread-safe.
-
-    `clock` returns monotonic time in seconds.
-    """
+    """Reader for the figures of all active runs. Thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -143,10 +140,7 @@ class Figures:
 
 
 def costs(facts: Mapping[str, Any]) -> tuple[CauseCost, ...]:
-    """Return the cost of active causes, sorted by kind; past causes do not count.
-
-    `facts` is a verdict as returned by `insight.verdict.facts_of`.
-    """
+    """Return the costs of active causes by kind; `facts` comes from `insight.verdict.facts_of`."""
     going = [cause for cause in facts["causes"] if cause["until"] is None]
     made = []
     for kind in sorted({cause["kind"] for cause in going}):

@@ -122,7 +122,6 @@ class Fitness:
         return [Caution(f"{name} would take about {times} plain DDP (bsp): {causes}", harm=True)]
 
     def _causes(self, accounts: Accounts, *, relaxed: bool) -> list[str]:
-        """Return the conditions that the policy ignores, the most important one first."""
         cost, causes = self._conditions.models.cost, []
         if accounts.cost == "sum" and cost.padded:
             causes.append("it adds up sizes, but batches are padded to their longest sample")
@@ -242,7 +241,6 @@ class _Trial:
 
     @staticmethod
     def of(conditions: Conditions, salt: int) -> _Trial:
-        """Return the trial for some conditions; the salt selects other samples."""
         models, world = conditions.models, conditions.models.world
         per_rank = max(1, conditions.global_batch // world)
         ranks = min(world, _RANKS, max(2, _SAMPLES // per_rank))
@@ -305,5 +303,4 @@ def changes(policy: Policy) -> list[Caution]:
 
 
 def _equal(samples: int, world: int) -> Ints:
-    """Return the number of samples of each rank under plain DDP, [W]."""
     return np.asarray(-((np.arange(world) - samples) // world), np.int64)

@@ -97,7 +97,7 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
-    """Return the state of a run, which hangs at the earliest after `least_s` seconds."""
+    """Return the state of a run, which can hang only after `least_s` seconds without progress."""
     return explain(phases.standing(connection, run, FRESH_S), least_s)
 
 

@@ -112,11 +112,7 @@ def _changes(switch: Switch) -> bool:
 
 
 def between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
-    """Return the evaluations after steps of a range.
-
-    Evaluations before the first step belong to the first policy. `end` is one past the last step;
-    None: no bound.
-    """
+    """Return the evaluations after steps in [first, end), from step -1 on if `first` is 0."""
     least = -1 if first == 0 else first
     return [each for each in seen if least <= each.step and (end is None or each.step < end)]
 

@@ -24,7 +24,7 @@ _FORECASTS = 5
 
 
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
-    """Return the newest forecast for the case that `node` were as fast as the others, else None.
+    """Return the newest forecast of the run if `node` were as fast as the others, or None.
 
     Forecasts whose last step is before `since` are ignored.
     """

@@ -34,17 +34,12 @@ _SHOWN = 120  # characters
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """Result of replaying a run.
+    """Result of replaying a run's latest attempt.
 
-    Args:
-        run: public id of the run.
-        attempt: the latest attempt, whose segments were replayed.
-        segments: number of segments of this attempt that a controller planned.
-        identical: number of these segments whose replayed plan is the same.
-        unknown: number of these segments whose feedback or policy is missing.
-        coasted: number of segments that the leader planned without a policy.
-        earlier: number of controller segments of earlier attempts, which are left out.
-        first_difference: description of the first difference; None: there is none.
+    `segments` counts the segments that a controller planned. Of these, `identical` have the same
+    replayed plan, and for `unknown` ones the feedback or the policy is missing. `coasted` counts
+    segments that the leader planned without a policy. `earlier` counts controller segments of
+    earlier attempts, which are not replayed. `first_difference` describes the first deviation.
     """
 
     run: str
@@ -125,12 +120,11 @@ class _Replayer:
         self._note(f"segment {segment.seq}: {reason}")
 
     def _placement_known(self, segment: Segment) -> bool:
-        """Return whether a segment starts with a replayed placement, or creates a placement."""
+        """Return whether the segment creates a placement, or starts from one that was replayed."""
         history = self._history
         return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
 
     def _policy(self, version: int) -> Policy | str:
-        """Return the policy of a version, or the reason why it cannot be created here."""
         if version not in self._policies:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
@@ -223,9 +217,9 @@ def _first_difference(again: Any, recorded: Any) -> Any:
 
 
 def _items(value: Any) -> Mapping[Any, Any]:
-    """Return a value's items by name or index; bytes hold samples or ranks."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
+    # Bytes hold samples or ranks.
     if isinstance(value, bytes):
         value = np.frombuffer(value, "<u4").tolist()
     if isinstance(value, list | tuple):

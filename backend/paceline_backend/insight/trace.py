@@ -242,7 +242,6 @@ class _Tracks:
     def _thread(
         self, attempt: int, rank: int, thread: int, name: str
     ) -> tuple[int, Sequence[Event]]:
-        """Return the process of a rank's node, and the naming events of new tracks."""
         nodes = self.traced.placements.get(attempt, ())
         node = nodes[rank] if rank < len(nodes) else self.traced.run["node"] or "unknown node"
         made: list[Event] = []

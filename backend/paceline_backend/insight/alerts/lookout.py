@@ -17,7 +17,7 @@ from paceline_backend.store.fleet.verdicts import Kept
 
 # SE and waste are means over this many of the last complete steps.
 STEPS = 50
-# A run's planner counts as offline by the sources of this many of the newest segments.
+# The share of segments that the leader planned itself covers this many of the newest segments.
 _SEGMENTS = 8
 # A run is losing records if it lost more within this time.
 _LOST_S = 60.0

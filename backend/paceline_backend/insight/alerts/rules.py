@@ -19,18 +19,11 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 class Rule:
     """Rule that defines when an alert is raised and resolved.
 
-    Args:
-        name: name of the rule.
-        words: the condition as a clause: "the ranks wait for more than this share of their time".
-        unit: unit of the threshold: share, ratio, factor, seconds or count.
-        threshold: the condition holds beyond this value.
-        raise_after_s: time for which the condition must hold.
-        resolve_after_s: time for which the condition must be gone.
-        severity: severity of the alerts.
-        below: whether the condition holds below the threshold instead of above.
-        enabled: a disabled rule raises no alert, and its active alerts are resolved.
-        changed_at: Unix time of an admin's last change; None: the values are the defaults.
-        changed_by: this admin.
+    The condition, described by the clause `words`, holds above the threshold, or below it if
+    `below` is true. The unit of the threshold is share, ratio, factor, seconds or count. The
+    condition must hold for `raise_after_s`, or be gone for `resolve_after_s`. A disabled rule
+    raises no alert, and its active alerts are resolved. `changed_at` is the Unix time of the last
+    change by an admin; None: the values are the defaults.
     """
 
     name: str

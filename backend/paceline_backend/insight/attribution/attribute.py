@@ -140,7 +140,6 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
 
 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
-    """Return the first and last step of each slow span; short gaps do not end a span."""
     spans: list[tuple[int, int]] = []
     for number in step[slow].tolist():
         if spans and number - spans[-1][1] <= GAP:

@@ -12,7 +12,7 @@ from paceline_backend.store.reads import Range
 
 # An attribution covers this many steps unless the caller gives a range.
 STEPS = 100
-# The number of rows per read is limited; of a longer range only the newest steps are read.
+# At most this many rows are read. Of a longer range these are the newest steps.
 MOST_ROWS = 200_000
 
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")

@@ -189,10 +189,7 @@ def _settled(
 
 
 def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
-    """Return the batch costs if equal speeds of all ranks explain the times, else None.
-
-    Equal speeds explain the times if no rank is clearly slower or faster than its batches cost.
-    """
+    """Return the batch costs if no rank is clearly slower or faster than these costs, else None."""
     keep = took_part
     for _ in range(_ROUNDS):
         shape = columns @ _combine(columns[keep], time[keep])

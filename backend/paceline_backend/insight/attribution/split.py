@@ -71,7 +71,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return each rank's lateness against the typical rank with the mean batch, [5, K, W]."""
+    """Return each rank's lateness relative to a typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6

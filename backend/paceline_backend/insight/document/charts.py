@@ -23,10 +23,7 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class ChartLine:
-    """Line of a chart, with a CSS class as style; NaN leaves a gap.
-
-    A line without a label is not in the legend.
-    """
+    """Line of a chart; NaN leaves a gap, and a line without a label is not in the legend."""
 
     y: Floats
     style: str = "main"

@@ -54,22 +54,10 @@ class Totals:
 class Content:
     """Everything that a report shows.
 
-    Args:
-        run: the run as REST returns it.
-        made_at: Unix time.
-        verdict: verdict over the newest steps.
-        totals: None: no step is complete.
-        figures: figures of each preset; see `insight.report.run_report`.
-        steps: columns; see `store.reads.step_columns`.
-        cells: columns of each rank; see `store.reads.worker_step_columns`.
-        workers: means of each rank over the newest steps; see `insight.workers.summary`.
-        switches: policy switches as REST returns them.
-        effects: effects of switches, by policy version.
-        nodes: `{node, ranks, cores, gpus, paceline, cordoned}` for each node.
-        forecast: the newest forecast that compares presets; None: there is none.
-        quality: times, target and evaluations; see `insight.quality.of_run`.
-        metric_changes: metrics before and after switches, by policy version.
-        cost: cost so far; see `insight.costs.of_run`.
+    `run` and `switches` have the form that REST returns. `figures` come from `insight.report`,
+    `steps` and `cells` from `store.reads`, and `workers`, `quality` and `cost` from the modules of
+    these names. `effects` and `metric_changes` are by policy version. `totals` is None if no step
+    is complete. `forecast` is None if no forecast compares presets.
     """
 
     run: Mapping[str, Any]

@@ -42,10 +42,7 @@ _UNKNOWN = 0
 
 
 def ratios(compute_s: Floats) -> Floats:
-    """Return each rank's time ÷ its step's median, [ranks, steps].
-
-    NaN: there is no record, or the rank computed nothing.
-    """
+    """Return each rank's time ÷ its step's median, [ranks, steps]; NaN: nothing was computed."""
     known = np.where(compute_s > 0, compute_s, np.nan)
     column = ~np.isnan(known).all(axis=0)
     median = np.full(known.shape[1], np.nan)

@@ -231,7 +231,6 @@ def _course(
     level: tuple[float, str] | None = None,
     zero: bool = True,
 ) -> Markup:
-    """Return a chart of a metric: its mean or running median, within a band."""
     factor = 100.0 if unit == "%" else 1.0
     y = factor * _floats(steps[name])
     if steps["bucket"] > 1:

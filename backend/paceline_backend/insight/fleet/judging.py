@@ -45,7 +45,6 @@ def judged(store: Store, run: Running, at: float) -> Kept | None:
 
 
 def _together(facts: dict[str, Any], going: list[dict[str, Any]]) -> float:
-    """Return the share of the wall time that active causes cost together."""
     whole = facts["cost_s"] / facts["wall_s"]
     return float(min(sum(cause["share"] for cause in going), whole))
 

@@ -18,7 +18,7 @@ def overview(connection: Connection, price: Price | None = None) -> dict[str, An
     """Return active runs by lost time, what they wait for, and the nodes that slow them down.
 
     The data comes from verdicts that one worker process stores, so a run has none in its first
-    seconds. With `price` None there are no costs.
+    seconds. Without a price there are no costs.
     """
     running = progress.running(connection)
     keys = [run.key for run in running]

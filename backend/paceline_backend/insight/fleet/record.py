@@ -25,7 +25,7 @@ def record(
 ) -> dict[str, Any]:
     """Return nodes by day, and the cost of waiting on these days by owner, tag or run.
 
-    The days end with today (UTC). With `price` None there are no costs.
+    The days end with today (UTC). Without a price there are no costs.
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1

@@ -14,7 +14,7 @@ import numpy as np
 from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.policies.base import Floats, Ints
 
-# Findings below this fraction of the least cost are removed all at once.
+# Findings below this fraction of the required cost are removed all at once.
 _FAR = 0.2
 _PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 

@@ -14,7 +14,7 @@ from paceline_backend.store.reads import Range
 STEPS = 500
 # A verdict over this many takes a second or two.
 _MOST_PAIRS = 5e7  # pairs of steps × ranks
-# The number of rows per read is limited; of a longer range only the newest steps are read.
+# At most this many rows are read. Of a longer range these are the newest steps.
 MOST_ROWS = 100_000
 
 # These presets divide each global batch by sizes and speeds, unless their parameter `batches` names

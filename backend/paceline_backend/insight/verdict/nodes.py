@@ -75,10 +75,7 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
 
 
 def throttled(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence about each GPU whose clock is throttled.
-
-    `gpus` holds the GPU states from the slow node's last heartbeat.
-    """
+    """Return a sentence about each throttled GPU, from the states in a node's last heartbeat."""
     sentences = []
     for index, gpu in enumerate(gpus):
         if reasons := gpu["throttled_by"]:

@@ -298,7 +298,6 @@ def _passing(
     rank: int,
     period: int | None = None,
 ) -> list[_Slow]:
-    """Return all spans of a rank as one temporary or periodic slowness."""
     count = len(off)
     rest = off - base
     steps = np.zeros(count, bool)
@@ -381,7 +380,6 @@ def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int)
 
 
 def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
-    """Return groups of the same kind whose slowness starts together or shares its steps."""
     groups: list[list[_Slow]] = []
     order = sorted(slow, key=lambda each: (each.kind, each.since or 0, -float(each.slower.sum())))
     for each in order:

@@ -19,7 +19,7 @@ from paceline_backend.insight.verdict.observed import FEWEST, Times
 from paceline_backend.insight.verdict.words import what
 
 WATCH, HELD_UP = 0.06, 0.2  # shares of lost time
-# The mean step time covers this many of the newest steps.
+# A diagnosis without an active cause, and the mean step time, cover this many of the newest steps.
 SHOWN = 50  # steps
 # A cause that occurred this often may occur again, so it counts as active.
 _OFTEN = 3

@@ -186,10 +186,7 @@ def planning_of(
 
 
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
-    """Return the time that ranks lose waiting for their data loaders.
-
-    `times` exclude the waits for plans. `unit_s` is the time of a usual step.
-    """
+    """Return the time that ranks lose waiting for data loaders; `times` exclude waits for plans."""
     values = times.data_s / unit_s
     noise = noise_of(values, took_part, _LEAST_NOISE)
     pieces = levels(values, took_part, noise)

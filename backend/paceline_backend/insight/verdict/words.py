@@ -74,10 +74,7 @@ def what(verdict: Verdict, cause: TimeLoss) -> str:
 
 
 def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
-    """Return a sentence or two about one rank.
-
-    `factor` is the rank's time at equal load ÷ the typical rank's time; None: too few steps.
-    """
+    """Return a sentence or two about one rank; for `factor` see `attribution.Worker`."""
     cause = cause_of(verdict, rank)
     if cause is not None:
         return cause_words(verdict, cause)

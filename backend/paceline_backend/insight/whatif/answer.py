@@ -65,7 +65,7 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """Newest forecast for the case that a run's slow node were as fast as the others."""
+    """Newest forecast of a run if its slow node were as fast as the others."""
 
     step_time_s: float = Field(examples=[0.11])
     low_s: float = Field(description="`low` and `high` bound 95 %", examples=[0.1])
@@ -158,10 +158,7 @@ class Forecast:
 
     @property
     def compares(self) -> bool:
-        """Return whether the forecast compares presets with the policy in force.
-
-        A forecast for a slow node or for a single option does not.
-        """
+        """Return whether presets are compared, unlike in a forecast for a single option."""
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
@@ -237,11 +234,7 @@ def label(policy: str, parameters: Mapping[str, Any]) -> str:
 def words(
     option: str, saving: float, low: float, high: float, *, changes: Changes = "nothing"
 ) -> str:
-    """Return a sentence about an option's saving, in percent of the time.
-
-    A forecast does not cover the loss. For an option that changes the training, the sentence says
-    so.
-    """
+    """Return a sentence about an option's saving; it warns if the option changes the training."""
     half = max(1, round(50 * (high - low)))
     price = _PRICES[changes]
     if low <= 0 <= high:

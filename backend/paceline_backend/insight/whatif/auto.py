@@ -48,19 +48,16 @@ def decide(
 
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
     longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the previous
-    policy. If the policy changes the training, and a preset that does not is less than `MARGIN`
-    slower with certainty, `auto` takes that preset.
+    policy. If the policy changes the training, and a preset that does not is certainly less than
+    `MARGIN` slower, `auto` takes that preset.
 
     `auto` does not choose a policy again that it left, or that it chose and a user then left, until
     a rank's speed has changed. Otherwise it could switch back and forth.
 
-    Args:
-        forecast: the newest one, made under the newest of `switches`.
-        earlier: earlier forecasts with a decision, oldest first.
-        switches: all switches, oldest first.
-        mode: "recommend": return what to do, but do not switch.
-        relaxed: whether to choose presets under which ranks do not wait for all others, too. These
-            change the training, because gradients come late or replicas differ.
+    `forecast` must be made under the newest of `switches`. `earlier` holds the forecasts with a
+    decision. Both sequences are sorted, oldest first. In mode "recommend" the result is never a
+    switch. Presets under which ranks do not wait for all others are chosen only if `relaxed` is
+    true. They change the training, because gradients come late or replicas differ.
     """
     if forecast.reason is not None:
         return _without_preset("wait", forecast.reason)
@@ -100,14 +97,14 @@ def decide(
 
 
 def steps_to_hold(promise: PresetForecast) -> int:
-    """Return for how many steps forecasts must promise a saving before `auto` acts on it.
+    """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
     While `auto` waits, the saving is lost. Waiting for a large saving may therefore cost at most as
     much as `AUTO_STEPS` steps with a saving of `MARGIN`. At least `FEWEST` steps must be new. A
     preset that changes the training must be promised for `AUTO_STEPS`: a run's first steps are
     often slow, and the change to the training would be permanent.
 
-    `promise` must have a lower bound of its saving above `MARGIN`.
+    `promise.saving_low` must be above `MARGIN`.
     """
     if promise.changes == "training":
         return AUTO_STEPS

@@ -45,10 +45,7 @@ class Forecaster:
     def submit(
         self, run: str, steps: int, presets: Sequence[str] | None = None, *, relaxed: bool = True
     ) -> Future[Forecast]:
-        """Submit a forecast of a run; see `whatif.forecast.forecast`.
-
-        The future raises the errors of that function.
-        """
+        """Submit a forecast; the future raises the errors of `whatif.forecast.forecast`."""
         call = functools.partial(_forecast, self._database, run, steps, presets, relaxed)
         with self._lock:
             try:

@@ -84,20 +84,14 @@ def forecast(
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
 
-    Args:
-        store: the database.
-        run_id: the run's public id.
-        presets: labels of presets and their variants, or names for their defaults; None: all. The
-            policy in force is always included, with its parameters.
-        relaxed: whether to include presets that change the training.
-        steps: number of the newest complete steps of the latest attempt to use.
-        replicates: maximum number of simulations of each preset.
-        budget_s: CPU seconds after which no further pair of simulations starts.
+    `presets` are labels of presets and their variants, or names for their defaults; None: all. The
+    policy in force is always included, with its parameters. Presets that change the training are
+    included if `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest
+    attempt. `replicates` is the maximum number of simulations of each preset. No pair of
+    simulations starts after `budget_s` CPU seconds.
 
     Raises:
-        UnknownRunError: no such run.
         UnknownPolicyError: no such preset.
-        StoreError: the database did not answer.
         ValueError: `steps` is below `FEWEST`, or a preset has no such variant.
     """
     if steps < FEWEST:
@@ -263,7 +257,6 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             costs=measured.costs(),
             epoch_end=span.over,
         )
-        # Where ranks share batches, they did not run the loop's body without a batch.
         if span.pooled and not isinstance(span.synchroniser, Averaging):
             # Ranks that share batches did not run the loop's body without a batch.
             work = without_empty(work)

@@ -394,10 +394,7 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
 
 
 def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Return seconds per unit of load under the policy in force, and the number of steps used.
-
-    The time is None if there are too few steady steps.
-    """
+    """Return steady seconds per unit of load, None if steps are too few, and the number of steps."""
     steady = steady.copy()
     for span in measured.relaxed_spans:
         if not span.judged:

@@ -31,10 +31,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """Return compute times; see `Emulation.compute_s`.
-
-        `threads` has no effect, because telemetry does not show the effect of CPU threads.
-        """
+        """Return compute times; `threads` has no effect, because telemetry does not show any."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
@@ -74,10 +71,7 @@ def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Return random blocks of `BLOCK` consecutive indices modulo `of`.
-
-    The shape is [count], or [draws, count].
-    """
+    """Return random runs of `BLOCK` consecutive indices modulo `of`, [count] or [draws, count]."""
     shape = (-(-count // BLOCK),) if draws is None else (draws, -(-count // BLOCK))
     starts = rng.integers(0, of, shape)
     indices = (starts[..., None] + np.arange(BLOCK)) % of

@@ -80,9 +80,9 @@ class SimulatedOption:
     early: float = 0.0
     # Logarithms of early means with other models ÷ the early mean with the fitted ones.
     shifts: list[float] = field(default_factory=list)
-    # `Synchronisation.alone` of the loosest of the counted segments.
+    # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
-    # True if `Synchronisation.stale` of any counted segment is.
+    # True if `Synchronisation.stale` is true in any of the counted segments.
     stale: bool = False
 
     @property
@@ -187,7 +187,6 @@ def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
 def _options(
     state: PlanningState, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
-    """Return the options to simulate, and the reasons for presets that are left out, by label."""
     first = SimulatedOption(state.policy, state.parameters, in_force, in_force=True)
     options = {label(first.preset, first.parameters): first}
     budget = None if state.history is None else state.history.hello.token_budget
@@ -247,7 +246,6 @@ def _devices(basis: Basis, replicate: int) -> Resampled:
 def _train(
     state: PlanningState, devices: Resampled, policy: Policy, version: int, count: int
 ) -> list[TrainedSegment]:
-    """Simulate training from the run's current state, for the warm-up and `count` steps."""
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None

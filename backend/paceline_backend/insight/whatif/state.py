@@ -43,10 +43,7 @@ class PlanningState:
 
 
 def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
-    """Read a run's state and the newest complete steps of its latest attempt.
-
-    `steps` of the newest steps are read, but at most `cells` records (steps × ranks).
-    """
+    """Read a run's state and its newest complete steps, at most `cells` records (steps × ranks)."""
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
     policy = PLAIN if observed else switch.policy
