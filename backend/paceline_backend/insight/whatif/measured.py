@@ -394,7 +394,7 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
 
 
 def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Return steady seconds per unit of load, None if steps are too few, and the number of steps."""
+    """Return seconds per unit of load in steady steps (None: too few), and the number of steps."""
     steady = steady.copy()
     for span in measured.relaxed_spans:
         if not span.judged:
