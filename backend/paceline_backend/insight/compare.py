@@ -1,6 +1,7 @@
-"""Runs, or parts of runs, side by side: figures, and differences with 95 % intervals.
+"""Comparison of runs, or parts of runs: figures, and differences with 95 % intervals.
 
-Steps in a row may depend on each other, so intervals come from a bootstrap over blocks of steps.
+Consecutive steps may depend on each other, so the intervals come from a bootstrap over blocks of
+steps. The API calls `read` for each side, then `differences` and `words`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.policies.base import Floats
 from paceline_backend.store import Connection, records, runs, switches
 
-MOST_STEPS = 10_000  # of a side, the newest
-_SAMPLES = 1_000  # of the bootstrap
+# Of a longer side, only this many of the newest steps are read.
+MOST_STEPS = 10_000
+# Intervals come from this many bootstrap samples.
+_SAMPLES = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
 
@@ -28,31 +31,34 @@ TRAINED_POINTS = 200
 
 @dataclass(frozen=True)
 class Side:
-    """A run, or some of its steps."""
+    """One side of a comparison: a run, or some of its steps."""
 
-    text: str  # as it was asked for
+    # The side as the caller named it.
+    text: str
     run: str
-    key: int  # of the run
+    # Database key of the run.
+    key: int
     name: str
     policy: str
     version: int
-    span: tuple[int | None, int | None]  # first and last step; None: no bound
+    # First and last step; None: no bound.
+    span: tuple[int | None, int | None]
     steps: Floats  # [K]
-    columns: dict[str, Floats]  # [K] each; NaN: unknown
+    # Metrics of the steps; NaN: unknown.
+    columns: dict[str, Floats]  # [K] each
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole run."""
+        """Return whether the side is the whole run."""
         return self.span == (None, None)
 
 
 @dataclass(frozen=True)
 class _Figure:
-    """A row of the table: a mean of a column, or a ratio of two sums."""
-
     name: str
     unit: str
-    over: str | None = None  # the column whose sum divides; None: how many steps
+    # Column whose sum is the divisor; None: the number of steps is.
+    over: str | None = None
     column: str = ""
     less_is_better: bool | None = None
 
@@ -71,10 +77,10 @@ _FIGURES = (
 
 
 def read(connection: Connection, text: str) -> Side:
-    """A side as somebody names it: ``RUN``, ``RUN:first-last`` or ``RUN@version``.
+    """Parse and read a side: ``RUN``, ``RUN:first-last`` or ``RUN@version``.
 
     Raises:
-        InputError: it names nothing.
+        InputError: the text is malformed, or no step has this version.
         UnknownRunError: no such run.
     """
     match = _SIDE.fullmatch(text)
@@ -104,7 +110,6 @@ def read(connection: Connection, text: str) -> Side:
 def _of_version(
     begins: Sequence[tuple[int, int, str]], version: int, text: str
 ) -> tuple[int, int | None]:
-    """The steps of a policy's version, without those in which it learns."""
     for at, (first, number, _) in enumerate(begins):
         if number == version:
             end = begins[at + 1][0] - 1 if at + 1 < len(begins) else None
@@ -113,7 +118,6 @@ def _of_version(
 
 
 def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -> Floats:
-    """How many samples the run had trained on before each step."""
     if not len(table):
         return np.empty(0)
     before = records.samples_before(connection, key, int(table[0, 0]))
@@ -121,8 +125,10 @@ def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -
 
 
 def trained_at(side: Side) -> list[tuple[int, int]]:
-    """How many samples the run had trained on before some steps of a side, the first and the last
-    included: ``(step, samples)``, ascending, at most `TRAINED_POINTS`."""
+    """Return pairs of step and number of samples trained before it, ascending.
+
+    There are at most `TRAINED_POINTS` pairs, including those of the first and the last known step.
+    """
     trained = side.columns["trained"]
     known = np.flatnonzero(np.isfinite(trained))
     if not len(known):
@@ -132,7 +138,7 @@ def trained_at(side: Side) -> list[tuple[int, int]]:
 
 
 def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    """A row for each figure: the sides' values, and what changes from the first to the others."""
+    """Return a row for each figure: all sides' values, and the changes from the first side."""
     return [_row(figure, sides) for figure in _FIGURES]
 
 
@@ -147,7 +153,7 @@ def _row(figure: _Figure, sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _parts(figure: _Figure, side: Side, where: Callable[[Side], Any] | None = None) -> Floats:
-    """Above and below the line of a figure, of the steps that have it, [2, K]."""
+    """Return numerator and denominator of a figure, for the steps that have it, [2, K]."""
     above = side.columns[figure.column]
     below = np.ones(len(above)) if figure.over is None else side.columns[figure.over]
     known = np.isfinite(above) & np.isfinite(below)
@@ -183,7 +189,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """The condition that a step came after as many samples as steps of both sides did."""
+    """Return a filter for steps after as many trained samples as both sides have in common."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -191,19 +197,21 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 
 
 def _drawn(parts: Floats, seed: int) -> Floats:
-    """The figure of steps drawn with repetition, in blocks: [`_SAMPLES`]."""
+    """Return the figure of steps drawn with replacement, in blocks: [`_SAMPLES`]."""
     count = parts.shape[1]
-    length = max(2, round(count ** (1 / 3)))  # few enough that at least 4 blocks are there
+    # The blocks are short enough that there are at least four of them.
+    length = max(2, round(count ** (1 / 3)))
     sums = np.add.reduceat(parts, np.arange(0, count, length), axis=1)
     blocks = sums.shape[1]
-    rng = np.random.default_rng(seed)  # the same question has the same answer
+    # A fixed seed gives the same result for the same request.
+    rng = np.random.default_rng(seed)
     times = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_SAMPLES)
     above, below = times @ sums[0], times @ sums[1]
     return np.asarray(above / below)
 
 
 def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What becomes of the time per step, a sentence for each further side."""
+    """Return a sentence about the time per step for each side but the first."""
     changes = next(row for row in rows if row["figure"] == "step_s")["changes"]
     letters = "ABCDEF"
     said = []

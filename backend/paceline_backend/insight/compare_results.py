@@ -1,6 +1,6 @@
-"""What the sides of a comparison came to: their models' quality, time to a target, and money.
+"""Comparison of results: model quality, time to a target, and cost.
 
-An evaluation is measured once, so differences of these rows have no intervals.
+An evaluation is measured only once, so differences of these rows have no intervals.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
 _WANTED = ("metric", "value", "direction")
-_MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))  # fields of when a target was met
+# These fields describe when a target was met.
+_MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 
 
 def rows(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
-    """Rows as those of `compare.differences`, each with the `metric` or the `target` it is about.
+    """Return rows like those of `compare.differences`, each with its `metric` or `target`.
 
-    Args:
-        store: the database.
-        sides: of the comparison.
-        price: of a worker-hour; None: there are no rows about money.
-
-    Raises:
-        UnknownRunError: a run is gone.
-        StoreError: the database does not answer.
+    Without a price there are no rows about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:
@@ -42,7 +36,6 @@ def rows(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[
 
 
 def _evaluations(connection: Connection, side: Side, run: Mapping[str, Any]) -> list[Evaluated]:
-    """Those after steps of a side, oldest first."""
     spans = attempts.spans(connection, side.key, run["attempt"])
     first, last = side.span
     seen = evaluations.read(connection, side.key, spans, since=first if first else -1)
@@ -52,7 +45,6 @@ def _evaluations(connection: Connection, side: Side, run: Mapping[str, Any]) -> 
 def _metrics(
     measured: Sequence[Sequence[Evaluated]], targets: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The last value of each metric, and its best one, or its least and greatest one."""
     table = []
     for name in sorted({name for seen in measured for each in seen for name in each.metrics}):
         values = [
@@ -68,7 +60,7 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """When each whole run met the targets of all whole runs: the time goes from a run's begin."""
+    """Return when whole runs met targets; the time to a target starts at a run's start."""
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):
@@ -88,7 +80,7 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """When a run met a target by the same kind of values; None: it has not, or has none of them."""
+    """Return when values of the target's `source` met it; None if they have not."""
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):
         own = runs.against(store, run["id"], {name: target[name] for name in _WANTED})
@@ -102,7 +94,6 @@ def _costs(
     of: Mapping[str, dict[str, Any]],
     price: Price,
 ) -> list[dict[str, Any]]:
-    """What the steps of each side cost; unknown of a simulated run, and without steps."""
     values: dict[str, list[float | None]] = {"cost": [], "waited_cost": []}
     for side in sides:
         times = days.spent(connection, side.key, side.span)
@@ -132,7 +123,6 @@ def _row(
 
 
 def _change(before: float | None, after: float | None) -> dict[str, Any] | None:
-    """A difference that nobody knows the interval of."""
     if before is None or after is None:
         return None
     return {

@@ -1,8 +1,8 @@
-"""What runs cost: the time of their ranks at the price of a worker-hour.
+"""Cost of runs: the time of their ranks multiplied by the price of a worker-hour.
 
-The price is that of `paceline server --hour-price`, the same for all nodes. The time is that of
-`store.history.days`, so a run's cost is as old as its figures. Without a price nothing costs money.
-A simulated run never does: its time is virtual.
+The price comes from `paceline server --hour-price` and is the same for all nodes. The time comes
+from `store.history.days`, so a run's cost is as current as these figures. Without a price there is
+no cost. Simulated runs have no cost, because their time is virtual.
 """
 
 from __future__ import annotations
@@ -12,19 +12,14 @@ from typing import Any
 
 from paceline_backend.server.prices import Price
 
-SIMULATED = "simulated"  # backend of runs without processes
+# Backend name of runs without processes.
+SIMULATED = "simulated"
 
 
 def of_run(
     figures: Mapping[str, Any] | None, backend: str, price: Price | None
 ) -> dict[str, Any] | None:
-    """Return what a run cost so far as REST shows it; None: it costs nothing, or has no step.
-
-    Args:
-        figures: of the run; `store.history.days.figures`. None: no step was summed up.
-        backend: of the run.
-        price: of a worker-hour.
-    """
+    """Return a run's cost so far, as shown by REST; None if it has no cost or no step yet."""
     if figures is None or price is None or backend == SIMULATED:
         return None
     return {

@@ -1,8 +1,9 @@
-"""What switches of policies changed: time for the same load, before and after.
+"""Measured effects of policy switches: the time for the same load, before and after.
 
-One answer serves REST, page and command line. Steps in which a policy still learns are left out,
-and the difference counts as known once its 95 % interval excludes zero. The worker keeps effects
-(`note`). An effect to which no later step can add is read from there, also when its steps are gone.
+REST, the run page and the command line show the same effect. Steps in which a policy still learns
+are left out. A difference counts as known once its 95 % interval excludes zero. The worker process
+stores effects with `note`. An effect that no later step can change is read from there, even if its
+steps have been deleted.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ from paceline_backend.store.outcomes import effects as kept_effects
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.switches import Switch
 
-MOST_STEPS = 200  # on either side
-FEWEST_STEPS = 8  # on either side
-_BLOCK = 4  # steps whose errors may depend on each other
-_T = 2.1  # standard errors that bound 95 %, with about 20 blocks
+# At most this many steps before and after a switch are compared.
+MOST_STEPS = 200  # steps
+# Each side needs this many.
+FEWEST_STEPS = 8  # steps
+# Errors of steps within a block may depend on each other.
+_BLOCK = 4  # steps
+# This many standard errors bound 95 %, with about 20 blocks.
+_T = 2.1  # standard errors
 
 
 @dataclass(frozen=True)
 class ExpectedEffect:
-    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
+    """Forecast of a switch's effect, from just before it; `low` and `high` bound 95 %."""
 
     saving: float = Field(examples=[0.55])
     low: float = Field(examples=[0.52])
@@ -42,7 +47,7 @@ class ExpectedEffect:
 
 @dataclass(frozen=True)
 class SwitchEffect:
-    """What a switch changed: time for the same load, without steps in which a policy learns."""
+    """Measured effect of a switch on the time for the same load, without the warm-up steps."""
 
     version: int = Field(examples=[1])
     policy: str = Field(examples=["chronica"])
@@ -92,12 +97,7 @@ def words_of(effect: SwitchEffect) -> str:
 
 
 def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
-    """The effect of each switch that has taken effect, oldest first.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
+    """Return the effect of each switch that has taken effect, oldest first."""
     history = switches.history(connection, run)
     changes = [change for change in history if change.version and change.effective_step is not None]
     if not changes:
@@ -125,7 +125,8 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
         new = _steps(connection, run, settled, last)
         forecast = None if old_policy is None else _expected(made, old_policy, change)
         if forecast is None and earlier is not None:
-            forecast = earlier.forecast  # runs keep their newest forecasts only
+            # The database keeps only the newest forecasts of a run.
+            forecast = earlier.forecast
         complete = newest >= last - 1
         effect = _effect(change, old, new, forecast, end is not None, complete)
         gone = earlier is not None and earlier.after_steps > effect.after_steps
@@ -134,13 +135,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Keeps the effects of a run's switches that are known, complete, or final as the run is over.
-
-    Args:
-        store: the database.
-        run: key of the run.
-        ended: whether it is over.
-    """
+    """Store effects that are known or complete, or all effects of a run that has ended."""
     with store.read() as connection:
         made = effects_of(connection, run)
         rows = kept_effects.of_run(connection, run)
@@ -155,7 +150,6 @@ def note(store: Store, run: int, *, ended: bool) -> None:
 
 
 def _to_row(effect: SwitchEffect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
-    """Columns of the table `effects`."""
     row = {**asdict(effect), "nodes": nodes, "ranks": ranks}
     forecast = row.pop("forecast") or {}
     return row | {f"forecast_{name}": forecast.get(name) for name in ExpectedEffect.__annotations__}
@@ -171,16 +165,12 @@ def _from_row(row: Mapping[str, Any]) -> SwitchEffect:
 
 
 def of_run(connection: Connection, run_id: str) -> list[SwitchEffect]:
-    """`effects_of` of a run's public id.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return `effects_of` for the run's public id."""
     return effects_of(connection, runs.key_of(connection, run_id))
 
 
 def _steps(connection: Connection, run: int, first: int, end: int) -> Floats:
-    """Step, load and time of the steps from `first` to `end`, which does not count."""
+    """Return step, load and time of the steps from `first` to `end`, without `end`."""
     table = records.step_table(connection, run, ["step_s"], (first, end - 1))
     return np.asarray(table[(table[:, 1] > 0) & (table[:, 2] > 0)])
 
@@ -206,7 +196,6 @@ def _effect(
 
 
 def _unscored(change: Switch, *, replaced: bool) -> SwitchEffect:
-    """The effect of a switch that changed neither policy nor parameters."""
     assert change.effective_step is not None
     return SwitchEffect(
         version=change.version,
@@ -226,14 +215,13 @@ def _unscored(change: Switch, *, replaced: bool) -> SwitchEffect:
 
 
 def _same(first: Switch | PolicyInForce, second: Switch | PresetForecast) -> bool:
-    """Whether two policies are one, defaults filled in."""
     return first.policy == second.policy and policies.same(
         first.policy, first.parameters, second.parameters
     )
 
 
 def _rate(rows: Floats) -> tuple[float, float]:
-    """Time per load, and its relative standard error, from sums over blocks of steps."""
+    """Return the time per load and its relative standard error, from sums over blocks of steps."""
     load, time = rows[:, 1], rows[:, 2]
     rate = float(time.sum() / load.sum())
     off = time - rate * load
@@ -244,12 +232,9 @@ def _rate(rows: Floats) -> tuple[float, float]:
 
 
 def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> ExpectedEffect | None:
-    """What the newest forecast for this pair of policies said; None: there is none.
+    """Return the effect in the newest forecast for this pair of policies; None if there is none.
 
-    Args:
-        made: forecasts, oldest first.
-        before: the policy that was replaced: a saving compares with the policy then in force.
-        change: the switch.
+    A saving is relative to the policy in force, which must be `before`.
     """
     assert change.effective_step is not None
     for forecast in reversed(made):

@@ -1,7 +1,9 @@
-"""What monitoring wants to know of each run, from the same reads as REST.
+"""Figures of each active run for monitoring, from the same reads as REST.
 
-figures = Figures(store)       # one for a process: it remembers coverage
-for run in figures.active(): …
+A process creates `Figures` once, because the object caches coverage::
+
+    figures = Figures(store)
+    for run in figures.active(): …
 """
 
 from __future__ import annotations
@@ -18,67 +20,76 @@ from paceline_backend.store import runs as runs_store
 from paceline_backend.store.fleet import verdicts
 from paceline_backend.store.history import RunFilter
 
-MOST_RUNS = 100  # the newest active ones: each has about a dozen series in the monitoring
+# Only the newest active runs are reported: each has about a dozen time series in the monitoring.
+MOST_RUNS = 100
 _ACTIVE = RunFilter(states=("starting", "running"))
-STEPS = 50  # means are of the last so many complete steps
-_SEGMENTS = 8  # that planning times are a mean of
-_COVERAGE_S = 60.0  # coverage reads the whole run, and so is remembered for a while
-_COVERAGES = 3  # that are computed for one answer; other runs' are computed for the next ones
+# Means cover this many of the last complete steps.
+STEPS = 50
+# Planning times are means over this many segments.
+_SEGMENTS = 8
+# Coverage reads the whole run, so it is cached for this long.
+_COVERAGE_S = 60.0
+# Each request computes at most this many coverages; the next requests compute the rest.
+_COVERAGES = 3
 
 
 @dataclass(frozen=True)
 class CauseCost:
-    """What the causes of one kind cost a run, of its newest steps."""
+    """Cost of the causes of one kind, over a run's newest steps."""
 
     kind: str
-    share: float  # of the wall time, the sum over the causes of the kind
-    culprits: int  # ranks that they name
-    factor: float | None  # the greatest of these ranks; None: no rank is slower
+    # Share of the wall time, summed over the causes of this kind.
+    share: float
+    # Number of ranks that the causes name.
+    culprits: int
+    # Largest slowdown factor of these ranks; None: no rank is slower.
+    factor: float | None
 
 
 @dataclass(frozen=True)
 class MonitoredRun:
-    """An active run; None is what is not known yet."""
+    """Figures of an active run; None: not known yet."""
 
     run: str
     backend: str
-    totals: Mapping[str, Any] | None  # over all complete steps; `store.history.days.figures`
-    step: int | None  # last complete one
+    # Totals over all complete steps; see `store.history.days.figures`.
+    totals: Mapping[str, Any] | None
+    # Last complete step.
+    step: int | None
     epoch: int | None
     records_lost: int
-    step_s: float | None  # means over the last `STEPS`
+    # Means over the last `STEPS` steps.
+    step_s: float | None
     se: float | None
     waste: float | None
-    slowest_rank: int | None  # most often the last to finish a step's computing
-    slowest_share: float | None  # of the steps it was the last in
-    plan_s: float | None  # that controllers took to plan a segment
-    coasting: float | None  # share of the newest segments that the leader planned itself
-    hung_s: float  # so long ranks wait for ranks that do nothing; 0: they do not
-    coverage_exact: bool | None  # each sample of each epoch was used once so far
+    # Rank that was most often the last to finish computing, and the share of steps in which it was.
+    slowest_rank: int | None
+    slowest_share: float | None
+    # Time that controllers took to plan a segment.
+    plan_s: float | None
+    # Share of the newest segments that the leader planned itself.
+    coasting: float | None
+    # Time for which ranks have waited for ranks that make no progress; 0: no hang.
+    hung_s: float
+    # True if each sample of each epoch has been used exactly once so far.
+    coverage_exact: bool | None
     samples_dropped: int | None
-    costs: tuple[CauseCost, ...]  # by kind of cause, as the newest kept verdict has them
+    # Costs by kind of cause, from the newest stored verdict.
+    costs: tuple[CauseCost, ...]
 
 
 class Figures:
-    """Reads the figures of all active runs. Thread-safe.
-
-    Args:
-        store: the database.
-        clock: monotonic time in seconds.
-    """
+    """Reader for the figures of all active runs. Thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}  # run → when read, and what
+        # Time of the last read, and coverage, by run.
+        self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def active(self) -> list[MonitoredRun]:
-        """The newest active runs.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Return the figures of the newest active runs."""
         rows, _ = runs_store.page(self._store, _ACTIVE, limit=MOST_RUNS)
         names = [row["id"] for row in rows]
         with self._lock, self._store.read() as connection:
@@ -87,7 +98,7 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Computes the coverage of some runs again: those whose figures are oldest."""
+        """Recompute the coverage of the runs whose figures are oldest."""
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)
@@ -129,11 +140,7 @@ class Figures:
 
 
 def costs(facts: Mapping[str, Any]) -> tuple[CauseCost, ...]:
-    """What causes that go on cost, by kind in order; what has passed does not count.
-
-    Args:
-        facts: a verdict as `insight.verdict.facts_of` gives it.
-    """
+    """Return the costs of active causes by kind; `facts` comes from `insight.verdict.facts_of`."""
     going = [cause for cause in facts["causes"] if cause["until"] is None]
     made = []
     for kind in sorted({cause["kind"] for cause in going}):

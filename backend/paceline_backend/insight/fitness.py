@@ -1,12 +1,13 @@
-"""Whether a preset suits a run: what it ignores of what was measured, said before a switch.
+"""Fitness of a preset for a run: warnings about measured conditions that the preset ignores.
 
     cautions = Fitness(conditions).cautions("chronica", {})
     [caution.words for caution in cautions if caution.harm]
 
-Trials say whether the preset takes longer than plain DDP: a small copy of the run, on the models
-that were fitted to its steps, trains for a few epochs of 32 steps under both. What the policy
-declares to take into account (`policies.base.Accounts`) then says why. Trials take a part of a
-second, far less than a forecast. A forecast's own figures can stand in for them.
+Trials show whether the preset takes longer than plain DDP: a small copy of the run, based on the
+models that were fitted to its steps, trains for a few epochs of 32 steps under both. The policy's
+declaration of what it takes into account (`policies.base.Accounts`) then explains the result.
+Trials take a fraction of a second, far less than a forecast. The figures of a forecast can replace
+them.
 """
 
 from __future__ import annotations
@@ -30,27 +31,32 @@ from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.hello import hello_of
 
-HARM = 1.02  # a policy that takes more than this × plain DDP's time in trials is warned of
+# A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
+HARM = 1.02
 _TRIALS = 2
-_STEPS, _EPOCHS = 32, 4  # of a trial; in the first epoch policies learn
-_RANKS, _SAMPLES = 32, 512  # at most, of a trial
-_COARSE = 1.1  # counts whose rounding costs more than this are too coarse to balance
-_DECIDES = 1.25  # sizes that make a rank's batch longer by this decide a step
+# Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
+_STEPS, _EPOCHS = 32, 4
+# A trial has at most this many ranks and samples per step.
+_RANKS, _SAMPLES = 32, 512
+# Whole counts are too coarse to balance ranks if rounding costs more than this factor.
+_COARSE = 1.1
+# Sizes dominate a step if the longest batch costs more than this multiple of the mean batch.
+_DECIDES = 1.25
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a run has measured.
+    """Measured conditions of a run.
 
     Args:
-        models: of the ranks, fitted and known; their cost says whether batches are padded and
-            whether a sample's cost grows faster than its length.
+        models: fitted models of the ranks, all known; their cost says whether batches are padded
+            and whether a sample's cost grows faster than its length.
         sizes: λ of the data set's samples, [N].
-        global_batch: samples of a step.
-        other_s: what a step takes besides the slowest rank's computing, s.
-        noise: relative standard deviation of a rank's time beside its model.
-        seed: of the trial.
-        devices: of the ranks, [W]; empty: unknown.
+        global_batch: number of samples per step.
+        other_s: time of a step besides the slowest rank's computing, in seconds.
+        noise: relative standard deviation of a rank's time from its model.
+        seed: random seed of the trials.
+        devices: devices of the ranks, [W]; empty: unknown.
     """
 
     models: Models
@@ -64,11 +70,9 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Caution:
-    """What to know before a switch.
+    """Warning about a preset before a switch.
 
-    Args:
-        words: one sentence.
-        harm: the policy takes longer than plain DDP does.
+    `harm` means that the policy takes longer than plain DDP.
     """
 
     words: str
@@ -76,7 +80,7 @@ class Caution:
 
 
 class Fitness:
-    """The warnings of any preset under the same conditions."""
+    """Warnings about any preset under the same conditions."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -84,13 +88,10 @@ class Fitness:
     def cautions(
         self, preset: str, parameters: Mapping[str, Any], ratio: float | None = None
     ) -> list[Caution]:
-        """Warnings of a preset with these parameters, those of harm first; empty: none.
+        """Return warnings about a preset with these parameters, those of harm first; empty if none.
 
-        Args:
-            preset: its name.
-            parameters: those that are not given have their defaults.
-            ratio: the preset's time over plain DDP's, if it is known from a forecast; None: a trial
-                says it.
+        Missing parameters have their defaults. `ratio` is the preset's time ÷ plain DDP's time from
+        a forecast; without it, trials measure this ratio.
 
         Raises:
             UnknownPolicyError: no such preset.
@@ -100,7 +101,7 @@ class Fitness:
         return [*self._harm(policy, ratio), *self._blind(policy), *changes(policy)]
 
     def ratio(self, policy: Policy) -> float:
-        """Time of the trials under a policy, over that under plain DDP, for the same samples."""
+        """Return the time of the trials under a policy ÷ their time under plain DDP."""
         return sum(trial.time_s(policy) for trial in self._trials) / self._plain_s
 
     @cached_property
@@ -121,7 +122,6 @@ class Fitness:
         return [Caution(f"{name} would take about {times} plain DDP (bsp): {causes}", harm=True)]
 
     def _causes(self, accounts: Accounts, *, relaxed: bool) -> list[str]:
-        """What the policy ignores; the first cause weighs most."""
         cost, causes = self._conditions.models.cost, []
         if accounts.cost == "sum" and cost.padded:
             causes.append("it adds up sizes, but batches are padded to their longest sample")
@@ -146,7 +146,7 @@ class Fitness:
         return causes or ["its batches suit these sizes and ranks less than equal counts do"]
 
     def _blind(self, policy: Policy) -> list[Caution]:
-        """What keeps a policy from balancing, though it does no harm."""
+        """Return warnings about reasons why a harmless policy cannot balance."""
         accounts, of, words = policy.accounts, self._conditions, []
         single = of.global_batch < 2 * of.models.world
         if accounts.cost == "sum" and single and not of.models.cost.padded:
@@ -176,7 +176,7 @@ class Fitness:
 
     @property
     def _by_devices(self) -> str:
-        """What the devices' capacities rest on; empty: they tell none."""
+        """Return the source of the devices' capacities; empty if they are unknown."""
         return capacities(self._conditions.devices).by
 
     @property
@@ -185,7 +185,7 @@ class Fitness:
 
     @cached_property
     def _loads(self) -> Floats:
-        """Effective load of each rank's batch in steps with equal counts, [steps, W]."""
+        """Return the effective load of each rank's batch in steps with equal counts, [steps, W]."""
         of, trial = self._conditions, self._trials[0]
         rng, equal = np.random.default_rng(of.seed), _equal(trial.batch, trial.models.world)
         drawn = rng.permuted(np.tile(trial.sizes, (2, 1)), axis=1).reshape(-1, trial.batch)
@@ -194,17 +194,17 @@ class Fitness:
 
     @cached_property
     def _spread(self) -> float:
-        """Standard deviation of a rank's load with equal counts, over the mean."""
+        """Return the standard deviation of a rank's load with equal counts ÷ the mean."""
         return float(self._loads.std() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _longest(self) -> float:
-        """Mean of the largest load of a step with equal counts, over the mean load."""
+        """Return the mean of a step's largest load with equal counts ÷ the mean load."""
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _coarseness(self) -> float:
-        """Time of typical samples with the best whole counts, over that of divisible samples."""
+        """Return the time with the best whole counts ÷ the time if samples were divisible."""
         of = self._conditions
         shares = self._speeds
         target = of.global_batch * shares / shares.sum()
@@ -216,7 +216,7 @@ class Fitness:
 
     @cached_property
     def _speeds(self) -> Floats:
-        """Samples a second of each rank for an equal share, [W]."""
+        """Return the samples per second of each rank for an equal local batch, [W]."""
         of = self._conditions
         share = np.full(of.models.world, max(1, of.global_batch // of.models.world))
         return np.asarray(share / counted.typical_s(of.models, share, of.sizes))
@@ -224,14 +224,16 @@ class Fitness:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A small copy of a run, in which policies train for a while. All have the same devices.
+    """Small copy of a run, in which policies train for a while on the same devices.
 
-    Of many ranks some are taken, from the fastest to the slowest, with as many samples each.
+    Of many ranks, a subset from the fastest to the slowest is taken, with the same local batch.
     """
 
     models: Models
-    sizes: Floats  # of an epoch's samples: `_STEPS` steps
-    batch: int  # samples of a step
+    # Sizes of an epoch's samples, which make `_STEPS` steps.
+    sizes: Floats
+    # Global batch in samples.
+    batch: int
     other_s: float
     noise: float
     seed: int
@@ -239,7 +241,6 @@ class _Trial:
 
     @staticmethod
     def of(conditions: Conditions, salt: int) -> _Trial:
-        """The trial under such conditions; another salt takes other samples."""
         models, world = conditions.models, conditions.models.world
         per_rank = max(1, conditions.global_batch // world)
         ranks = min(world, _RANKS, max(2, _SAMPLES // per_rank))
@@ -255,7 +256,7 @@ class _Trial:
         return _Trial(models, sizes, batch, conditions.other_s, conditions.noise, seed, devices)
 
     def time_s(self, policy: Policy) -> float:
-        """Seconds of the epochs after the first, in which policies learn."""
+        """Return the seconds of all epochs but the first, in which policies learn."""
         world = self.models.world
         hello = hello_of(
             self.sizes,
@@ -283,7 +284,7 @@ class _Trial:
 
 
 def changes(policy: Policy) -> list[Caution]:
-    """What a policy changes in the training."""
+    """Return warnings about changes that a policy makes to the training."""
     if policy.changes == "training":
         return [
             Caution(
@@ -302,5 +303,4 @@ def changes(policy: Policy) -> list[Caution]:
 
 
 def _equal(samples: int, world: int) -> Ints:
-    """Samples of each rank under plain DDP, [W]."""
     return np.asarray(-((np.arange(world) - samples) // world), np.int64)

@@ -1,4 +1,8 @@
-"""Whether a run hangs, which ranks wait for which, and what those do."""
+"""Detection of hangs: ranks that wait, the ranks for which they wait, and what these are doing.
+
+`look` reads the phases that ranks reported, and `explain` judges them. Alerts, monitoring, the
+fleet overview and the run page use the result.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,21 @@ from paceline_backend.store import Connection
 from paceline_backend.store.telemetry import phases
 from paceline_backend.store.telemetry.phases import RunPhases
 
-TIMES = 10.0  # A run hangs when nothing has happened for so many times a step's time,
-LEAST_S = 30.0  # and for so long.
-# Times as long as that if all ranks are in the loop's body, where they may evaluate, too.
+# A run hangs if nothing has happened for this multiple of a step's time and for `LEAST_S`.
+TIMES = 10.0
+# Shorter pauses are never a hang.
+LEAST_S = 30.0
+# The limit is this many times longer if all ranks are in the loop's body, because they may be
+# running an evaluation there.
 BODY_TIMES = 10.0
-FRESH_S = 25.0  # Ranks repeat every 10 s what they have been doing for long.
-HEARD_S = 20.0  # Where some have told it twice, those that have not told it have nothing to tell.
+# Ranks repeat their phase every 10 s, so an older report is stale.
+FRESH_S = 25.0
+# After this time, each rank in a long phase has reported the phase twice. Ranks without a report
+# are in no such phase.
+HEARD_S = 20.0
 
-_MOST_NAMED = 8  # ranks in a sentence
+# A sentence names at most this many ranks.
+_MOST_NAMED = 8
 _WAITING = frozenset({Phase.SYNC, Phase.PLAN})
 _OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.SCRIPT})
 _DOES = {
@@ -35,7 +46,7 @@ _DOES = {
 
 @dataclass(frozen=True)
 class RankPhase:
-    """What a rank has been doing for ten seconds or longer."""
+    """Phase in which a rank has been for ten seconds or longer."""
 
     rank: int = Field(examples=[2])
     step: int = Field(description="that it is in, or its last; -1: none yet", examples=[120])
@@ -50,7 +61,7 @@ class RankPhase:
 
 @dataclass(frozen=True)
 class Hang:
-    """What keeps a run from ending its next step."""
+    """State of a run that may hang: which ranks wait, and for which."""
 
     hung: bool = Field(description="ranks wait for what does not come")
     since_s: float = Field(description="0: ranks go on", examples=[95.0])
@@ -75,10 +86,10 @@ class Hang:
 
     @property
     def scripted(self) -> bool:
-        """Whether only the script knows how long it takes: it is left alone.
+        """Return whether only the script can know the duration, so that the run is left alone.
 
-        No rank waits, or all for which ranks wait save, or are in the script's code outside of a
-        loop.
+        This is the case if no rank waits, or if all ranks for which others wait are saving a
+        checkpoint or are in the script's code outside a loop.
         """
         does = {phase.rank: phase.phase for phase in self.phases}
         held = bool(self.holding) and all(does.get(r) in _OUTSIDE for r in self.holding)
@@ -86,40 +97,30 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
-    """Looks whether a run hangs.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        least_s: so long nothing has happened at least.
-    """
+    """Return the state of a run, which can hang only after `least_s` seconds without progress."""
     return explain(phases.standing(connection, run, FRESH_S), least_s)
 
 
 def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
-    """For how long runs hang, by key; those that do not are left out.
-
-    Args:
-        connection: to read from.
-        runs: keys.
-    """
-    # Few runs have such a rank, and a closer look reads much.
+    """Return the seconds for which runs have hung, by key; runs that do not hang are left out."""
+    # Only few runs have a rank in a long phase, and `look` reads much data.
     doubtful = phases.long_since(connection, runs, FRESH_S, LEAST_S)
     looks = {run: look(connection, run) for run in doubtful}
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
 def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
-    """Why a run does not go on.
+    """Explain why a run makes no progress.
 
-    A rank that does something for long says so from its first loop on, whatever it is. So a rank of
-    which nothing is heard any more while others wait has stopped as a whole: its process was
-    suspended, or its node is away. A rank of which nothing was heard yet is on its way to its loop.
+    From its first loop on, a rank reports each phase that takes long. If ranks wait and another
+    rank reports nothing any more, its whole process has stopped: it was suspended, or its node is
+    unreachable. A rank that has never reported anything has not reached its loop yet.
 
     Ranks that save a checkpoint wait for each other, and so for each rank that does not save.
 
-    What ranks wait for in the loop's body, such as a collective of the script's own, is not known.
-    All ranks that stay there for very long after steps that did not are said to hang.
+    It is unknown what ranks wait for in the loop's body, such as a collective of the script's own.
+    If all ranks stay there for very long, and earlier steps did not take that long, they count as
+    hung.
     """
     known = [
         RankPhase(phase.rank, phase.step, phase.phase, phase.since_s)
@@ -172,7 +173,8 @@ def _words(
         return " ".join(sentences)
     who = "They wait" if len(waiting) > 1 else "It waits"
     for what, ranks in _by_phase(known):
-        if ranks[0] in waiting:  # and so do all that do the same
+        # All ranks in the same phase either wait or do not.
+        if ranks[0] in waiting:
             sentences.append(f"{named(ranks)} {_be(ranks)} {_DOES[what]}.")
     for what, ranks in _by_phase(known):
         if ranks[0] not in waiting:
@@ -198,7 +200,6 @@ def _by_phase(known: Sequence[RankPhase]) -> list[tuple[Phase, list[int]]]:
 
 
 def _names(standing: RunPhases) -> Callable[[Sequence[int]], str]:
-    """Names ranks in words, with their nodes where there are several."""
     several = len(set(standing.placement)) > 1
 
     def named(ranks: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
-"""What runs came to by day, node, policy, tag and so on: steps, hours, and what they cost.
+"""Totals of runs by day, node, policy, tag and so on: steps, hours, and cost.
 
-`requests` of a page and `paceline runs` ask by the same filters as the list of runs.
+The history page and `paceline runs` use the same filters as the list of runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,15 @@ def aggregates(
     until: float | None = None,
     price: Price | None = None,
 ) -> list[dict[str, Any]]:
-    """Sums and means over the steps of runs, by group; groups in the order of their names.
+    """Return sums and means over the steps of runs, by group, in the order of the groups' names.
 
-    A run on several nodes counts for each with an equal part of its ranks' time, and a run with
-    several tags for each: then the sums over all groups are more than the whole. A step belongs to
-    the policy that planned it. Simulated runs have groups of their own: their hours are virtual,
-    and cost nothing.
+    A run on several nodes counts for each node with an equal part of its ranks' time. A run with
+    several tags counts fully for each tag, so the sum over all tags can exceed the total. A step
+    belongs to the policy that planned it. Simulated runs have groups of their own: their hours are
+    virtual, and they have no cost.
 
-    Args:
-        connection: to read from.
-        which: runs.
-        by: what makes a group; empty: all is one group.
-        since: only days from that of this Unix time on,
-        until: and up to that of this one.
-        price: of a worker-hour; None: nothing costs money.
+    `by` names the fields that define a group; if it is empty, all runs are one group. `since` and
+    `until` are Unix times, whose days are included. Without a price there are no costs.
     """
     first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
     rows = days.of_runs(connection, which.conditions(connection.dialect.name), first, last)
@@ -68,7 +63,6 @@ def aggregates(
 def _names(
     by: Sequence[By], row: Mapping[str, Any], tags: Sequence[str], nodes: Sequence[str | None]
 ) -> Iterable[tuple[str, ...]]:
-    """The groups that a run counts for in a day; what is not known is an empty text."""
     names: list[tuple[str, ...]] = [()]
     for what in by:
         values: Sequence[str | None]

@@ -1,7 +1,7 @@
-"""How good a run's model became: in the run as a whole, and before and after switches.
+"""Quality of a run's model: metrics of the run as a whole, and before and after policy switches.
 
-What metrics do after a switch is told beside it, without a claim that the switch did it: training
-goes on meanwhile, and a metric changes with it.
+Metrics after a switch are shown next to it without a claim that the switch caused the change,
+because training continues meanwhile and changes metrics, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 from paceline_backend.store.switches import Switch
 
-MOST = 3  # evaluations on either side, the nearest to the switch before it and the newest after it
-_LISTED = 1_000  # evaluations, the newest
+# On each side of a switch, the mean covers at most this many evaluations: the last ones before the
+# switch, and the newest ones after it.
+MOST = 3
+# A report lists at most this many of the newest evaluations.
+_LISTED = 1_000
 _BEST = {">=": max, "<=": min}
 
 Choosers = Mapping[str, Callable[[Iterable[float]], float]]
@@ -27,7 +30,7 @@ Choosers = Mapping[str, Callable[[Iterable[float]], float]]
 
 @dataclass(frozen=True)
 class MetricChange:
-    """A metric of evaluations before a switch, and under the policy that was switched to."""
+    """Metric of evaluations before a switch, and under the new policy."""
 
     metric: str = Field(examples=["accuracy"])
     before: float | None = Field(
@@ -42,14 +45,14 @@ class MetricChange:
 
     @property
     def words(self) -> str:
-        """A clause."""
+        """Return a clause about the change."""
         before = _mean_words(self.before, self.before_evaluations)
         after = _mean_words(self.after, self.after_evaluations)
         return f"{self.metric} was {before} before, and is {after} since"
 
 
 def words(made: Sequence[MetricChange]) -> str:
-    """A sentence or two; empty: nothing was measured."""
+    """Return a sentence or two about metrics; empty if nothing was measured."""
     if not made:
         return ""
     said = "; ".join(change.words for change in made)
@@ -64,13 +67,9 @@ def _mean_words(mean: float | None, count: int) -> str:
 
 
 def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
-    """Each metric of evaluations before and after switches, by version of the policy.
+    """Return each metric of evaluations before and after switches, by policy version.
 
-    Only of switches between policies of which one changes the training, compared with plain DDP.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
+    Only switches from or to a policy that changes the training, compared with plain DDP, count.
     """
     begun = [
         change
@@ -99,14 +98,13 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
 
 
 def _same(before: Switch, after: Switch) -> bool:
-    """Whether a switch changed neither policy nor parameters."""
     return before.policy == after.policy and policies.same(
         after.policy, before.parameters, after.parameters
     )
 
 
 def _changes(switch: Switch) -> bool:
-    """Whether a policy changes the training; also if this server does not have it any more."""
+    """Return whether a policy changes the training; true for policies not installed here."""
     try:
         return policies.make(switch.policy, switch.parameters).changes != "nothing"
     except ValueError:
@@ -114,13 +112,7 @@ def _changes(switch: Switch) -> bool:
 
 
 def between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
-    """The evaluations after steps of a range; those before the first step are of the first policy.
-
-    Args:
-        seen: all.
-        first: step.
-        end: one past the last; None: open.
-    """
+    """Return the evaluations after steps in [first, end), from step -1 on if `first` is 0."""
     least = -1 if first == 0 else first
     return [each for each in seen if least <= each.step and (end is None or each.step < end)]
 
@@ -131,19 +123,15 @@ def _compared(old: Sequence[Evaluated], new: Sequence[Evaluated]) -> list[Metric
 
 
 def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
-    """Of the newest evaluations that have a metric, and of how many."""
+    """Return the mean of a metric over the newest evaluations that have it, and their number."""
     known = [value for each in seen if (value := each.metrics.get(name)) is not None][-MOST:]
     return (sum(known) / len(known), len(known)) if known else (None, 0)
 
 
 def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
-    """What of a metric's values is worth knowing: `best`, or `least` and `greatest`.
+    """Return functions that select notable values of a metric: `best`, or `least` and `greatest`.
 
-    Which is the best follows from targets for it, and of a loss from what it is.
-
-    Args:
-        metric: its name.
-        targets: of the runs that are looked at.
+    There is a best value if targets of the runs agree on a direction, or if the metric is the loss.
     """
     wanted = {target["direction"] for target in targets if target["metric"] == metric}
     if not wanted and metric == "loss":
@@ -156,12 +144,9 @@ def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
 def best_values(
     seen: Sequence[Evaluated], target: Mapping[str, Any] | None, began: float | None
 ) -> list[dict[str, Any]]:
-    """The best value of each metric, or its least and greatest one, and when it was first measured.
+    """Return the notable values of each metric (see `choosers`), and when they were first measured.
 
-    Args:
-        seen: evaluations, oldest first.
-        target: of the run; None: it has none.
-        began: when the run did, Unix time; None: not known.
+    `seen` is sorted, oldest first. `began` is the Unix time of the run's start; None: unknown.
     """
     shown = [evaluations.shown(each, began) for each in seen]
     rows = []
@@ -177,23 +162,13 @@ def best_values(
 
 
 def best_of_run(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """`best_values` of all evaluations of a run.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database does not answer.
-    """
+    """Return `best_values` for all evaluations of a run."""
     row, seen = _run_and_evaluations(store, run_id)
     return best_values(seen, row["target"], row["started_at"])
 
 
 def of_run(store: Store, run_id: str) -> dict[str, Any]:
-    """A run's times, its target, its metrics' best values and its evaluations, as in the report.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database does not answer.
-    """
+    """Return a run's times, target, best values of metrics and evaluations, as in the report."""
     row, seen = _run_and_evaluations(store, run_id)
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
@@ -203,7 +178,6 @@ def of_run(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def _run_and_evaluations(store: Store, run_id: str) -> tuple[dict[str, Any], list[Evaluated]]:
-    """A run's row, and all its evaluations, oldest first."""
     row = runs.get(store, run_id)
     with store.read() as connection:
         key = runs.key_of(connection, run_id)

@@ -1,4 +1,8 @@
-"""What replacing a node of a run was to save, and what it saved."""
+"""Node replacements of a run: the forecast of the time saved, and the measured result.
+
+`before` returns the details that the audit log keeps when a node is replaced. `listed` compares
+them with the steps after the replacement.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,16 @@ from paceline_backend.store import Connection, attempts, audit, jobs, runs
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.outcomes import forecasts
 
-STEPS = 100  # whose mean time is told
-_FORECASTS = 5  # newest ones that are looked at
+# The mean time before and after a replacement covers up to this many.
+STEPS = 100  # steps
+# Only this many of the newest forecasts are searched.
+_FORECASTS = 5
 
 
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
-    """What the newest forecast says of a run if a node of it were as fast as the others.
+    """Return the newest forecast of the run if `node` were as fast as the others, or None.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        node: that is slow.
-        since: the forecast rests on this step or a later one.
+    Forecasts whose last step is before `since` are ignored.
     """
     for made in reversed(kept(forecasts.bodies(connection, run, _FORECASTS))):
         slow = made.slow_node
@@ -34,13 +36,7 @@ def forecast_of(connection: Connection, run: int, node: str, since: int) -> Node
 
 
 def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
-    """How a run does before a node of it is replaced: for the audit log.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        node: that is to leave.
-    """
+    """Return a run's state before `node` is replaced, for the audit log."""
     newest = forecasts.newest_step(connection, run)
     placed = attempts.placement(connection, run)
     attempt, since = (-1, 0) if placed is None else (placed.attempt, placed.since)
@@ -56,21 +52,14 @@ def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
 
 
 def listed(connection: Connection, run: str) -> list[dict[str, Any]]:
-    """The replacements of nodes of a run, oldest first, with the time of a step afterwards.
-
-    Args:
-        connection: to read from.
-        run: its public id.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
+    """Return the node replacements of a run, oldest first, with the step time afterwards."""
     key = runs.key_of(connection, run)
     changes, _ = audit.page(connection, run=run, action="run.replace", limit=500)
     rows = {row["node"]: row for row in run_nodes.listed(connection, key)}
     awaited = jobs.awaited(connection, run)
     listed: list[dict[str, Any]] = []
-    again: dict[str, float] = {}  # node → when it was to be replaced once more
+    # Time of the next replacement of the same node.
+    again: dict[str, float] = {}  # Unix time, by node
     for change in changes:
         node = change["details"]["node"]
         made = _replacement(connection, key, change, rows, awaited, again.get(node))
@@ -114,7 +103,7 @@ def _replacement(
 
 
 def _given(rows: dict[str, Any], node: str, since: float, until: float) -> str | None:
-    """The node that an engine gave in place of another; None: none came."""
+    """Return the node that an engine provided instead of another; None if there is none."""
     mine = [row for row in rows.values() if row["replaces"] == node]
     mine = [row for row in mine if since <= row["launched_at"] < until]
     newest = max(mine, key=lambda row: row["launched_at"], default=None)

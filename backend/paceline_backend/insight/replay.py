@@ -1,4 +1,8 @@
-"""Computes a run's plans again from the database alone, and compares them with the segments."""
+"""Replay: recomputes a run's plans from the database alone and compares them with the segments.
+
+`paceline replay` calls this to check that planning is deterministic. A replay covers the latest
+attempt only, because the Hello of earlier attempts is gone. It never changes the database.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +26,42 @@ from paceline_backend.policies.base import Policy
 from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
-_CHUNK = 256  # steps read at once
-_SHOWN = 120  # characters of a value that differs
+# Feedback rows are read this many steps at a time.
+_CHUNK = 256  # steps
+# Values that differ are cut to this length.
+_SHOWN = 120  # characters
 
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """The result of planning a run again."""
+    """Result of replaying a run's latest attempt.
+
+    `segments` counts the segments that a controller planned. Of these, `identical` have the same
+    replayed plan, and for `unknown` ones the feedback or the policy is missing. `coasted` counts
+    segments that the leader planned without a policy. `earlier` counts controller segments of
+    earlier attempts, which are not replayed. `first_difference` describes the first deviation.
+    """
 
     run: str
-    attempt: int  # the latest attempt, whose segments were planned again
-    segments: int  # segments of this attempt that a controller planned
-    identical: int  # of these segments: the plan came out the same
-    unknown: int  # of these segments: feedback or policy is missing here
-    coasted: int  # segments that the leader planned without a policy
-    earlier: int  # controller's segments of earlier attempts, left out because their Hello is gone
+    attempt: int
+    segments: int
+    identical: int
+    unknown: int
+    coasted: int
+    earlier: int
     first_difference: str | None
 
     @property
     def exact(self) -> bool:
-        """Whether every plan came out the same."""
+        """Return whether every replayed plan is the same as the recorded one."""
         return self.identical == self.segments
 
 
 def replay(store: Store, run_id: str) -> ReplayReport:
-    """Plans every controller's segment of a run's latest attempt again, in one pass.
+    """Replay every controller segment of a run's latest attempt, in one pass.
 
-    The inputs are the Hello, the switches, the segments before, and the feedback rows that a
+    The inputs are the Hello, the switches, the earlier segments, and the feedback rows that a
     segment names (docs/invariants.md, invariant 6).
-
-    Args:
-        store: the database.
-        run_id: the run's public id.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database did not answer.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -91,10 +95,10 @@ class _Replayer:
             switch.version: (switch.policy, switch.parameters)
             for switch in switches.history(connection, run)
         }
-        self._policies: dict[int, Policy | str] = {}  # a text: why the policy cannot be made here
+        # A string says why the policy cannot be created here.
+        self._policies: dict[int, Policy | str] = {}
 
     def take(self, segment: Segment) -> None:
-        """Plans a segment again if a controller planned it, then adds it to the history."""
         if segment.source == "controller":
             self.total += 1
             feedback = self._rows.feedback(segment.feedback)
@@ -116,12 +120,11 @@ class _Replayer:
         self._note(f"segment {segment.seq}: {reason}")
 
     def _placement_known(self, segment: Segment) -> bool:
-        """Whether a segment begins with a placement that was made again, or makes one."""
+        """Return whether the segment creates a placement, or starts from one that was replayed."""
         history = self._history
         return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
 
     def _policy(self, version: int) -> Policy | str:
-        """The policy of a version, or why it cannot be made: a third party's may be missing."""
         if version not in self._policies:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
@@ -134,7 +137,8 @@ class _Replayer:
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
         try:
             again = self._planned_again(segment, policy, feedback)
-        except Exception as error:  # the policy's own; a controller would not have planned with it
+        except Exception as error:
+            # The policy raised the error. A controller could not have planned with this policy.
             self._note(f"{_named(segment)}: planning failed: {type(error).__name__}: {error}")
         else:
             self._look(segment, again)
@@ -142,13 +146,12 @@ class _Replayer:
     def _planned_again(
         self, segment: Segment, policy: Policy, feedback: Feedback
     ) -> Mapping[str, Any]:
-        """What a controller says of a segment, by the segment's fields."""
         feedback = single_batches(feedback, self._history.newest)
         if segment.anew:
             self._history.forget_memory()
         self._history.recall(segment.feedback)
         if self._history.hello.stream:
-            # The leader picks a stream's samples.
+            # The leader selects a stream's samples, so a plan has only shares and paces.
             of_stream = plan_stream(policy, feedback, segment.steps, self._history.hello.world)
             return {"shares": of_stream.shares, "paces": of_stream.paces}
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
@@ -173,7 +176,6 @@ class _Replayer:
         }
 
     def _look(self, segment: Segment, again: Mapping[str, Any]) -> None:
-        """Compares a segment with what came out when it was planned again."""
         pairs = {name: (value, getattr(segment, name)) for name, value in again.items()}
         different = {name: both for name, both in pairs.items() if not _same(*both)}
         if different:
@@ -187,7 +189,6 @@ class _Replayer:
 
 
 def _named(segment: Segment) -> str:
-    """Which segment it is, and what its plan rested on."""
     words = [
         f"steps {segment.first_step} to {segment.first_step + segment.steps - 1}",
         f"epoch {segment.epoch}",
@@ -200,7 +201,6 @@ def _named(segment: Segment) -> str:
 
 
 def _difference(again: Any, recorded: Any) -> str:
-    """What a plan has at the first place where it differs, and what the segment has there."""
     place = ""
     while (key := _first_difference(again, recorded)) is not None:
         place += f"[{key!r}]" if isinstance(key, int) else f".{key}"
@@ -210,7 +210,6 @@ def _difference(again: Any, recorded: Any) -> str:
 
 
 def _first_difference(again: Any, recorded: Any) -> Any:
-    """The first key under which two values differ; None: they do not have the same keys."""
     ours, theirs = _items(again), _items(recorded)
     if type(again) is not type(recorded) or ours.keys() != theirs.keys():
         return None
@@ -218,9 +217,9 @@ def _first_difference(again: Any, recorded: Any) -> Any:
 
 
 def _items(value: Any) -> Mapping[Any, Any]:
-    """The parts of a value by name or place; none: it has no parts. Bytes are samples or ranks."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
+    # Bytes hold samples or ranks.
     if isinstance(value, bytes):
         value = np.frombuffer(value, "<u4").tolist()
     if isinstance(value, list | tuple):
@@ -229,9 +228,9 @@ def _items(value: Any) -> Mapping[Any, Any]:
 
 
 def _same(value: Any, recorded: Any) -> bool:
-    """Whether two values are equal; numbers with fractions to nine digits.
+    """Return whether two values are equal; floats are compared to nine digits.
 
-    Processors of different makes round the last bits of a fit differently.
+    CPUs of different vendors round the last bits of a fit differently.
     """
     if isinstance(value, Paces) and isinstance(recorded, Paces):
         return _same(msgspec.structs.asdict(value), msgspec.structs.asdict(recorded))
@@ -247,17 +246,15 @@ def _same(value: Any, recorded: Any) -> bool:
 
 
 class _Rows:
-    """Feedback rows by step, read in chunks as the segments move on."""
-
     def __init__(self, connection: Connection, run: int, hello: Hello) -> None:
         self._connection = connection
         self._run = run
         self._hello = hello
-        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete steps, [W, COLUMNS]
+        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # [W, COLUMNS] by step
         self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
-        """The rows of half-open ranges of steps; None if a row is missing."""
+        """Return the rows of half-open ranges of steps; None if a row is missing."""
         if not ranges:
             return Feedback.empty()
         steps = [step for start, end in ranges for step in range(start, end)]
@@ -275,11 +272,7 @@ class _Rows:
 
 
 def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
-    """`paceline replay`: prints the report; the exit code is 1 if a plan came out different.
-
-    Raises:
-        PacelineError: no such run, or the database cannot be used.
-    """
+    """Print the replay report of a run and return 1 if a plan differs, else 0."""
     with Store.open(database_url) as store:
         with store.read() as connection:
             run_id = runs.whole_id(connection, run_id)

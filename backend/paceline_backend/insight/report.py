@@ -1,4 +1,7 @@
-"""What each preset of a run achieved, beside plain data parallelism and the fluid limit."""
+"""Results of a run: what each preset achieved, compared with plain DDP and the fluid limit.
+
+REST, `paceline report` and the HTML report call `run_report`. It only reads the database.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,17 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
-_SLOWEST_S = 1e9  # per size unit or step: slower is what a script made up
-WARMUP_STEPS = 20  # enough for a policy to learn the ranks' speeds
+# An emulated device that is slower than this has an invented speed.
+_SLOWEST_S = 1e9  # seconds per size unit, or per step
+# This is enough for a policy to learn the ranks' speeds.
+WARMUP_STEPS = 20
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class FluidLimit:
-    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
+    """Parameters of the fluid limit."""
 
     a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
     b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
@@ -35,26 +40,25 @@ class FluidLimit:
 
     @property
     def overhead_s(self) -> float:
-        """Σ(b_j/a_j) / Σ(1/a_j): in its b_j a rank could have done b_j/a_j of load."""
+        """Return Σ(b_j/a_j) / Σ(1/a_j) + communication, the overhead of a step, in seconds.
+
+        In the time b_j, rank j could have processed a load of b_j/a_j.
+        """
         b_s = np.average(self.b_s, weights=1.0 / np.array(self.a_s))
         return float(b_s) + self.communication_s
 
     def limit_s(self, load: float, count: int) -> float:
-        """Σλ / Σ(1/a_j) + steps · overhead."""
+        """Return the fluid limit of `count` steps, Σλ / Σ(1/a_j) + steps · overhead, in seconds."""
         return load / float(np.sum(1.0 / np.array(self.a_s))) + count * self.overhead_s
 
 
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
-    """Figures per preset over its steady steps, the run's coverage, and its rounds.
+    """Return figures per preset over its steady steps, the run's coverage, and its rounds.
 
-    Steps planned without a controller are left out, and so are the first `warmup` steps after the
-    start of a policy or of an attempt. `speedup` is the time per unit of load under plain data
-    parallelism ÷ that under the preset. (Time per load, because an epoch's last batches differ.)
-    `speedup_limit` is the same for the fluid limit in place of the preset.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database does not answer.
+    Steps that were planned without a controller are left out, and so are the first `warmup` steps
+    after the start of a policy or of an attempt. `speedup` is the time per unit of load under plain
+    DDP divided by the time under the preset. (Time per load, because an epoch's last batches
+    differ.) `speedup_limit` is the same ratio for the fluid limit instead of the preset.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -96,7 +100,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 
 
 def round_words(figures: dict[str, Any]) -> str:
-    """One entry of `store.rounds.in_force`, a policy version's rounds, as a sentence."""
+    """Return a sentence about a policy version's rounds; see `store.rounds.in_force`."""
     rate = "" if figures["rounds_per_s"] is None else f", {figures['rounds_per_s']:,.1f} a second"
     copying = f", copying {_time(figures['copied_s'])}" if figures["copied_s"] else ""
     words = (
@@ -120,13 +124,15 @@ def _time(seconds: float) -> str:
 
 @dataclass
 class _Planned:
-    """What a run's segments say; policies in the order of their start."""
-
-    steady: dict[str, set[int]] = field(default_factory=dict)  # steps, by policy
-    moved: Counter[str] = field(default_factory=Counter)  # samples with another holder, by policy
-    across: Counter[str] = field(default_factory=Counter)  # of these, on another node
+    # Steady steps by policy.
+    steady: dict[str, set[int]] = field(default_factory=dict)
+    # Samples that moved to another rank, by policy.
+    moved: Counter[str] = field(default_factory=Counter)
+    # Samples that moved to another node, by policy.
+    across: Counter[str] = field(default_factory=Counter)
     coasted: int = 0  # steps
-    threads: bool = False  # a plan set CPU threads
+    # True if a plan set the number of CPU threads.
+    threads: bool = False
 
 
 def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int) -> _Planned:
@@ -137,7 +143,8 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         planned.threads = planned.threads or bool(segment.threads)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
-        if segment.source != "controller":  # no preset's: the first steps of any run are coasted
+        if segment.source != "controller":
+            # The leader planned these steps without a preset, as in the first steps of any run.
             planned.coasted += part.end - segment.first_step
         else:
             steady = planned.steady.setdefault(segment.policy, set())
@@ -148,7 +155,6 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
 
 
 def _steps(connection: Connection, key: int) -> dict[str, Floats]:
-    """All complete steps as columns; NaN where unknown."""
     names = ("se", "dif", "waste", "ett_error", "comm_s", "step_s")
     values = records.step_table(connection, key, names)
     return dict(zip(("step", "load", *names), values.T, strict=True))
@@ -194,22 +200,16 @@ def _fluid(
     communication_s: float,
     threads: bool,
 ) -> FluidLimit | None:
-    """The fluid limit, with the ranks' true speeds if these are emulated and constant.
+    """Return the fluid limit; None if too little is known.
 
-    Otherwise the speeds are fitted. None: too little is known.
-
-    Args:
-        connection: to read from.
-        key: of the run.
-        hello: of the run's latest attempt.
-        communication_s: per step.
-        threads: whether a plan set CPU threads.
+    The ranks' true speeds are used if devices are emulated and their speeds are constant. If a plan
+    set CPU `threads`, speeds are not constant. Otherwise the speeds are fitted.
     """
     if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)
         lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
         a_s, b_s = _true(devices, hello.sizes_array())
-        # Padding depends on which samples share a batch: such a load cannot be divided at will.
+        # With padding, the load depends on which samples share a batch, so it is not divisible.
         sane = all(0 < a < _SLOWEST_S for a in a_s) and max(b_s) < _SLOWEST_S
         if lasting and not devices.cost.padded and sane:
             return FluidLimit(a_s, b_s, communication_s, "emulated")
@@ -221,7 +221,7 @@ def _fluid(
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
-    """Each rank's seconds per size unit of the data set, and per step; c_j, κ and input count."""
+    """Return each rank's seconds per size unit and per step, including c_j, κ and data time."""
     load = float(sizes.sum())
     a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load
@@ -230,7 +230,7 @@ def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
 
 
 def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
-    """(a, b) with a > 0; where loads do not vary, or the slope is not positive, T/Λ."""
+    """Return (a, b) with a > 0; a = T/Λ if loads do not vary or the slope is not positive."""
     spread = n * xx - x * x
     a = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else 0.0
     b = (y - a * x) / n

@@ -1,4 +1,4 @@
-"""Answers that take long to find, given again to those who ask soon after."""
+"""Cache of expensive answers, for requests that ask for the same shortly afterwards."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-_MOST = 32  # answers that are kept: each may hold some megabytes
-_LEAST_S = 0.1  # of a processor's time: answers that take less are not kept
-_TIMES = 5.0  # an answer is kept for so many times as long as finding it took
+# The cache holds at most this many answers, because each may take some megabytes.
+_MOST = 32
+# Answers that take less are not cached.
+_LEAST_S = 0.1  # seconds of CPU time
+# An answer is cached for this multiple of the CPU time that it took.
+_TIMES = 5.0
 
 Answer = TypeVar("Answer")
 
 
 class Reused:
-    """Answers by what was asked. Who asks what is being looked for gets what that search finds.
+    """Cache that also shares a computation in progress among concurrent requests.
 
-    So all browsers that follow a run together take at most a sixth of a core for each answer. One
-    that takes a second of a processor's time is given again for 5 s. Those of small runs take
-    milliseconds, and are found anew.
+    All browsers that follow a run together therefore use at most a sixth of a core for each answer:
+    an answer that takes one second of CPU time is reused for 5 s. Answers about small runs take
+    milliseconds and are recomputed each time.
 
-    Args:
-        most: answers that are kept; the ones not asked for longest go.
+    Beyond `most` answers, the least recently used one is dropped.
     """
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._sought: dict[Hashable, Future[Any]] = {}
-        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until when, and it
+        # Expiry time (monotonic) and answer.
+        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     def get(self, asked: Hashable, find: Callable[[], Answer]) -> Answer:
-        """An answer that another request found lately, or what `find` gives.
+        """Return the cached answer for the key `asked`, or compute it with `find`.
 
-        Args:
-            asked: names the answer: the same for all who would find the same.
-            find: looks for it; what it raises is raised, and not kept. What it gives is shared, so
-                nobody may change it.
+        Exceptions of `find` are raised and not cached. Its result is shared, so callers must not
+        change it.
         """
         with self._lock:
             self._drop(time.monotonic())
@@ -54,7 +55,8 @@ class Reused:
         if sought is not None:
             shared: Answer = sought.result()
             return shared
-        began_s = time.thread_time()  # not by the clock: a busy machine makes no answer costly
+        # Wall time would make answers look expensive on a busy machine.
+        began_s = time.thread_time()
         try:
             answer = find()
         except BaseException as error:
@@ -73,6 +75,5 @@ class Reused:
         return answer
 
     def _drop(self, now: float) -> None:
-        """Forgets what is too old."""
         for asked in [asked for asked, (until, _) in self._kept.items() if until <= now]:
             del self._kept[asked]

@@ -1,7 +1,7 @@
-"""Forecasts against outcomes: how right forecasts were, over all runs.
+"""Accuracy of forecasts, compared with the measured effects of switches, over all runs.
 
-A switch with a forecast and a final effect is an outcome. Errors are those of the forecast time for
-the same load, relative to the measured one: of savings near zero, a relative error says nothing.
+An outcome is a switch with a forecast and a final effect. Errors compare the forecast time for the
+same load with the measured time, because a relative error of a saving near zero is meaningless.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from paceline_backend.store import Connection
 from paceline_backend.store.outcomes import effects
 from paceline_backend.store.outcomes.effects import OutcomeFilter
 
-MOST = 10_000  # outcomes that a score rests on, the newest ones
+# A score covers at most this many outcomes, the newest ones.
+MOST = 10_000
 _STORED = ("run", "version", "policy", "at", "nodes", "ranks", "saving", "low", "high")
 
 
 @dataclass(frozen=True)
 class Score:
-    """How right forecasts were. Errors are of the time for the same load, relative to it."""
+    """Accuracy of forecasts. Errors are relative to the measured time for the same load."""
 
     count: int = Field(description="outcomes", examples=[12])
     inside: float | None = Field(
@@ -40,14 +41,14 @@ class Score:
 
 @dataclass(frozen=True)
 class PresetScore(Score):
-    """The same, of one preset."""
+    """Accuracy of forecasts for one preset."""
 
     policy: str = Field(examples=["chronica"])
 
 
 @dataclass(frozen=True)
 class SwitchOutcome:
-    """A switch: what was forecast, and what was measured."""
+    """Forecast and measured effect of a switch."""
 
     run: str = Field(description="which may be gone", examples=["3f9a1c07be52"])
     version: int = Field(description="of the policy", examples=[1])
@@ -66,7 +67,7 @@ class SwitchOutcome:
 def outcomes(
     connection: Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[SwitchOutcome], str | None]:
-    """`store.outcomes.effects.outcomes`, as values."""
+    """Return a page of outcomes and its next cursor; see `store.outcomes.effects.outcomes`."""
     rows, following = effects.outcomes(connection, which, limit, cursor)
     return [outcome_of(row) for row in rows], following
 
@@ -83,7 +84,7 @@ def outcome_of(row: Mapping[str, Any]) -> SwitchOutcome:
 
 
 def score(of: Sequence[SwitchOutcome]) -> Score:
-    """Scores outcomes together."""
+    """Return the accuracy of all these outcomes together."""
     if not of:
         return Score(0, None, None, None, None)
     errors = np.array([outcome.error for outcome in of])
@@ -93,7 +94,7 @@ def score(of: Sequence[SwitchOutcome]) -> Score:
 
 
 def by_policy(of: Sequence[SwitchOutcome]) -> list[PresetScore]:
-    """The score of each preset; those with most outcomes first."""
+    """Return the score of each preset, the preset with the most outcomes first."""
     parts: dict[str, list[SwitchOutcome]] = {}
     for outcome in of:
         parts.setdefault(outcome.policy, []).append(outcome)

@@ -1,12 +1,14 @@
-"""A range of a run's steps as a trace for Perfetto (https://ui.perfetto.dev) and Chrome.
+"""Export of a range of a run's steps as a trace for Perfetto (https://ui.perfetto.dev) and Chrome.
 
-The format is the trace event format's JSON object. Each node is a process and each rank one of its
-threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`. Rounds of
-relaxed synchronisers have a thread of their own, with `copy`, because ranks compute meanwhile. The
-run is a process, too: switches and causes of a verdict are instants on it.
+The output is the JSON object of the trace event format. Each node is a process and each rank one of
+its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
+Rounds of relaxed synchronisers have a thread of their own, with `copy`, because ranks compute
+meanwhile. The run is a process, too: its instants are policy switches and the causes of a verdict.
 
-Times are those of the nodes' clocks. `ts` counts from the first slice's second, which
-`otherData.began_at` tells as Unix time.
+Times come from the nodes' clocks. `ts` counts from the full second of the first slice.
+`otherData.began_at` is the Unix time of `ts` 0.
+
+REST calls `begin`, which raises errors before the first byte is sent, and then `stream`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from paceline_backend.store import Store, attempts, records, rounds, runs, switc
 from paceline_backend.store.reads import Range
 from paceline_backend.store.switches import Switch
 
-STEPS = 100  # of a trace for which no range was asked
-_CHUNK_ROWS = 20_000  # read at once: nothing of a longer range stays in memory
-_RUN, _FIRST_NODE = 1, 2  # numbers of processes
-_ROUNDS = 1_000_000  # from here on, numbers of threads of rounds
+# A trace covers this many unless the caller gives a range.
+STEPS = 100  # steps
+# Rows are read in chunks, so that memory use does not depend on the length of the range.
+_CHUNK_ROWS = 20_000
+# These are numbers of trace processes.
+_RUN, _FIRST_NODE = 1, 2
+# Threads of rounds have numbers from here on.
+_ROUNDS = 1_000_000
 _COLUMNS = (
     *("attempt", "epoch", "samples", "load", "loss", "ett_s", "memory_bytes"),
     *("data_s", "compute_s", "sync_s", "step_s", "ended_at"),
@@ -40,18 +46,10 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Traced:
-    """What a trace is made of, but for the steps themselves.
+    """Everything that a trace needs except for the steps themselves.
 
-    Args:
-        store: where the steps are.
-        run: as REST shows it.
-        key: of the run.
-        first: step,
-        last: and last step; below `first`: there is none.
-        placements: nodes of the ranks, by attempt.
-        switches: of the run.
-        verdict: of the steps; None: too few.
-        began_at: Unix time of `ts` 0.
+    `last` is below `first` if there is no step. `placements` holds the nodes of the ranks, by
+    attempt. `began_at` is the Unix time of `ts` 0.
     """
 
     store: Store
@@ -66,16 +64,9 @@ class Traced:
 
 
 def begin(store: Store, run_id: str, span: Range) -> Traced:
-    """Looks up a range of steps: errors come before the first byte of an answer.
+    """Prepare the trace of a range of steps, so that errors are raised before the answer starts.
 
-    Args:
-        store: the database.
-        run_id: public id.
-        span: first and last step; with neither, the newest `STEPS`.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database does not answer.
+    `span` gives the first and last step. Without both, the newest `STEPS` are used.
     """
     run = runs.get(store, run_id)
     with store.read() as connection:
@@ -95,7 +86,7 @@ def begin(store: Store, run_id: str, span: Range) -> Traced:
 
 
 def stream(traced: Traced) -> Iterator[bytes]:
-    """The JSON text, in parts."""
+    """Yield the JSON text in chunks."""
     run = traced.run
     about = {
         "run": run["id"],
@@ -119,7 +110,8 @@ def stream(traced: Traced) -> Iterator[bytes]:
 def _events(traced: Traced) -> Iterator[Event]:
     tracks = _Tracks(traced)
     yield from tracks.named_run()
-    starts: dict[int, float] = {}  # of steps that have an instant
+    # Start of the steps that have an instant.
+    starts: dict[int, float] = {}  # µs, by step
     wanted = {cause.since for cause in traced.verdict.causes}
     steps = traced.verdict.seen.step
     wanted_steps = {int(steps[at]) for at in wanted if at is not None}
@@ -148,32 +140,27 @@ def _by_step(rows: Floats) -> Iterator[tuple[float, Floats]]:
 
 
 def _least(ranks: Floats) -> float:
-    """The reduction itself, in s: the last rank to arrive does not wait."""
+    """Return the duration of the reduction in seconds: the wait of the last rank to arrive."""
     return float(ranks[:, 2 + _COLUMNS.index("sync_s")].min())
 
 
 @dataclass
 class _Tracks:
-    """Processes and threads of a trace. They are named when they first occur."""
+    """Processes and threads of a trace, which are named when they first occur."""
 
     traced: Traced
     nodes: dict[str, int] = field(default_factory=dict)
     threads: set[tuple[int, int]] = field(default_factory=set)
-    ends: dict[int, float] = field(default_factory=dict)  # of the newest slice, by thread
+    # End of the newest slice, by thread.
+    ends: dict[int, float] = field(default_factory=dict)  # µs
 
     def named_run(self) -> Iterator[Event]:
-        """The process of the run."""
         yield _named("process_name", _RUN, 0, name=f"run {self.traced.run['name']}")
         yield _named("process_sort_index", _RUN, 0, sort_index=-1)
         yield _named("thread_name", _RUN, 0, name="switches and verdicts")
 
     def step(self, row: Floats, reduce_s: float) -> Iterator[Event]:
-        """A rank's slice of a step, and the phases within it.
-
-        Args:
-            row: step, rank and `_COLUMNS`.
-            reduce_s: what the step's reduction took without waiting.
-        """
+        """Yield a rank's slice of a step, and its phases; `row` holds step, rank and `_COLUMNS`."""
         step, rank = int(row[0]), int(row[1])
         value = dict(zip(_COLUMNS, row[2:].tolist(), strict=True))
         process, named = self._thread(int(value["attempt"]), rank, rank + 1, f"rank {rank}")
@@ -199,7 +186,6 @@ class _Tracks:
             yield self._slice(process, rank + 1, name, low, high)
 
     def round(self, exchange: dict[str, Any]) -> Iterator[Event]:
-        """A round of a relaxed synchroniser, on the thread of the rank that tells of it."""
         rank, number = exchange["rank"], _ROUNDS + exchange["rank"]
         process, named = self._thread(exchange["attempt"], rank, number, f"rank {rank}, rounds")
         yield from named
@@ -223,9 +209,9 @@ class _Tracks:
     def _within(
         self, thread: int, phases: Sequence[tuple[str, float, float]], limit: float
     ) -> list[tuple[str, float, float]]:
-        """Phases in µs of the trace, cut so that they overlap neither each other nor earlier ones.
+        """Return the phases in µs, cut so that they overlap neither each other nor earlier ones.
 
-        A device's clock and its host's differ by some µs, and viewers drop slices that overlap.
+        The clocks of a device and its host differ by some µs, and viewers drop slices that overlap.
         """
         made, end = [], self.ends.get(thread, -np.inf)
         for name, low, high in phases:
@@ -256,7 +242,6 @@ class _Tracks:
     def _thread(
         self, attempt: int, rank: int, thread: int, name: str
     ) -> tuple[int, Sequence[Event]]:
-        """The process of a rank's node, and the events that name what is new."""
         nodes = self.traced.placements.get(attempt, ())
         node = nodes[rank] if rank < len(nodes) else self.traced.run["node"] or "unknown node"
         made: list[Event] = []
@@ -276,7 +261,6 @@ def _named(what: str, process: int, thread: int, **args: Any) -> Event:
 
 
 def _instants(traced: Traced, starts: dict[int, float]) -> Iterator[Event]:
-    """Switches that took effect in the range, and what the verdict on it names."""
     event = {"ph": "i", "s": "g", "pid": _RUN, "tid": 0}
     for switch in traced.switches:
         if (step := switch.effective_step) in starts:

@@ -1,4 +1,4 @@
-"""How each rank has been doing lately."""
+"""Summary of each rank's newest steps, for REST, the HTML report and monitoring."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-_MOST_ROWS = 100_000  # read at once: fewer steps of thousands of ranks,
-_FEWEST = 8  # but not fewer than that
+# At most this many rows are read, which means fewer steps for thousands of ranks.
+_MOST_ROWS = 100_000
+# The row limit does not reduce the number of steps below this.
+_FEWEST = 8  # steps
 
 _READ = (
     "samples",
@@ -36,17 +38,12 @@ _READ = (
 def summary(
     connection: Connection, run: int, last: int, predictor: Predictor | None
 ) -> list[dict[str, Any]]:
-    """Per rank with records in the run's last steps, means over these steps.
+    """Return means over the run's `last` steps, for each rank with records in these steps.
 
-    `missing` counts the steps that a rank did, but of which no record came. `a`, `c`, `b` are what
-    the predictor makes of these steps (see `_fitted`); None while it cannot tell. `device` is that
-    of the latest attempt; None: unknown.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        last: over so many steps; fewer of thousands of ranks.
-        predictor: of the policy in force; None: this server does not have that policy.
+    For thousands of ranks, fewer steps are read. `missing` counts steps that a rank did but whose
+    records were lost. `a`, `c` and `b` are fitted to these steps by the predictor of the policy in
+    force; None if the policy is not installed here, or there are too few steps. `device` comes from
+    the latest attempt; None: unknown.
     """
     read = records.newest(connection, run, _READ, count=last, most_rows=_MOST_ROWS, fewest=_FEWEST)
     if not len(read.table):
@@ -68,10 +65,10 @@ def summary(
 def _fitted(
     table: dict[str, Floats], ranks: npt.NDArray[np.int64], world: int, predictor: Predictor | None
 ) -> dict[str, list[Any]]:
-    """The predictor's `a`, `c` and `b` of some ranks; None where it cannot tell.
+    """Return the predictor's `a`, `c` and `b` of some ranks; None where they are unknown.
 
-    Each request fits anew, and scikit-learn's regressors take milliseconds for each rank: for
-    those it is the linear predictor's.
+    Each request fits again, and scikit-learn's regressors take milliseconds per rank. The linear
+    predictor replaces them here.
     """
     models = Models.unknown(0)
     if isinstance(predictor, EstimatorPredictor):
@@ -86,7 +83,6 @@ def _fitted(
 
 
 def _feedback(table: dict[str, Floats], world: int) -> Feedback:
-    """What a predictor takes: only steps of which all ranks told."""
     _, at, count = np.unique(table["step"], return_inverse=True, return_counts=True)
     whole = count[at] == world
     return Feedback(
@@ -101,7 +97,6 @@ def _feedback(table: dict[str, Floats], world: int) -> Feedback:
 
 
 def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
-    """Of each row: its wait, its share of its step's load, and whether it was the slowest."""
     order, at = np.unique(table["step"], return_inverse=True)
     least = np.full(len(order), np.inf)
     np.minimum.at(least, at, table["sync_s"])
@@ -122,13 +117,13 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Means over each of `count` ranks' rows, which `at` tells; None where nothing is known."""
+    """Return means over the rows of each rank, whose index is `at`; None where unknown."""
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)
     np.maximum.at(last, at, table["step"])
     memory = np.zeros(count)
     np.maximum.at(memory, at, table["memory_bytes"])
-    # Of which steps up to its last one there is no record of a rank: lost on the way.
+    # Missing are the steps up to a rank's last one whose records were lost on the way.
     missing = last - table["step"].min() + 1 - steps
     means = ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
     return {

@@ -1,12 +1,13 @@
-"""When something is an alert: rules, what they look at, and debouncing.
+"""Alerts: rules, the values that they check, and debouncing.
 
-`rules` has the rules and their defaults. `Lookout` reads what the rules look at, for each run that
-trains and for the control plane. `debounce` says what a look changes: an alert is raised after its
-condition held for a while, and resolved after the condition was gone for a while. It takes times as
-arguments, so it knows no clock. `control.alerts` calls them every few seconds::
+`rules` contains the rules and their defaults. `Lookout` reads the values for each active run and
+for the control plane. `debounce` computes the next state of an alert: raised after its condition
+held for a while, and resolved after the condition was gone for a while. It gets times as arguments
+and reads no clock. `control.alerts` calls them every few seconds::
 
-    look = lookout.look(rules)                  # what holds now
-    timing = debounce(timing, look.holds, rule, now)
+    conditions, runs = lookout.look(rules, now)
+    holds = rule.holds(condition.value)
+    timing = debounce(timing, holds, rule, now)
 """
 
 from paceline_backend.insight.alerts.debounce import Timing, debounce

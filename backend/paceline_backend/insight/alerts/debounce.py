@@ -1,4 +1,4 @@
-"""Debouncing: what a look changes about an alert. Pure functions of times."""
+"""Debouncing of alerts: the next state after each check. Pure functions of times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from paceline_backend.insight.alerts.rules import Rule
 
 @dataclass(frozen=True)
 class Timing:
-    """Where an alert stands; Unix times, None: not yet.
+    """State of an alert; Unix times, None: not yet.
 
     Args:
-        since: the first look that saw the condition.
-        raised_at: when the condition had held for long enough.
-        gone_at: the first look that did not see the condition any more.
-        resolved_at: when the condition had been gone for long enough. Nothing follows.
+        since: first check that found the condition.
+        raised_at: time at which the condition had held for long enough.
+        gone_at: first check that no longer found the condition.
+        resolved_at: time at which the condition had been gone for long enough; the final state.
     """
 
     since: float
@@ -25,13 +25,10 @@ class Timing:
 
 
 def debounce(timing: Timing | None, holds: bool, rule: Rule, now: float) -> Timing | None:
-    """Where an alert stands after a look; None: there is nothing to remember.
+    """Return the state of an alert after a check at `now`; None if there is nothing to remember.
 
-    Args:
-        timing: where it stood before; None: no look has seen its condition. It is not resolved.
-        holds: whether this look sees the condition.
-        rule: says for how long a condition has to hold, and to be gone.
-        now: the look's time.
+    `timing` is the previous state, not resolved; None: no check has found the condition. `holds`
+    says whether this check finds it.
     """
     if timing is None and not holds:
         return None

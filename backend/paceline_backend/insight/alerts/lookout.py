@@ -1,4 +1,7 @@
-"""What the alert rules look at: a condition for each rule and each run that trains."""
+"""Values that the alert rules check, for each rule and each active run.
+
+`control.alerts` calls `Lookout.look` every few seconds. Nothing here changes the database.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.progress import Running, RunProgress
 from paceline_backend.store.fleet.verdicts import Kept
 
-STEPS = 50  # SE and waste are means of the last so many complete steps
-_SEGMENTS = 8  # the newest ones tell whether a run coasts
-_LOST_S = 60.0  # records are being lost while more were within so long
-_ANY_S = 1e-3  # `hangs` takes its own times as the least, so any hang is looked for
+# SE and waste are means over this many of the last complete steps.
+STEPS = 50
+# The share of segments that the leader planned itself covers this many of the newest segments.
+_SEGMENTS = 8
+# A run is losing records if it lost more within this time.
+_LOST_S = 60.0
+# `hangs` has a minimum time of its own, so this finds any hang.
+_ANY_S = 1e-3
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a look at a rule's value says.
+    """Value of a rule at a check, in the rule's unit, with a sentence about it.
 
-    Args:
-        rule: its name.
-        run: public id; empty: it is about the control plane.
-        value: in the rule's unit.
-        words: a sentence about it.
+    `run` is a public id; if it is empty, the condition concerns the control plane.
     """
 
     rule: str
@@ -37,34 +40,22 @@ class Condition:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is read of a run for all rules."""
-
     run: Running
     progress: RunProgress | None
     verdict: Kept | None
 
 
 class Lookout:
-    """Reads what the rules look at.
-
-    Args:
-        store: the database.
-    """
+    """Reader of the values that the rules check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def look(self, rules: Mapping[str, Rule], at: float) -> tuple[list[Condition], set[str]]:
-        """The values of all rules that are known, and the runs that train, by public id.
+        """Return the known values of all enabled rules, and the public ids of the active runs.
 
-        A rule whose value is not known, such as that of a run without a verdict yet, is left out.
-
-        Args:
-            rules: those that are disabled are not looked at.
-            at: now, by the database's clock.
-
-        Raises:
-            StoreError: the database did not answer.
+        A rule whose value is unknown, such as that of a run without a verdict yet, is left out.
+        `at` is the current time of the database's clock.
         """
         wanted = {name for name, rule in rules.items() if rule.enabled}
         with self._store.read() as connection:
@@ -83,7 +74,6 @@ class Lookout:
         return conditions, {run.id for run in running}
 
     def _disk(self) -> Iterator[Condition]:
-        """The free share of the disk with the database; nothing where that is elsewhere."""
         free = self._store.free_share()
         if free is None:
             return

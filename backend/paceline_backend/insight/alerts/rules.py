@@ -1,6 +1,6 @@
-"""The alert rules and their defaults.
+"""Alert rules and their defaults.
 
-Each rule has a counterpart in docker/prometheus/alerts.yaml of the same name: `run-held-up` is
+Each rule has a counterpart of the same name in docker/prometheus/alerts.yaml: `run-held-up` is
 `PacelineRunHeldUp` there. A test compares names and thresholds.
 """
 
@@ -17,20 +17,13 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 @dataclass(frozen=True)
 class Rule:
-    """When an alert is raised and resolved.
+    """Rule that defines when an alert is raised and resolved.
 
-    Args:
-        name: of the rule.
-        words: what holds, as a clause: "the ranks wait for more than this share of their time".
-        unit: of the threshold: share, ratio, factor, seconds or count.
-        threshold: the condition holds beyond it.
-        raise_after_s: the condition has to hold for so long.
-        resolve_after_s: the condition has to be gone for so long.
-        severity: of its alerts.
-        below: the condition holds below the threshold instead of above.
-        enabled: no alert of a disabled rule is raised, and those that go on are resolved.
-        changed_at: Unix time of an admin's last change; None: these are the defaults.
-        changed_by: who that was.
+    The condition, described by the clause `words`, holds above the threshold, or below it if
+    `below` is true. The unit of the threshold is share, ratio, factor, seconds or count. The
+    condition must hold for `raise_after_s`, or be gone for `resolve_after_s`. A disabled rule
+    raises no alert, and its active alerts are resolved. `changed_at` is the Unix time of the last
+    change by an admin; None: the values are the defaults.
     """
 
     name: str
@@ -47,7 +40,7 @@ class Rule:
 
     @property
     def revision(self) -> int:
-        """Another number for other values of what an admin may change."""
+        """Return a hash of the values that an admin may change."""
         values = (
             self.enabled,
             *(float(self.threshold), float(self.raise_after_s), float(self.resolve_after_s)),
@@ -56,7 +49,7 @@ class Rule:
         return zlib.crc32(repr(values).encode())
 
     def holds(self, value: float) -> bool:
-        """Whether a value is beyond the threshold."""
+        """Return whether a value is beyond the threshold."""
         return value < self.threshold if self.below else value > self.threshold
 
 
@@ -116,9 +109,5 @@ DEFAULTS: Mapping[str, Rule] = {rule.name: rule for rule in _RULES}
 
 
 def rules_with(changed: Mapping[str, Mapping[str, Any]]) -> dict[str, Rule]:
-    """The rules in force.
-
-    Args:
-        changed: the fields that an admin changed, by the rule's name.
-    """
+    """Return the rules in force; `changed` holds the fields that an admin changed, by rule name."""
     return {name: replace(rule, **changed.get(name, {})) for name, rule in DEFAULTS.items()}

@@ -1,13 +1,14 @@
-"""What ranks wait for: the straggler effect split into data, node, transient and input.
+"""Attribution of waiting time: the SP of each step, split into data, node, transient and input.
 
-`Rows` holds what the ranks reported. `attribute` returns an `Attribution`: the SP of each step by
-cause, and one `Worker` per rank. The API's route `/runs/{id}/attribution` calls these::
+`Rows` holds the reports of the ranks. `attribute` returns an `Attribution` with the SP of each step
+by cause and one `Worker` per rank. The API's route `/runs/{id}/attribution` calls these functions::
 
     result = attribute(Rows(step, samples, load, squares, longest, data_s, compute_s))
     print(result.shares, result.workers[0].caused)
 
-`model` fits the expected time of each step. `split` divides the lateness among the causes. Which
-cause counts, since when, and what it costs, is said by `paceline_backend.insight.verdict`.
+`model` fits the expected time of each step. `split` divides each rank's lateness among the causes.
+`paceline_backend.insight.verdict` decides which causes matter, since when, and how much time they
+cost.
 """
 
 from paceline_backend.insight.attribution.attribute import CAUSES, Attribution, Worker, attribute

@@ -1,4 +1,4 @@
-"""What ranks wait for: each step's SP by cause, and what each rank has to do with it."""
+"""Attribution of each step's SP to causes, and of the waiting time to ranks."""
 
 from __future__ import annotations
 
@@ -13,51 +13,65 @@ from paceline_backend.policies.base import Floats, Ints
 
 CAUSES = ("data", "node", "transient", "input")
 
-GAP = 3  # steps of usual speed that do not end a slow span
-MOST_SPANS = 50  # newest slow spans that are reported per rank
-_SAME = 1e-9  # relative; times that differ by less are one time, computed in another order
+# A slow span does not end at a gap of up to this many steps of usual speed.
+GAP = 3
+# For each rank, report only this many of the newest slow spans.
+MOST_SPANS = 50
+# Smaller differences come from rounding in another order of computation.
+_SAME = 1e-9  # relative
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A rank, over the window. `data` … `input` add up to `caused`."""
+    """One rank's slowness and its contribution to waiting, over the analysed steps.
+
+    `data`, `node`, `transient` and `input` are shares of all waiting. They add up to `caused`.
+    """
 
     rank: int
-    factor: float | None  # time at equal load ÷ the typical rank's; None: too few steps to tell
-    slow_steps: list[tuple[int, int]]  # first and last step of each span of passing slowness
-    caused: float  # share of all waiting that others spend on this rank
+    # Time at equal load ÷ the typical rank's time. None: the rank has too few steps.
+    factor: float | None
+    # First and last step of each temporary slowdown.
+    slow_steps: list[tuple[int, int]]
+    # Share of all waiting that other ranks spend waiting for this rank.
+    caused: float
     data: float
     node: float
     transient: float
     input: float
-    hidden: float  # s a step that the rank would take longer with an equal share of the load
+    # Extra time that a step would take on this rank if the load were divided equally.
+    hidden: float  # seconds per step
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Why ranks wait for each other. K steps; `parts` add up to `sp_s`.
+    """Causes of the time that ranks wait for each other, over K steps; `parts` add up to `sp_s`.
 
-    SP and SE are computed from the times at which ranks are ready: data loading plus computing.
-    Ranks without samples take no part.
+    SP and SE are computed from the times at which ranks become ready: data loading plus computing.
+    Ranks without samples are left out.
     """
 
-    step: Ints  # [K] steps in which at least two ranks took part
+    # Steps in which at least two ranks had samples.
+    step: Ints  # [K]
     sp_s: Floats  # [K]
-    parts: Mapping[str, Floats]  # cause → s, [K]
+    # Part of `sp_s` by cause.
+    parts: Mapping[str, Floats]  # [K], seconds
     se: float
     waste: float
-    noise: float  # relative standard deviation of a usual step
-    shares: Mapping[str, float]  # cause → share of the SP of all steps; all 0 where SP is 0
+    # Relative standard deviation of the time of a usual step.
+    noise: float
+    # Share of each cause in the SP of all steps; all 0 where SP is 0.
+    shares: Mapping[str, float]
     workers: list[Worker]
 
 
 def attribute(rows: Rows) -> Attribution:
-    """Splits each step's SP into causes.
+    """Split the SP of each step into causes.
 
     - data: the part that batch sizes explain, as if all ranks were equally fast;
-    - node: the part that lasting speeds explain, as if all ranks had equal loads;
+    - node: the part that lasting differences in speed explain, as if all ranks had equal loads;
     - input: the part that slow data loading explains;
-    - transient: the rest, passing slowdowns and noise.
+    - transient: the rest, that is, temporary slowdowns and noise.
     """
     rows = rows.of(rows.took_part.sum(axis=1) >= 2)
     world = rows.compute_s.shape[1]
@@ -100,11 +114,11 @@ def _nothing(step: Ints, world: int) -> Attribution:
 
 
 def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: int) -> Worker:
-    """One rank's slowness, whether other ranks wait for it or a smaller load hides it."""
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    # A rank that sets `equal_s` is as fast as itself on each CPU, whatever the last bits are.
+    # The tolerance `_SAME` keeps the rank that defines `equal_s` from seeming slower than itself,
+    # whatever the CPU's rounding.
     slower = with_samples & (own_equal_s * rest > equal_s * (1 + _SAME))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
@@ -126,7 +140,6 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
 
 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
-    """First and last step of each slow span; short gaps do not end a span."""
     spans: list[tuple[int, int]] = []
     for number in step[slow].tolist():
         if spans and number - spans[-1][1] <= GAP:

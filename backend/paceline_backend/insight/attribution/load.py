@@ -1,4 +1,4 @@
-"""From the database to what an attribution rests on."""
+"""Database reads that prepare the input of an attribution."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from paceline_backend.store import Connection, records, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
-STEPS = 100  # An attribution rests on so many steps unless a range is given.
-MOST_ROWS = 200_000  # At most so many rows are read: of a longer range, the newest steps.
+# An attribution covers this many steps unless the caller gives a range.
+STEPS = 100
+# At most this many rows are read. Of a longer range these are the newest steps.
+MOST_ROWS = 200_000
 
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 
@@ -19,15 +21,11 @@ _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 def read_rows(
     connection: Connection, run: int, span: Range, placement: Placement | None = None
 ) -> Rows:
-    """What ranks reported of the complete steps of a range, as far as it counts.
+    """Return the ranks' reports of the complete steps in a range.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; without a first one, `STEPS` of them. Never more than
-            `MOST_ROWS` rows: of a longer range, the newest steps.
-        placement: of the range's last step: steps before it do not count, since ranks were on other
-            nodes. None: it is not known.
+    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
+    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS

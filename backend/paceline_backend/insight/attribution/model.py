@@ -1,4 +1,4 @@
-"""The time that each rank's step should have taken, given its batch and the rank's speed."""
+"""Model of each rank's expected step time, given its batch and the rank's speed."""
 
 from __future__ import annotations
 
@@ -13,38 +13,51 @@ from paceline_backend.policies.predict.least_squares import non_negative
 
 Bools = npt.NDArray[np.bool_]
 
-FEW = 4  # with fewer rows of a rank, lasting and passing slowness look the same
-_NEAR = 1.05  # a rank's usual time ÷ what its batches cost is within this factor: it is not slow
-_CLEARLY = 0.8  # a sum that is less than this share of another is clearly smaller
-_ROUNDS = 5  # how often shape and speeds are fitted in turn; more rounds change nothing
-_PRIOR = 0.12  # prior that cost is proportional to load, as in the linear predictor
-_SLOPE = 0.5  # 1 σ by which a rank's cost of load may differ from its whole cost
-_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
+# With fewer rows of a rank, lasting and temporary slowness cannot be distinguished.
+FEW = 4
+# A rank is not slow if its usual time ÷ the cost of its batches is within this factor.
+_NEAR = 1.05
+# A sum is clearly smaller than another if it is below this fraction of the other sum.
+_CLEARLY = 0.8
+# Shape and speeds are fitted in turn this many times; more rounds change nothing.
+_ROUNDS = 5
+# Like the linear predictor, the fit has a prior that cost is proportional to load.
+_PRIOR = 0.12
+# Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole cost.
+_SLOPE = 0.5
+# σ of a normal distribution ÷ its median absolute deviation.
+_SIGMA = 1.4826
 _LEAST_NOISE = 0.005
-_MOST_NOISE = 0.06  # a machine's usual noise is 1 % to 5 %; larger variation counts as slowness
-_SINGLE = 4.5  # σ from which a single step stands out (by chance: once in 150,000)
-_SEVERAL = 2.5  # σ from which the median of `_WIDTH` steps stands out (nearly as rare)
+# A machine's usual noise is 1 % to 5 %. Larger variation counts as slowness.
+_MOST_NOISE = 0.06
+# A single step this far off is an outlier (by chance: once in 150,000).
+_SINGLE = 4.5  # σ
+# `_WIDTH` steps whose median is this far off are outliers (by chance: nearly as rare).
+_SEVERAL = 2.5  # σ
 _WIDTH = 5  # steps
-_OUTLIER = 1.1  # a step that stands out is off by this factor at least
-_ALIKE = 0.02  # speeds that differ by less than this share count as the same
+# An outlier is also off by at least this factor.
+_OUTLIER = 1.1
+# Speeds that differ by less count as equal.
+_ALIKE = 0.02  # relative
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What W ranks reported of K steps, ascending; arrays are [K, W], NaN where there is no record.
+    """Reports of W ranks for K ascending steps; arrays are [K, W], NaN where a record is missing.
 
-    A rank without samples in a step (0 in `samples`) takes no part in the step: no rank waits for
-    it.
+    A rank without samples in a step (0 in `samples`) does not take part in the step: no rank waits
+    for it.
     """
 
     step: Ints  # [K]
     samples: Floats  # n
-    load: Floats  # Λ, user's size unit
+    load: Floats  # Λ, in the user's size unit
     squares: Floats  # Σλ²
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
-    planned: bool = True  # False: the script divides its batches, whatever the ranks' speeds are
+    # False: the script divides its batches itself, regardless of the ranks' speeds.
+    planned: bool = True
 
     def __post_init__(self) -> None:
         shape = self.compute_s.shape
@@ -56,11 +69,11 @@ class Rows:
 
     @property
     def took_part(self) -> Bools:
-        """Which ranks had a batch and reported its time, [K, W]."""
+        """Return a mask of the ranks that had a batch and reported its time, [K, W]."""
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
 
     def of(self, steps: Bools) -> Rows:
-        """The rows of the steps that are True in `steps`, [K]."""
+        """Return the rows of the steps that are True in `steps`, [K]."""
         chosen = {
             name: values if name == "planned" else values[steps]
             for name, values in vars(self).items()
@@ -70,33 +83,38 @@ class Rows:
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """Each rank's step time as a product: ``T = own · rest``, [K, W].
+    """Decomposition of each rank's step time into a product: ``T = own · rest``, [K, W].
 
-    A rank that took no part in a step has the values of the typical rank there.
+    Where a rank did not take part in a step, its values are those of the typical rank.
     """
 
-    typical: Floats  # s that the rank's batch would take the typical rank
-    equal: Floats  # [K, 1] s that the step's mean batch would take the typical rank
-    own: Floats  # s that the rank's batch usually takes the rank itself
-    own_equal: Floats  # s that the step's mean batch would take the rank itself
+    # Time of the rank's batch on the typical rank.
+    typical: Floats  # seconds
+    # Time of the step's mean batch on the typical rank.
+    equal: Floats  # [K, 1], seconds
+    # Usual time of the rank's batch on the rank itself.
+    own: Floats  # seconds
+    # Time of the step's mean batch on the rank itself.
+    own_equal: Floats  # seconds
     rest: Floats  # T / own
-    passing: Bools  # whether `rest` is more than noise
-    factor: Floats  # [W] time at equal load ÷ the typical rank's; NaN: unknown
-    noise: float  # relative standard deviation of a usual step
+    # True where `rest` exceeds noise: a temporary slowdown.
+    passing: Bools
+    # Time at equal load ÷ the typical rank's time; NaN: unknown.
+    factor: Floats  # [W]
+    # Relative standard deviation of the time of a usual step.
+    noise: float
 
 
 def fit(rows: Rows, took_part: Bools) -> SpeedModel:
-    """Fits the cost of a batch, which all ranks share, and each rank's speed.
+    """Fit the cost of a batch, which all ranks share, and each rank's speed.
 
     A batch costs a non-negative combination of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n
     and 1. A rank takes a multiple of this cost, with its own share that does not depend on load.
-    The fit uses medians and reweighted least squares. Passing slowdowns in less than half of a
-    rank's steps therefore change nothing. The typical rank is the lower median: of two ranks, the
-    faster one.
+    The fit uses medians and reweighted least squares, so temporary slowdowns in less than half of a
+    rank's steps do not change it. The typical rank is the lower median: of two ranks, the faster
+    one.
 
-    Args:
-        rows: K ≥ 1 steps.
-        took_part: which ranks count, at least one in each step, [K, W].
+    `rows` needs at least one step, and `took_part`, [K, W], at least one rank in each step.
     """
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
@@ -130,16 +148,17 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
 def _settled(
     columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
-    """The batches' costs, the ranks' rates, the rows that agree with both, and their noise.
+    """Return batch costs, the ranks' rates, the mask of rows that agree with both, and the noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
-    If these rows count in the first round, costs seem not to depend on load, and they agree with it
-    ever after. So the rounds begin once with all rows, and once with those that agree with costs in
-    proportion to load. The second end is taken where clearly fewer rows are far off from it.
+    If these rows count in the first round, costs seem independent of load, and the rows keep
+    agreeing with that result in all later rounds. The fit therefore starts twice: once with all
+    rows, and once with the rows that agree with costs proportional to load. The second result is
+    used if clearly fewer rows are far off from it.
 
-    Where no plan gives slow ranks smaller batches, costs that are the same on all ranks come first:
-    a rank whose batches are all larger looks slower or faster otherwise, since a cost that does not
-    depend on load then counts as its speed.
+    If no plan gives slow ranks smaller batches, costs common to all ranks are tried first.
+    Otherwise the part of the cost that does not depend on load would count as the rank's speed, and
+    a rank whose batches are all larger would look slower or faster.
     """
     if not planned and (shape := _shared(columns, time, took_part)) is not None:
         rate = _rates(time / shape, took_part, known)
@@ -170,10 +189,7 @@ def _settled(
 
 
 def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
-    """The batches' costs if all ranks are equally fast; None: that does not explain the times.
-
-    It does where no rank is clearly slower or faster than its batches cost.
-    """
+    """Return the batch costs if no rank is clearly slower or faster than these costs, else None."""
     keep = took_part
     for _ in range(_ROUNDS):
         shape = columns @ _combine(columns[keep], time[keep])
@@ -189,17 +205,17 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """The terms of a batch's cost, each with mean 1, load first; 1 where there is no batch."""
+    """Return the terms of a batch's cost, each with mean 1, load first; 1 without a batch."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
-    # A term without a positive mean says nothing: the sizes may all be 0.
+    # A term without a positive mean carries no information: all sizes may be 0.
     scaled = [column / mean for column, mean in zip(made, means, strict=True) if mean > 0]
     return np.stack([np.where(took_part, column, 1.0) for column in scaled], axis=-1)
 
 
 def _combine(columns: Floats, time: Floats) -> Floats:
-    """Non-negative least squares of relative errors, [C] from [R, C] and [R]."""
+    """Return the coefficients of a non-negative fit of relative errors, [C] from [R, C] and [R]."""
     level = float(np.median(time))
     design = columns * (level / time)[:, None]
     gram = design.T @ design
@@ -211,7 +227,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Each rank's median ratio, [W]; a rank with too few rows gets the median over all ranks."""
+    """Return each rank's median ratio, [W]; the overall median for a rank with too few rows."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -223,21 +239,20 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """σ of a step, from absolute deviations [R] that are left after `fitted` medians."""
+    """Return σ of a step from the absolute deviations [R] that remain after `fitted` medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), _LEAST_NOISE)
 
 
 def _mean_of(values: Floats, took_part: Bools) -> Floats:
-    """Mean over the ranks of each step, [K, 1]."""
     total = np.where(took_part, values, 0.0).sum(axis=1, keepdims=True)
     return np.asarray(total / took_part.sum(axis=1, keepdims=True))
 
 
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
-    """How much of each rank's cost depends on load, relative to the typical rank, [W].
+    """Return how strongly each rank's cost depends on load, relative to the typical rank, [W].
 
-    The slope is drawn towards 1 where the rank's batches are too alike to tell. The second result
+    If a rank's batches are too similar for an estimate, its slope is close to 1. The second result
     is the centre of the slope: the mean typical time of the rank's batches, [W].
     """
     kept = np.maximum(keep.sum(axis=0), 1)
@@ -251,12 +266,12 @@ def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[
 
 
 def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
-    """Cost with this slope around the centre; far from the batches seen, it stays positive."""
+    """Return the cost with this slope around the centre; it stays positive far from the centre."""
     return np.asarray(np.maximum(centre + slope * (typical - centre), 0.2 * typical))
 
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
-    """Where a rank is off its usual time by more than noise, in one step or over several."""
+    """Return a mask of times that are off by more than noise, in one step or over several."""
     least = float(np.log(_OUTLIER))
     stands_out = np.abs(off) > max(_SINGLE * noise, least)
     if len(off) >= _WIDTH:

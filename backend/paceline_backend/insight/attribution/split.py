@@ -1,4 +1,4 @@
-"""Splits each rank's lateness into causes, and the waiting among the ranks that caused it."""
+"""Split of each rank's lateness into causes, and of the waiting time among the slow ranks."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ from numpy.lib.stride_tricks import sliding_window_view
 from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel
 from paceline_backend.policies.base import Floats
 
-_LAG = 64  # plans rest on so many steps; that long they may answer to a slowness that has passed
-_LEAST = 0.02  # share of a step's time below which a plan's answer to slowness does not count
+# Plans use the feedback of this many steps, so they can react this long to a past slowdown.
+_LAG = 64  # steps
+# Reactions of a plan that are smaller than this fraction of a step's time are ignored.
+_LEAST = 0.02
 
 
 @dataclass(frozen=True)
 class Split:
-    """How late ranks were ready, and why: data, node, passing slowness, noise, input."""
+    """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
 
-    sp_s: Floats  # [K] from the first rank that is ready to the last
-    mean_s: Floats  # [K] mean time until a rank is ready
-    waste: Floats  # [K] share of the ranks' time spent waiting
-    sp_parts: Floats  # [5, K] `sp_s` by cause
-    caused: Floats  # [5, K, W] s that others waited for each rank, by cause
-    waited_s: float  # s that all ranks waited in all steps
+    # Time from the first rank that is ready to the last.
+    sp_s: Floats  # [K]
+    # Mean time until a rank is ready.
+    mean_s: Floats  # [K]
+    # Share of the ranks' time spent waiting.
+    waste: Floats  # [K]
+    # `sp_s` by cause.
+    sp_parts: Floats  # [5, K]
+    # Time that other ranks waited for each rank, by cause.
+    caused: Floats  # [5, K, W], seconds
+    # Time that all ranks waited in all steps.
+    waited_s: float
 
 
 def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
-    """Splits each step's straggler effect.
+    """Split each step's straggler effect.
 
-    A rank's step time is a product of its batch, its speed and its passing slowness. The rank's
-    lateness against a typical rank with the mean batch is divided among these three by their
+    A rank's step time is a product of its batch, its speed and its temporary slowness. The rank's
+    lateness compared with a typical rank with the mean batch is divided among these three by their
     Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
-    without effect. The time of a slow loader is added. Where a rank's smaller load makes up for its
-    slowness (or a larger load for its speed), the two cancel, because slowness that balancing hides
-    makes no rank wait. The SP of a step is the difference between its last and its first rank,
+    without effect. The time of a slow data loader is added. If a smaller load compensates for a
+    rank's slowness (or a larger load for its speed), the two cancel, because no rank waits for
+    compensated slowness. The SP of a step is the difference between its last and its first rank,
     cause by cause.
 
     Waiting is charged in equal parts to all ranks that still compute while others wait.
@@ -63,7 +71,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Each rank's time minus the typical rank's time for the mean batch, by cause, [5, K, W]."""
+    """Return each rank's lateness relative to a typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -85,16 +93,14 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """The parts without slowness that a smaller batch makes up for; their sums stay the same.
+    """Return the parts without slowness that a smaller batch compensates for, with the same sums.
 
-    A plan answers to slowness by giving the slow rank fewer samples. The other ranks then get more,
-    and the plan does so for some steps after the slowness has passed. Both effects look like data
-    but are charged to the slowness.
+    A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
+    samples, and the plan continues to do so for some steps after the slowness has ended. Both
+    effects look like data effects, but they are charged to the slowness.
 
-    Args:
-        parts: by cause, [5, K, W].
-        counted: share of `data` due to the number of samples, [K, W].
-        least_s: smaller answers to slowness do not count, [K, 1].
+    `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
+    `least_s`, [K, 1], are ignored.
     """
     data, node, passing, noise, loading = parts
     slowness = node + passing
@@ -122,7 +128,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
 
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Share of a batch's cost above or below the mean that is due to its count, 0 … 1."""
+    """Return the share of a batch's deviation from the mean cost that its count explains, 0 … 1."""
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
     more = model.typical - model.equal
@@ -132,7 +138,7 @@ def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _positive(parts: Floats, total: Floats) -> Floats:
-    """Parts ≥ 0 that add up to `total`: negative parts reduce the positive ones in proportion."""
+    """Return parts ≥ 0 that add up to `total`; negative parts reduce the others in proportion."""
     later = np.maximum(parts, 0.0)
     whole = later.sum(axis=0)
     scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
@@ -140,12 +146,14 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 
 
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
-    """Seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+    """Return seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
 
-    From one rank's being ready to the next one's, those who are ready wait for all who are not:
-    the Shapley value of a cost game like that of an airport's runway.
+    In the time between one rank becoming ready and the next, the ranks that are ready wait for all
+    ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
+    cost) game.
     """
-    order = np.argsort(ready, axis=1)  # NaN last
+    # NaN is sorted last.
+    order = np.argsort(ready, axis=1)
     in_order = np.take_along_axis(ready, order, axis=1)
     gaps = np.nan_to_num(np.diff(in_order, axis=1))
     waiting = np.arange(1, ready.shape[1])

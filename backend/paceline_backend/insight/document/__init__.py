@@ -1,12 +1,12 @@
 """A run's report as one HTML file, to attach to a ticket or to print.
 
-The file needs nothing else: no script, no font, no picture of another host. `read` gathers what the
-database has of a run, and `render` writes it. REST (`GET /runs/{id}/report?format=html`) and
-`paceline report` use both::
+The file is self-contained: it loads no script, font or picture from another host. `read` collects
+the data of a run from the database, and `render` returns the HTML. REST (`GET
+/runs/{id}/report?format=html`) and `paceline report` call both::
 
     html = render(read(store, run))
 
-`charts` draws the lines as SVG, `heatmap` the ranks' times as a PNG inside of one.
+`charts` draws lines as SVG. `heatmap` draws the ranks' times as a PNG inside an SVG.
 """
 
 from paceline_backend.insight.document.content import Content, read

@@ -1,4 +1,7 @@
-"""Lines over steps as SVG. Colours are classes, so that one file suits light, dark and paper."""
+"""Line charts over steps as SVG.
+
+Colours are CSS classes, so that one file suits light and dark screens and paper.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,14 @@ from markupsafe import Markup, escape
 Floats = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT = 860, 190
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34  # of the area of the lines
+# Margins around the area of the lines.
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A line; NaN leaves a gap.
-
-    Args:
-        y: value of each step.
-        style: a class of the style sheet.
-        label: for the key; empty: it is not in it.
-    """
+    """Line of a chart; NaN leaves a gap, and a line without a label is not in the legend."""
 
     y: Floats
     style: str = "main"
@@ -34,7 +32,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Band:
-    """The area between two lines."""
+    """Area between two lines."""
 
     low: Floats
     high: Floats
@@ -43,7 +41,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line at a step."""
+    """Vertical line at a step."""
 
     step: float
     label: str
@@ -51,17 +49,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps.
+    """Line chart over ascending steps `x`.
 
-    Args:
-        title: what is shown.
-        unit: of the values, such as `s`.
-        x: steps, ascending.
-        lines: those in front last.
-        bands: behind the lines.
-        marks: vertical lines.
-        level: a horizontal line with its label.
-        zero: whether the axis begins at 0.
+    The last lines are in front. `level` is the height and label of a horizontal line. If `zero` is
+    true, the axis starts at 0.
     """
 
     title: str
@@ -75,18 +66,18 @@ class Chart:
 
 
 class Scale:
-    """From a range of values to pixels."""
+    """Mapping from a range of values to pixels."""
 
     def __init__(self, low: float, high: float, begin: float, end: float) -> None:
         self.low, self.high = low, high if high > low else low + 1
         self._begin, self._per = begin, (end - begin) / (self.high - self.low)
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         return self._begin + (value - self.low) * self._per
 
     def ticks(self, whole: bool = False) -> list[float]:
-        """Round values within the range."""
+        """Return round values within the range."""
         step = _round_step((self.high - self.low) / _TICKS, whole)
         first = math.ceil(self.low / step - 1e-9)
         count = math.floor(self.high / step + 1e-9) - first + 1
@@ -94,14 +85,14 @@ class Scale:
 
 
 def _round_step(least: float, whole: bool) -> float:
-    """1, 2 or 5 times a power of ten, not below `least`."""
+    """Return the least of 1, 2 or 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     step = next((k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9)), 10 * power)
     return max(step, 1.0) if whole else step
 
 
 def number(value: float) -> str:
-    """A number on an axis, without superfluous digits."""
+    """Return a number for an axis, without superfluous digits."""
     if value == 0:
         return "0"
     if abs(value) >= 1000 or value == round(value):
@@ -110,7 +101,7 @@ def number(value: float) -> str:
 
 
 def svg(chart: Chart) -> Markup:
-    """The chart; empty: there is nothing to draw."""
+    """Return the chart; empty if there is nothing to draw."""
     known = np.concatenate([_known(line.y) for line in chart.lines] or [np.empty(0)])
     if not len(known):
         return Markup()
@@ -130,7 +121,7 @@ def svg(chart: Chart) -> Markup:
 
 
 def figure(title: str, key: str | Markup, inner: Markup, height: int) -> Markup:
-    """A titled drawing of some height."""
+    """Return a titled drawing of a given height."""
     return Markup(
         '<figure><figcaption><b>{}</b> {}</figcaption><svg viewBox="0 0 {} {}" role="img" '
         'aria-label="{}">{}</svg></figure>'
@@ -138,12 +129,12 @@ def figure(title: str, key: str | Markup, inner: Markup, height: int) -> Markup:
 
 
 def x_scale(steps: Floats) -> Scale:
-    """The axis of steps, the same for all drawings of a report."""
+    """Return the scale of steps, which all drawings of a report share."""
     return Scale(float(steps[0]), float(steps[-1]), LEFT, WIDTH - RIGHT)
 
 
 def axes(x: Scale, y: Scale | None, unit: str, height: int = HEIGHT) -> Markup:
-    """Both axes; without `y` that of the steps only."""
+    """Return both axes; without `y` only the axis of steps."""
     parts = []
     for value in y.ticks() if y is not None else ():
         at = y(value) if y is not None else 0.0
@@ -162,7 +153,7 @@ def axes(x: Scale, y: Scale | None, unit: str, height: int = HEIGHT) -> Markup:
 
 
 def marks(each: Iterable[Mark], x: Scale, height: int) -> Markup:
-    """Vertical lines with their labels, those outside of the axis left out."""
+    """Return vertical lines with their labels; marks outside the axis are left out."""
     parts = []
     for mark in each:
         if x.low <= mark.step <= x.high:
@@ -226,13 +217,7 @@ def _known(values: Floats) -> Floats:
 
 
 def rolling(values: Floats, window: int, quantile: float) -> Floats:
-    """A quantile over a window around each value, of the values that are known there.
-
-    Args:
-        values: [K].
-        window: how many values.
-        quantile: 0 to 1; 0.5 is the median.
-    """
+    """Return a quantile (0 to 1) over `window` values around each value, ignoring NaN."""
     half = window // 2
     padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)

@@ -1,4 +1,4 @@
-"""What a report shows of a run, read from the database."""
+"""Content of a report, read from the database."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from paceline_backend.store import (
 )
 from paceline_backend.store.outcomes import forecasts
 
-POINTS = 600  # of a line
-COLUMNS = 300  # of the heat map
-_LAST = 50  # steps that the table of workers rests on
+# A line has at most this many points.
+POINTS = 600
+# The heat map has at most this many columns.
+COLUMNS = 300
+# The table of workers shows means over the newest steps.
+_LAST = 50  # steps
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Over all complete steps.
+    """Totals over all complete steps.
 
-    Args:
-        steps: how many.
-        wall_s: their times together.
-        waste: share of the ranks' time of computing that they waited for slower ranks.
-        waited_h: the same in hours of all ranks.
+    `waste` is the share of the ranks' computing time in which they waited for slower ranks, and
+    `waited_h` the same time in hours, summed over all ranks.
     """
 
     steps: int
@@ -52,24 +52,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report shows.
+    """Everything that a report shows.
 
-    Args:
-        run: as REST shows it.
-        made_at: Unix time.
-        verdict: of the newest steps.
-        totals: None: no step is complete.
-        figures: of each preset; `insight.report.run_report`.
-        steps: columns; `store.reads.step_columns`.
-        cells: columns of each rank; `store.reads.worker_step_columns`.
-        workers: means of each rank over the newest steps; `insight.workers.summary`.
-        switches: as REST shows them.
-        effects: of switches, by version.
-        nodes: `{node, ranks, cores, gpus, paceline, cordoned}`.
-        forecast: the newest that compares presets; None: there is none.
-        quality: times, target and evaluations; `insight.quality.of_run`.
-        metric_changes: before and after switches, by version.
-        cost: so far; `insight.costs.of_run`.
+    `run` and `switches` have the form that REST returns. `figures` come from `insight.report`,
+    `steps` and `cells` from `store.reads`, and `workers`, `quality` and `cost` from the modules of
+    these names. `effects` and `metric_changes` are by policy version. `totals` is None if no step
+    is complete. `forecast` is None if no forecast compares presets.
     """
 
     run: Mapping[str, Any]
@@ -92,17 +80,10 @@ class Content:
 def read(
     store: Store, run_id: str, warmup: int = WARMUP_STEPS, price: Price | None = None
 ) -> Content:
-    """What the database has of a run.
+    """Read the content of a run's report.
 
-    Args:
-        store: the database.
-        run_id: public id.
-        warmup: steps after each policy's start that its figures leave out.
-        price: of a worker-hour; None: the report has no cost.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: the database does not answer.
+    `warmup` steps after each policy's start are left out of its figures. Without a price the report
+    has no cost.
     """
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)
@@ -148,7 +129,6 @@ def _totals(connection: Connection, key: int, world: int | None) -> Totals | Non
 def _nodes(
     connection: Connection, run: Mapping[str, Any], placement: attempts.Placement | None
 ) -> list[dict[str, Any]]:
-    """The nodes on which the ranks are; of a run whose ranks do not say, the run's own."""
     on = [run["node"]] * (run["world"] or run["nproc"])
     if placement is not None:
         on = list(placement.nodes)

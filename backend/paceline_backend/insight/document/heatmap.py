@@ -1,4 +1,4 @@
-"""Each rank's time ÷ the median of its step, as a picture inside of an SVG."""
+"""Heat map of each rank's time ÷ the median of its step, as a PNG inside an SVG."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ from paceline_backend.insight.document.charts import (
     x_scale,
 )
 
-_MOST_ROWS = 256  # of the picture: of more ranks, neighbours share a row, which shows the slowest
+# If there are more ranks, neighbours share a row, which shows the slowest of them.
+_MOST_ROWS = 256
 _SHADES = 64
-_SPAN = 2.0  # times the median that has the strongest colour; its reciprocal on the other side
+# This ratio and its reciprocal have the strongest colours.
+_SPAN = 2.0  # × the median
 _LABELS = 16
 
 Colour = tuple[int, int, int]
-# Faster, as the others, slower; the dashboard's colours.
+# Colours for faster, equal and slower ranks. The dashboard uses the same ones.
 _LIGHT: tuple[Colour, Colour, Colour] = ((0x2F, 0x7F, 0xB8), (0xEE, 0xF0, 0xF2), (0xC2, 0x4D, 0x00))
 _DARK: tuple[Colour, Colour, Colour] = ((0x4A, 0xA3, 0xDD), (0x26, 0x2D, 0x34), (0xFF, 0x84, 0x35))
-_UNKNOWN = 0  # index of what is transparent in the palette
+# Index of the transparent colour in the palette.
+_UNKNOWN = 0
 
 
 def ratios(compute_s: Floats) -> Floats:
-    """Each rank's time ÷ its step's median, [ranks, steps]; NaN: no record, or nothing computed."""
+    """Return each rank's time ÷ its step's median, [ranks, steps]; NaN: nothing was computed."""
     known = np.where(compute_s > 0, compute_s, np.nan)
     column = ~np.isnan(known).all(axis=0)
     median = np.full(known.shape[1], np.nan)
@@ -48,7 +51,7 @@ def ratios(compute_s: Floats) -> Floats:
 
 
 def svg(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
-    """The heat map of `store.reads.worker_step_columns`; empty: fewer than two ranks or steps."""
+    """Return the heat map of `store.reads.worker_step_columns`; empty below two ranks or steps."""
     ranks, steps = cells["ranks"], np.array(cells["step"], dtype=np.float64)
     if len(ranks) < 2 or len(steps) < 2:
         return Markup()
@@ -67,7 +70,6 @@ def svg(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
 
 
 def _grouped(shown: Floats, each: int) -> Floats:
-    """The slowest of every `each` ranks."""
     known = np.where(np.isnan(shown), -np.inf, shown)
     slowest = np.maximum.reduceat(known, np.arange(0, len(shown), each), axis=0)
     return np.where(np.isinf(slowest), np.nan, slowest)
@@ -96,7 +98,7 @@ def _labels(ranks: Sequence[int], row_px: int) -> Markup:
 
 
 def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
-    """Indices of the palette: 1 for half the median or less, `_SHADES` for twice or more."""
+    """Return palette indices: 1 for half the median or less, `_SHADES` for twice or more."""
     place = (np.log(np.where(np.isnan(rows), 1.0, rows)) / np.log(_SPAN) + 1) / 2
     index = 1 + np.clip(np.rint(place * (_SHADES - 1)), 0, _SHADES - 1)
     return np.where(np.isnan(rows), _UNKNOWN, index).astype(np.uint8)
@@ -104,7 +106,8 @@ def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
 
 def _shades(palette: tuple[Colour, ...]) -> bytes:
     low, middle, high = (np.array(colour, dtype=np.float64) for colour in palette)
-    made = [middle]  # of what is unknown, which is transparent
+    # The first colour stands for unknown values, which are transparent.
+    made = [middle]
     for place in np.linspace(-1, 1, _SHADES):
         end = low if place < 0 else high
         made.append(middle + (end - middle) * abs(place))
@@ -112,14 +115,13 @@ def _shades(palette: tuple[Colour, ...]) -> bytes:
 
 
 def png(indices: npt.NDArray[np.uint8], palette: bytes) -> bytes:
-    """A PNG of palette colours, of which the first is transparent.
+    """Return a PNG of palette colours, the first of which is transparent.
 
-    Args:
-        indices: [rows, columns].
-        palette: three bytes for each colour.
+    `indices` are [rows, columns]; `palette` has three bytes for each colour.
     """
     height, width = indices.shape
-    lines = b"".join(b"\0" + row.tobytes() for row in indices)  # 0: no filter
+    # Filter type 0 at the start of each line means that the line is not filtered.
+    lines = b"".join(b"\0" + row.tobytes() for row in indices)
     head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     parts = (
         (b"IHDR", head),

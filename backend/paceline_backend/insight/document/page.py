@@ -1,4 +1,4 @@
-"""Writes the HTML file of a report."""
+"""Rendering of a report as HTML: `render` fills the template templates/run.html."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from paceline_backend.insight.document.charts import (
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
-_HELD_UP, _WATCH = 0.2, 0.06  # share of the wall time, or of the ranks' time
-_SLOW, _SLOWISH = 1.3, 1.1  # times the median
-_OTHERS = 16  # workers that have lines of their own in a chart
-_FEWEST = 3  # values of a running median
+# These are shares of the wall time, or of the ranks' time.
+_HELD_UP, _WATCH = 0.2, 0.06
+_SLOW, _SLOWISH = 1.3, 1.1  # × the median
+# With more workers, a chart shows a band instead of one line for each.
+_OTHERS = 16
+# A running median covers at least this many values.
+_FEWEST = 3
 _SETTINGS = (
     ("script", "Script"),
     ("args", "Arguments"),
@@ -51,7 +54,7 @@ _SETTINGS = (
 
 
 def render(content: Content) -> str:
-    """The HTML of a report."""
+    """Return the HTML of a report."""
     environment = Environment(
         loader=PackageLoader("paceline_backend.insight.document"),
         autoescape=True,
@@ -85,7 +88,7 @@ def render(content: Content) -> str:
 
 
 def banner(content: Content) -> dict[str, Any]:
-    """Level, title and sentences of the verdict."""
+    """Return level, title and sentences of the verdict."""
     judged, run = content.verdict, content.run
     said = [(verdicts.cause_words(judged, c), verdicts.to_do(judged, c)) for c in judged.causes]
     share = judged.cost_s / judged.wall_s if judged.wall_s else 0.0
@@ -112,7 +115,7 @@ def banner(content: Content) -> dict[str, Any]:
 
 
 def tiles(content: Content) -> list[dict[str, str]]:
-    """What a step takes, what waits, and who is slowest: label, value, note and level of each."""
+    """Return the key figures at the top: label, value, note and level of each."""
     made = [_step_tile(content)]
     if content.totals is not None:
         made.append(_waste_tile(content.totals))
@@ -187,7 +190,6 @@ def _level(value: float, watch: float, held_up: float) -> str:
 
 
 def _limit(figures: Mapping[str, Any]) -> float | None:
-    """The fluid limit of a step under the newest preset, in s; None: unknown."""
     preset = next(reversed(figures["presets"].values()), None)
     if preset is None or not preset["time_over_fluid"] or not preset["step_time_s"]:
         return None
@@ -195,7 +197,7 @@ def _limit(figures: Mapping[str, Any]) -> float | None:
 
 
 def charts(content: Content) -> list[Markup]:
-    """The drawings, without those that have nothing to show."""
+    """Return the drawings; those without data are left out."""
     steps = content.steps
     if not steps["step"]:
         return []
@@ -229,7 +231,6 @@ def _course(
     level: tuple[float, str] | None = None,
     zero: bool = True,
 ) -> Markup:
-    """A metric: its mean within least and greatest, or its running median within p10 and p90."""
     factor = 100.0 if unit == "%" else 1.0
     y = factor * _floats(steps[name])
     if steps["bucket"] > 1:
@@ -244,7 +245,6 @@ def _course(
 
 
 def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
-    """A chart for each metric of the evaluations."""
     seen, target = content.quality["evaluations"], content.quality["target"]
     drawn = []
     for name in sorted({name for each in seen for name in each["metrics"]}):
@@ -265,7 +265,6 @@ def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
 
 
 def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
-    """Each rank's time of computing; the slowest in colour."""
     cells = content.cells
     compute_s = _floats2(cells["compute_s"], len(cells["step"]))
     x = _floats(cells["step"])
@@ -292,7 +291,7 @@ def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
 
 
 def changes(content: Content) -> list[dict[str, Any]]:
-    """Each policy of the run: when, by whom, since which step, forecast and effect in words."""
+    """Return each policy of the run with its start, author, forecast and measured effect."""
     made = []
     for change in content.switches:
         effect = content.effects.get(change["version"])
@@ -304,9 +303,10 @@ def changes(content: Content) -> list[dict[str, Any]]:
 
 
 def advice(content: Content) -> str:
-    """What the newest forecast says of the policy that it recommends; empty: none.
+    """Return a sentence about the newest forecast's recommended policy; empty if none.
 
-    A forecast from before a switch compares with a policy that is no longer in force.
+    A forecast from before a switch is ignored, because it compares with a policy that is no longer
+    in force.
     """
     made = content.forecast
     best = recommended(made) if made else None
@@ -318,7 +318,7 @@ def advice(content: Content) -> str:
 
 
 def settings(content: Content) -> list[tuple[str, str]]:
-    """What the run was started with, and the policy in force."""
+    """Return labels and values of the run's start parameters, and the policy in force."""
     run = content.run
     made = [
         (label, _text(run[name])) for name, label in _SETTINGS if run[name] not in (None, [], {})
@@ -339,7 +339,7 @@ def _text(value: object) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time in words, with three digits."""
+    """Return a duration as text with three digits."""
     if value is None:
         return "–"
     if value < 1:
@@ -350,27 +350,27 @@ def seconds(value: float | None) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """An amount with its currency."""
+    """Return an amount with its currency."""
     return f"{amount:,.2f} {currency}"
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent."""
+    """Return a share in percent."""
     return "–" if value is None else f"{100 * value:.3g} %"
 
 
 def count(value: float | None) -> str:
-    """A number, with at most four digits behind the point."""
+    """Return a number with at most four significant digits, or a whole number in full."""
     return "–" if value is None else f"{value:,.4g}" if value != int(value) else f"{value:,.0f}"
 
 
 def moment(at: float | None) -> str:
-    """A time of day in UTC; whoever reads the file may be in any time zone."""
+    """Return a time in UTC, because readers may be in any time zone."""
     return "–" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as ranges, such as `0–3, 6`."""
+    """Return ranks as ranges, such as `0–3, 6`."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][-1] + 1:

@@ -1,8 +1,8 @@
-"""The verdict over all runs: which run costs most, what waits, and who is slow on which node.
+"""Verdict over all runs: the costliest runs, what they wait for, and the slow nodes.
 
-`judged` makes what is kept of a run's verdict. `overview` puts the kept verdicts of the runs that
-train together, and `record` says which node held runs up on which day and what waiting cost.
-`control.fleet` calls the first, `api.fleet` the others.
+`judged` returns a run's verdict in the form in which it is stored. `overview` combines the stored
+verdicts of all active runs. `record` returns which node slowed runs down on which day, and the cost
+of waiting. `control.fleet` calls `judged`, and `api.fleet` calls the others.
 """
 
 from paceline_backend.insight.fleet.judging import judged

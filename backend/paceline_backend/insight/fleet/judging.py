@@ -1,4 +1,4 @@
-"""A run's verdict as it is kept."""
+"""Conversion of a run's verdict to the form in which the database stores it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from paceline_backend.store import Store, attempts
 from paceline_backend.store.fleet.progress import Running
 from paceline_backend.store.fleet.verdicts import Kept
 
-# Causes that something on a node brings about. The others are the data's, the network's or the
-# plan's.
+# Only these kinds of causes originate on a node. The others come from the data, the network or the
+# plan.
 OF_NODES = ("node", "transient", "periodic", "input")
 
 
 def judged(store: Store, run: Running, at: float) -> Kept | None:
-    """The verdict over a run's newest steps; None: there are too few steps to tell.
+    """Return the verdict over a run's newest steps; None if there are too few steps.
 
-    Args:
-        store: the database. No connection is held while the verdict is made.
-        run: which.
-        at: now, by the database's clock.
+    No database connection is held while the verdict is computed. `at` is the current time of the
+    database's clock.
     """
     with store.read() as connection:
         placement = attempts.placement(connection, run.key)
@@ -47,13 +45,11 @@ def judged(store: Store, run: Running, at: float) -> Kept | None:
 
 
 def _together(facts: dict[str, Any], going: list[dict[str, Any]]) -> float:
-    """Share of the wall time that causes which go on cost together."""
     whole = facts["cost_s"] / facts["wall_s"]
     return float(min(sum(cause["share"] for cause in going), whole))
 
 
 def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What goes on at each node that a cause names, by the node of each rank."""
     held: dict[str, dict[str, Any]] = {}
     for cause in going:
         if cause["kind"] not in OF_NODES:

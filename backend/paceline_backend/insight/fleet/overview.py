@@ -1,4 +1,4 @@
-"""The verdict over the runs that train."""
+"""Overview of all active runs, from their stored verdicts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from paceline_backend.store.history import days
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Runs that train by what they lose an hour, what waits, and the nodes that hold runs up.
+    """Return active runs by lost time, what they wait for, and the nodes that slow them down.
 
-    It rests on the verdicts that one worker keeps: a run has none in its first seconds.
-
-    Args:
-        connection: to read from.
-        price: of a worker-hour; None: nothing costs money.
+    The data comes from verdicts that one worker process stores, so a run has none in its first
+    seconds. Without a price there are no costs.
     """
     running = progress.running(connection)
     keys = [run.key for run in running]
@@ -76,7 +73,6 @@ def _run(
 
 
 def _coasts(connection: Connection, run: Running) -> bool:
-    """Whether a run's leader planned the newest segment itself."""
     newest = reads.segment_rows(connection, run.key, (None, None), 1)
     return run.backend != "simulated" and any(row["source"] == "coast" for row in newest)
 
@@ -84,7 +80,6 @@ def _coasts(connection: Connection, run: Running) -> bool:
 def _waits(
     runs: Sequence[Mapping[str, Any]], going: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """What runs wait for, by kind of cause, what costs most first."""
     waits: dict[str, dict[str, Any]] = {}
     for run in runs:
         for cause in going[run["run"]]:
@@ -96,7 +91,6 @@ def _waits(
 
 
 def _nodes(kept: Iterable[Kept]) -> list[dict[str, Any]]:
-    """The nodes that hold runs up now, what costs most first."""
     nodes: dict[str, dict[str, Any]] = {}
     for each in kept:
         for name, held in each.nodes.items():
@@ -127,7 +121,6 @@ def _words(made: Mapping[str, Any]) -> str:
 
 
 def _to_watch(runs: Sequence[Mapping[str, Any]]) -> str:
-    """What is to be said although nothing is held up."""
     levels = [run["level"] for run in runs]
     watch, unknown = levels.count("watch"), levels.count("unknown")
     words = f"; {watch} {'is' if watch == 1 else 'are'} to watch" if watch else ""

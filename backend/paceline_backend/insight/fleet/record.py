@@ -1,4 +1,4 @@
-"""What is known of nodes over days, and what waiting cost."""
+"""History of nodes over several days, and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from paceline_backend.store.history import labels
 
 By = Literal["owner", "tag", "run"]
 
-_MOST_GROUPS = 100  # told one by one
+# At most this many groups are listed individually.
+_MOST_GROUPS = 100
 _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def record(
     connection: Connection, days: int, by: By, now: float, price: Price | None = None
 ) -> dict[str, Any]:
-    """Nodes by day, and the cost of waiting on these days by owner, tag or run.
+    """Return nodes by day, and the cost of waiting on these days by owner, tag or run.
 
-    Args:
-        connection: to read from.
-        days: how many, until today (UTC).
-        by: what the cost is added up by.
-        now: Unix time.
-        price: of a worker-hour; None: nothing costs money.
+    The days end with today (UTC). Without a price there are no costs.
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1
@@ -45,7 +41,6 @@ def record(
 def _spent(
     connection: Connection, first: int, last: int, price: Price | None
 ) -> list[dict[str, Any]]:
-    """Hours and money of runs in a range of days, with each run's owner and tags."""
     summed = run_days.of_runs(connection, [], first, last)
     rows = [row for row in summed if row["backend"] != SIMULATED]
     owners = audit.owners(connection, sorted({row["id"] for row in rows}))
@@ -66,12 +61,9 @@ def _spent(
 
 
 def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
-    """By node, the hours of each day in which a verdict named it.
+    """Return the hours of each day in which a verdict named a node, by node.
 
-    Args:
-        kept: verdicts of all runs. Of a node that several runs name at once, time counts once.
-        first: day, since 1970-01-01.
-        days: how many.
+    Time counts once if several runs name a node at once. `first` is a day counted from 1970-01-01.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for each in kept:
@@ -99,7 +91,7 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """What waited most first; beyond `_MOST_GROUPS` one group, whose key is None, has the rest."""
+    """Return groups by waiting time; beyond `_MOST_GROUPS`, a group without a key has the rest."""
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         for key, name in _named(row, by):
@@ -114,7 +106,6 @@ def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
 
 
 def _named(row: Mapping[str, Any], by: By) -> list[tuple[str, str]]:
-    """Keys and names of the groups that a run counts for; an empty key: unknown."""
     if by == "tag":
         return [(tag, tag) for tag in row["tags"]] or [("", "")]
     if by == "owner":
@@ -135,7 +126,6 @@ def _add(group: dict[str, Any], sums: Mapping[str, Any], of_runs: set[str]) -> N
 def _nodes(
     listed: Iterable[Mapping[str, Any]], hours: Mapping[str, list[float]], days: int
 ) -> list[dict[str, Any]]:
-    """Nodes that are listed or that verdicts named; what held runs up most comes first."""
     none = [0.0] * days
     gone = {"alive": False, "runs": [], "cordoned": None}
     made = {name: {"node": name, **gone} for name in hours}

@@ -1,17 +1,19 @@
-"""Who holds a run up, why, since when, and what it costs: docs/verdicts.md.
+"""Verdict: which ranks slow a run down, why, since when, and how much time it costs.
 
-`ObservedSteps` holds what the ranks reported of a range of steps, `read_observed` reads it from
-the database. `judge` returns a `Verdict` with its causes, and `words` says it in sentences. The
-API's routes `/runs/{id}/verdict` and `/runs/{id}/attribution`, the watch over slow nodes, forecasts
-and the benchmark call these::
+docs/verdicts.md describes the method. `ObservedSteps` holds the ranks' reports of a range of steps,
+and `read_observed` reads it from the database. `judge` returns a `Verdict` with its causes, and
+`words` describes the verdict in sentences. The API's routes `/runs/{id}/verdict` and
+`/runs/{id}/attribution`, the detection of slow nodes, forecasts and the benchmark call these
+functions::
 
     verdict = judge(read_observed(connection, run, (None, None)))
     print(words(verdict), verdict.causes)
 
-`slowness`, `waits` and `data` look for what may have cost time, and give `TimeLoss`es. `courses`
-tells lasting levels from what passed, comes back or grows. `findings` computes what a run would
-have taken without them. `slow_node` names the node on which all slow ranks sit, if there is one.
-`standing` says how the run stands now, in a line.
+`slowness`, `waits` and `data` search for candidate causes and return `TimeLoss`es. `courses`
+separates lasting levels of a time series from temporary, periodic and growing slowness. `findings`
+computes how long the run would have taken without the causes. `slow_node` returns the node that
+runs all slow ranks, if there is one. `standing` summarises the current state of the run in one
+line.
 """
 
 from paceline_backend.insight.verdict.facts import facts_of

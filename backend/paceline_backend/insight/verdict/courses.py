@@ -1,7 +1,8 @@
-"""How a time went over the steps: its levels, spans that passed, and what comes back or grows.
+"""Analysis of a time series over steps: its levels, temporary spans, periods and trends.
 
-`levels` cuts series into pieces of the same level. `course_of` tells a lasting level from spans
-that passed.
+`levels` divides each series into pieces of constant level. `course_of` then separates the lasting
+level from the spans of temporary slowness. `period_of` and `folded` detect periodic spans, and
+`trend_of` detects growth.
 """
 
 from __future__ import annotations
@@ -15,28 +16,36 @@ import numpy as np
 from paceline_backend.insight.verdict.observed import Bools
 from paceline_backend.policies.base import Floats, Ints
 
-LASTING = 20  # steps: a level that goes on for so long is no longer passing
-LEAST = float(np.log(1.05))  # a smaller lasting difference is none
-LEAST_SHORT = float(np.log(1.1))  # so much must spans of fewer than `_SHORT` steps differ
+# A level that lasts this long is no longer temporary.
+LASTING = 20  # steps
+# A lasting difference below this logarithm is ignored.
+LEAST = float(np.log(1.05))
+# Spans of fewer than `_SHORT` steps must differ by this logarithm.
+LEAST_SHORT = float(np.log(1.1))
 _SHORT = 5
-_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
-_GAP = 2  # steps at the usual level that do not end a span
+# σ of a normal distribution ÷ its median absolute deviation.
+_SIGMA = 1.4826
+# A gap of up to this length at the usual level does not end a span.
+_GAP = 2  # steps
 _SHORTEST_TREND = 15  # steps
-_STAIRS = 3  # ascending levels that may be a trend
-_UNSURE = 200.0  # steps: what a cut costs more, in σ², for few steps
-_FOLDED = 6.0  # σ from which the mean of one phase of a period stands out
-_MOST_OFF = 3.5  # σ that a step counts when periods are sought: one pause is no period
-_JITTER = 2  # steps: each time may be one too early or late
-_KEPT = 0.7  # share of a period's times at which something must have been seen
+# A trend has at least this many ascending levels.
+_STAIRS = 3
+# Divided by the number of steps, this is added to the price of a cut.
+_UNSURE = 200.0  # σ² · steps
+# The mean of a phase of a period is an outlier from here on.
+_FOLDED = 6.0  # σ
+# The search for periods clips each step here, because one large pause is not a period.
+_MOST_OFF = 3.5  # σ
+# Each occurrence may be this much early or late.
+_JITTER = 2  # steps
+# A slowdown must be observed at this fraction of a period's expected occurrences.
+_KEPT = 0.7
 
 
 def noise_of(series: Floats, known: Bools, least: float) -> Floats:
-    """σ of each series from one step to the next, [W]; levels and spans hardly count.
+    """Return σ of each series from one step to the next, [W]; levels and spans hardly affect it.
 
-    Args:
-        series: [K, W].
-        known: which values there are, [K, W].
-        least: no smaller σ is returned.
+    `series` and the mask of `known` values are [K, W]. The result is at least `least`.
     """
     both = known[1:] & known[:-1]
     off = np.where(both, np.abs(np.diff(series, axis=0)), np.nan)
@@ -44,22 +53,19 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     own = np.full(series.shape[1], least)
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
-    if len(series) < LASTING and some.any():  # too few steps to tell each rank's
+    # A single rank has too few steps for an estimate of its own.
+    if len(series) < LASTING and some.any():
         return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])
     return np.asarray(np.maximum(np.clip(own, pooled, 2 * pooled), least))
 
 
 def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, int]]]:
-    """Cuts each series where its level changes: of each, the pieces as [begin, end).
+    """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
-    The cuts are those of least squares with a price for each of them (optimal partitioning; Jackson
-    et al., 2005). The price is what chance would save in the best of all places.
-
-    Args:
-        series: [K, W].
-        known: which values there are, [K, W].
-        noise: σ, [W].
+    The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
+    al., 2005). The price is what a cut at the best place would gain by chance. `series` and the
+    mask of `known` values are [K, W], `noise` is σ, [W].
     """
     count, world = series.shape
     scaled = np.where(known, series / noise, 0.0)
@@ -72,7 +78,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     sums = np.concatenate([zero, scaled.cumsum(axis=0)])
     squares = np.concatenate([zero, (scaled**2).cumsum(axis=0)])
     counts = np.concatenate([zero, known.cumsum(axis=0)])
-    # In few steps the noise itself is hardly known.
+    # With few steps, the estimate of the noise itself is uncertain, so cuts are more expensive.
     price = max(18.0, 2 * np.log(count * world) + 8.0) + _UNSURE / count
     best = np.empty((count + 1, world))
     best[0] = -price
@@ -104,13 +110,13 @@ class LevelPiece:
 
     @property
     def steps(self) -> int:
-        """How many."""
+        """Return the number of steps."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class SlowSpan:
-    """Steps [begin, end) that were above the level around them."""
+    """Steps [begin, end) that are above the level around them."""
 
     begin: int
     end: int
@@ -118,13 +124,14 @@ class SlowSpan:
 
 @dataclass(frozen=True)
 class Course:
-    """One series: its lasting level, and the spans above it."""
+    """Course of one series: its lasting level, and the spans above it."""
 
-    base: list[LevelPiece]  # the level without the spans, without gaps
+    # The level without the spans; the pieces have no gaps between them.
+    base: list[LevelPiece]
     spans: list[SlowSpan] = field(default_factory=list)
 
     def level(self, count: int) -> Floats:
-        """The lasting level in each step, [K]."""
+        """Return the lasting level in each of `count` steps, [K]."""
         out = np.empty(count)
         for piece in self.base:
             out[piece.begin : piece.end] = piece.level
@@ -139,23 +146,16 @@ def course_of(
     least: float = LEAST,
     least_short: float = LEAST_SHORT,
 ) -> Course:
-    """Tells spans that passed from the lasting level.
+    """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece of fewer than `LASTING` steps that is above both its neighbours is a span.
-
-    Args:
-        series: [K].
-        known: which values there are, [K].
-        pieces: as `levels` cut the series.
-        noise: σ.
-        least: by how much a piece must be above its neighbours,
-        least_short: and one of few steps.
+    A piece (see `levels`) of fewer than `LASTING` steps that is above both its neighbours is a
+    span. The minimum distance is `least`, or `least_short` for a piece of few steps.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 
 
 class _Peeling:
-    """Takes spans out of a series, the highest first, until only lasting levels are left."""
+    """Removal of spans from a series, the highest first, until only lasting levels remain."""
 
     def __init__(
         self,
@@ -166,7 +166,8 @@ class _Peeling:
         least: float,
     ) -> None:
         self._series, self._noise, self._least = series, noise, least
-        self._counts = known.copy()  # steps that count in levels: not those of spans
+        # Steps of spans do not count in levels.
+        self._counts = known.copy()
         self._base: list[LevelPiece] = []
         for begin, end in pieces:
             values = series[begin:end][known[begin:end]]
@@ -178,7 +179,6 @@ class _Peeling:
             self._base[0].begin = 0
 
     def course(self, least_short: float) -> Course:
-        """The course of the series."""
         if not self._base:
             return Course([LevelPiece(0, len(self._series), 0.0)])
         spans: list[SlowSpan] = []
@@ -195,9 +195,10 @@ class _Peeling:
         return Course(self._base, _closed(sorted(spans, key=lambda span: span.begin)))
 
     def _take_out(self, at: int) -> None:
-        """Removes a piece; its neighbours become one piece if they are at the same level.
+        """Remove a piece and merge its neighbours if they are at the same level.
 
-        If not, its steps go to that at the nearer level. What was above both goes to the first.
+        Otherwise the neighbour at the nearer level gets the piece's steps. If the piece was above
+        both neighbours, the first one gets them.
         """
         base = self._base
         piece = base.pop(at)
@@ -218,7 +219,6 @@ class _Peeling:
                 before.end = piece.end
 
     def _merge(self) -> None:
-        """Joins neighbours that are surely at the same level."""
         base, at = self._base, 0
         while at + 1 < len(base):
             first, second = base[at], base[at + 1]
@@ -237,13 +237,12 @@ class _Peeling:
         return LevelPiece(first.begin, second.end, level)
 
     def _same(self, first: LevelPiece, second: LevelPiece) -> float:
-        """By how much two pieces at the same level may seem to differ."""
         chance = self._noise * float(np.sqrt(1 / first.steps + 1 / second.steps))
         return max(self._least, 4 * chance)
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """The short piece that is furthest above both its neighbours; else that furthest below."""
+    """Return the short piece that is furthest above both neighbours, else the furthest below."""
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
     for at, piece in enumerate(base):
@@ -263,7 +262,6 @@ def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int
 
 
 def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
-    """Spans that are few steps apart are one."""
     made: list[SlowSpan] = []
     for span in spans:
         if (
@@ -279,9 +277,9 @@ def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
 
 
 def period_of(spans: Sequence[SlowSpan]) -> int | None:
-    """The distance at which spans come back, in steps; None: they do not, or too few did.
+    """Return the distance at which spans recur, in steps; None if they do not, or too few did.
 
-    Each time may be a step off, and up to three in ten times may be missing.
+    Each occurrence may be up to `_JITTER` steps off, and up to three in ten may be missing.
     """
     begins = np.array([span.begin for span in spans])
     lengths = [span.end - span.begin for span in spans]
@@ -297,19 +295,16 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
         if (times < 1).any() or (np.abs(apart - times * period) > _JITTER).any():
             continue
         if len(begins) >= _KEPT * (times.sum() + 1):
-            # Exact, from the first to the last.
+            # The distance from the first to the last occurrence gives the most exact period.
             return round(float(begins[-1] - begins[0]) / float(times.sum()))
     return None
 
 
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
-    """Of each series the period and phase at which single steps stand out, or None, [W].
+    """Return the period and phase at which single steps of each series stand out, or None, [W].
 
-    This finds pauses too small to stand out one by one.
-
-    Args:
-        off: how many σ each step is off, [K, W].
-        free: which steps count, [K, W].
+    This detects pauses that are too small to detect individually. `off` is the deviation of each
+    step in σ, and `free` a mask of the steps that count, both [K, W].
     """
     count, world = off.shape
     values = np.where(free, np.clip(off, -_MOST_OFF, _MOST_OFF), 0.0)
@@ -334,14 +329,10 @@ def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
 def occurrences(
     off: Floats, known: Bools, spans: Sequence[SlowSpan], period: int, phase: int
 ) -> list[SlowSpan]:
-    """The times at which something periodic happened, by what is known of its phase.
+    """Return the spans at which a slowdown with this period and phase occurred.
 
-    Args:
-        off: how many σ each step is off, [K].
-        known: which steps count, [K].
-        spans: that stand out by themselves.
-        period: in steps.
-        phase: of one of the times.
+    `off` is the deviation of each step in σ, and `known` a mask of the steps that count, both [K].
+    `spans` were detected individually.
     """
     made: list[SlowSpan] = []
     at = phase
@@ -361,15 +352,17 @@ def occurrences(
 
 @dataclass(frozen=True)
 class Trend:
-    """A level that grows in a straight line, then stays."""
+    """Level that grows in a straight line, then stays constant."""
 
     begin: int
     end: int
-    first: float  # factor before
-    last: float  # factor at the end of the growth
+    # Factor before the growth.
+    first: float
+    # Factor at the end of the growth.
+    last: float
 
     def factors(self, count: int) -> Floats:
-        """The factor in each step, [K]."""
+        """Return the factor in each of `count` steps, [K]."""
         share = np.clip((np.arange(count) - self.begin) / max(self.end - self.begin, 1), 0, 1)
         return np.asarray(self.first + (self.last - self.first) * share)
 
@@ -377,13 +370,10 @@ class Trend:
 def trend_of(
     series: Floats, known: Bools, base: Sequence[LevelPiece], noise: float
 ) -> Trend | None:
-    """The growth that explains several ascending levels better than steps do; None: there is none.
+    """Return the trend that explains several ascending levels better than the levels do, else None.
 
-    Args:
-        series: logarithms of factors, without spans, [K].
-        known: which values count, [K].
-        base: the levels.
-        noise: σ.
+    `series` holds logarithms of factors without spans, and `known` is a mask of the values that
+    count, both [K]. `noise` is σ.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):
@@ -414,7 +404,7 @@ def trend_of(
         return _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
 
     to_the_end = _best_line(values, steps, [fine.begin], [count])
-    # Who still grows is the simpler answer where both fit.
+    # Growth that continues to the end is the simpler explanation if both fit.
     if to_the_end is not None and error(to_the_end) <= error(fine) + 4.0:
         fine = to_the_end
     return fine if error(fine) <= by_steps and fine.last > 1.05 * fine.first else None
@@ -423,15 +413,10 @@ def trend_of(
 def _best_line(
     values: Floats, steps: Ints, begins: Sequence[int], ends: Sequence[int]
 ) -> Trend | None:
-    """The line between a begin and an end that fits best; None: none fits.
+    """Return the best-fitting line between one of `begins` and one of `ends`; None if none fits.
 
-    Least squares of factors, relative to each step's own, so that noise weighs the same.
-
-    Args:
-        values: logarithms of factors, [n].
-        steps: where they are, [n].
-        begins: steps at which the line may begin,
-        ends: and at which it may end.
+    `values` are logarithms of factors at `steps`, [n]. The fit minimises squared errors of factors,
+    relative to each step's own factor, so that noise has the same weight everywhere.
     """
     pairs = np.array([(b, e) for b in begins for e in ends if e - b >= _SHORTEST_TREND])
     if not len(pairs):
@@ -455,5 +440,5 @@ def _best_line(
 
 
 def _huber(off: Floats, noise: float) -> float:
-    """Sum of squares in σ², in which no value counts more than 3 σ."""
+    """Return the sum of squares in σ², where no value counts more than 3 σ."""
     return float(np.minimum((off / noise) ** 2, 9.0).sum())

@@ -1,4 +1,4 @@
-"""Batches of the same step that cost differently."""
+"""Detection of time lost because the batches of a step differ in cost."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from paceline_backend.insight.verdict.observed import Bools, mean_of
 from paceline_backend.insight.verdict.slowness import SlownessModel
 from paceline_backend.policies.base import Floats
 
-_LARGER = 0.06  # by so much a rank's batches must be larger throughout to name the rank
+# A rank is named only if its batches are larger by this much throughout.
+_LARGER = 0.06  # relative
 _SURE = 6.0  # σ
-_EVEN = 0.02  # share of a step's computing that is lost, below which batches are alike,
-_LEAST = 0.5  # or below this share of what is lost under the policy that loses most
+# A policy's batches are uneven if at least this share of its computing time is lost.
+_EVEN = 0.02
+# They are also uneven from this fraction of the loss under the worst policy on.
+_LEAST = 0.5
 
 
 def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
-    """The cost of uneven batches.
+    """Return the time lost to uneven batches as one finding.
 
-    Where the plan makes up for slow ranks, each rank's usual share of the work is no fault.
-
-    Args:
-        model: of the batches.
-        others: other findings.
-        apart: steps in which ranks do not wait for each other, [K].
+    Where the plan compensates for the slow ranks of `others`, a rank's usual share of the work is
+    not counted as uneven. `apart` is a mask of the steps in which ranks do not wait for each other,
+    [K].
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
@@ -44,11 +44,9 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Since when and until when policies left batches uneven; None: throughout, or not over.
+    """Return the first and last step of uneven batches; None: from the start, or to the end.
 
-    Args:
-        policies: the steps of each.
-        lost: share of each step's computing for which the mean rank waits, [K].
+    `lost` is the share of each step's computing time for which the mean rank waits, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
     least = min(_EVEN, _LEAST * max(by_policy))
@@ -58,7 +56,6 @@ def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | 
 
 
 def _larger(part: Floats, known: Bools) -> tuple[int, ...]:
-    """Ranks whose batches are larger throughout."""
     many = np.maximum(known.sum(axis=0), 1)
     mean = mean_of(part, known, axis=0)
     spread = np.sqrt(mean_of((part - mean) ** 2, known, axis=0))

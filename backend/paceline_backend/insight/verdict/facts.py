@@ -1,4 +1,4 @@
-"""A verdict as plain values: what REST tells, and what is kept of it."""
+"""Conversion of a verdict to plain values, which REST returns and the database keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline_backend.insight.verdict.words import began, cause_words, named, to
 
 
 def facts_of(verdict: Verdict) -> dict[str, Any]:
-    """What REST tells of a verdict: plain values, with steps by their numbers."""
+    """Return a verdict as plain values, with step numbers instead of indices."""
     step = verdict.seen.step
     now = standing_of(verdict)
     return {
@@ -64,5 +64,5 @@ def _cause(verdict: Verdict, cause: TimeLoss) -> dict[str, Any]:
 
 
 def nodes_of(ranks: Sequence[int], nodes: Sequence[str]) -> list[str]:
-    """The nodes of some ranks; empty: unknown."""
+    """Return the sorted nodes of some ranks; empty if unknown."""
     return sorted({nodes[rank] for rank in ranks if rank < len(nodes)})

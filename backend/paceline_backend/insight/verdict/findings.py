@@ -1,4 +1,8 @@
-"""What may have cost time: findings, and the time that a run would have taken without them."""
+"""Candidate causes of lost time, and the time that a run would have taken without them.
+
+`slowness`, `waits` and `data` create the findings. `Account` removes findings from the measured
+times, which gives the cost of each of them.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,24 @@ import numpy as np
 from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.policies.base import Floats, Ints
 
-_FAR = 0.2  # of the least cost: so small findings are left out all at once
+# Findings below this fraction of the required cost are removed all at once.
+_FAR = 0.2
 _PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
 @dataclass(frozen=True)
 class TimeChange:
-    """What a finding changes in the times of some ranks, or of all.
+    """Effect of a finding on the times of some or all ranks.
 
     Args:
-        ranks: whose times, [R].
-        slower: factor of their computing, > 0, [K, R]; None: 1.
-        dealt: factor of what their batches cost, > 0, [K, R]: without the finding, the same work
-            of the step is divided in other parts; None: 1.
-        pause_s: what their computing takes longer, whatever their speed, [K, R]; None: 0.
-        data_s: what their loading takes longer, [K, R]; None: 0.
-        reduce_s: what reductions take longer, [K]; None: 0.
-        between_s: what the time between steps is longer, [K]; None: 0.
+        ranks: affected ranks, [R].
+        slower: factor of their computing time, > 0, [K, R]; None: 1.
+        dealt: factor of their batches' cost, > 0, [K, R]: without the finding, the work of the step
+            would be divided differently; None: 1.
+        pause_s: additional computing time, independent of the rank's speed, [K, R]; None: 0.
+        data_s: additional data loading time, [K, R]; None: 0.
+        reduce_s: additional time of reductions, [K]; None: 0.
+        between_s: additional time between steps, [K]; None: 0.
     """
 
     ranks: Ints
@@ -40,21 +45,23 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class TimeLoss:
-    """Something that may have cost time. Steps are indices into the range.
+    """Possible cause of lost time. Steps are indices into the range.
 
     Args:
         kind: node, transient, periodic, input, data, network, between or planning.
-        ranks: the culprits; empty: no rank is named.
-        effect: what it does to the times.
-        since: when it began; None: before the range.
-        until: its last step; None: it goes on.
-        factor: time with it ÷ without it, the median over the culprits; None: of no use.
-        factors: the same of the culprit that is slowed down least, and of that which is most.
-        period: distance at which it comes back, in steps; None: it does not.
-        trend: its factor when it began to grow and now; None: it does not grow.
-        times: how often it happened; 1 for what lasts.
-        hidden_since: since when the plan makes up for it; None: it does not.
-        cost_s: what it costs beside the others; known once they count.
+        ranks: the responsible ranks; empty: no rank is named.
+        effect: change of the times.
+        since: first step; None: before the range.
+        until: last step; None: the cause is still active.
+        factor: time with the cause ÷ time without it, the median over `ranks`; None: not
+            applicable.
+        factors: this factor for the rank that is slowed down least, and for the rank that is slowed
+            down most.
+        period: distance between occurrences, in steps; None: not periodic.
+        trend: factor at the start of the growth, and now; None: the factor does not grow.
+        times: number of occurrences; 1 for a lasting cause.
+        hidden_since: first step at which the plan compensates for the cause; None: it does not.
+        cost_s: time that the cause costs beside the others, set by `Account.counting`.
     """
 
     kind: str
@@ -72,18 +79,15 @@ class TimeLoss:
 
     @property
     def hidden(self) -> bool:
-        """Whether the plan makes up for it."""
+        """Return whether the plan compensates for the cause."""
         return self.hidden_since is not None
 
 
 class Account:
-    """What a run would have taken without some of its findings.
+    """Computation of the time that a run would have taken without some of its findings.
 
-    Args:
-        times: as they were.
-        findings: what may have cost time.
-        part: what each batch costs ÷ the mean batch of its step, [K, W]; 0 where a rank takes no
-            part. None: no finding deals batches out.
+    `part` is the cost of each batch ÷ the cost of the mean batch of its step, [K, W]; 0 where a
+    rank has no batch. None: no finding changes how batches are divided.
     """
 
     def __init__(
@@ -94,9 +98,9 @@ class Account:
         self.part = part
 
     def without(self, removed: Iterable[int]) -> Times:
-        """The times without the findings of these numbers.
+        """Return the times without the findings with these indices.
 
-        A slowness that goes on does not lengthen a pause in the same step.
+        A lasting slowness does not lengthen a pause in the same step.
         """
         times, gone = self.times, set(removed)
         compute, pauses = times.compute_s.copy(), np.zeros_like(times.compute_s)
@@ -121,7 +125,7 @@ class Account:
             if effect.between_s is not None:
                 between -= effect.between_s
         if self.part is not None:
-            # The work of a step stays the same, however it is dealt out.
+            # The total work of a step does not depend on how it is divided.
             compute *= self.part.sum(axis=1, keepdims=True) / dealt
             compute /= (self.part / dealt).sum(axis=1, keepdims=True)
         compute = np.maximum(compute, 0.0) + pauses
@@ -129,21 +133,22 @@ class Account:
         return replace(times, **dict(zip(_PARTS, parts, strict=True)))
 
     def alone_s(self) -> Floats:
-        """What each finding would cost if it were the only one."""
+        """Return the time that each finding would cost if it were the only one, in seconds."""
         everything = set(range(len(self.findings)))
         least_s = self.without(everything).wall_s
         return np.array([self.without(everything - {at}).wall_s for at in everything]) - least_s
 
     def counting(self, least: float) -> list[TimeLoss]:
-        """Those that would cost at least this share of the wall time alone; each with its cost.
+        """Return the findings that would cost at least the fraction `least` of the wall time alone.
 
-        What goes on comes first, then what has passed, each by what it would cost alone. What does
-        not count stays in the times.
+        Each finding gets its `cost_s`. Active findings come first, then past ones, each ordered by
+        their cost alone. The time of findings that are left out remains in the times.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()
         while len(alone) and alone.min() < least_s:
-            # Many small ones at once, then one by one: each that goes stays in the others' times.
+            # Remove many small findings at once, then one by one, because the time of each removed
+            # finding stays in the times of the others.
             gone = alone < _FAR * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()

@@ -1,4 +1,4 @@
-"""The verdict over a range of steps."""
+"""Computation of a verdict from the observed steps of a run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 from paceline_backend.policies.base import Floats
 
-FEW = 4  # with fewer steps nothing can be told
-# Share of the wall time that a cause must cost alone: between 0.5 %, below which nothing is named,
-# and 2 %, from which on everything is.
+# Fewer steps are too few for a verdict.
+FEW = 4
+# A cause must cost at least this share of the wall time alone. The value lies between 0.5 %, below
+# which no cause should be named, and 2 %, above which every cause should be.
 LEAST = 0.0125
-WAITING = 0.05  # share of the ranks' time from which on they are said to wait for each other
+# From this share of their time on, ranks are reported as waiting for each other.
+WAITING = 0.05
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who holds a run up, why, since when, and what it costs.
+    """Causes that slow a run down, with their cost.
 
     Args:
-        steps: how many steps with at least two ranks it rests on.
-        wall_s: their wall time.
-        waste: share of the ranks' time, all of `wall_s`, that waits for slower ranks.
-        noise: relative standard deviation of a usual step.
-        cost_s: what all causes cost together.
-        causes: what goes on first; steps are indices into `seen.step`.
-        seen: what it rests on.
-        part: what each batch costs ÷ the mean batch of its step, [K, W]; None: too few steps.
+        steps: number of steps with at least two ranks that the verdict uses.
+        wall_s: wall time of these steps.
+        waste: share of the ranks' time (`wall_s` each) that they spend waiting for slower ranks.
+        noise: relative standard deviation of the time of a usual step.
+        cost_s: time that all causes cost together.
+        causes: active causes first; their steps are indices into `seen.step`.
+        seen: the observed steps.
+        part: cost of each batch ÷ cost of the mean batch of its step, [K, W]; None: too few steps.
     """
 
     steps: int
@@ -45,14 +47,14 @@ class Verdict:
     part: Floats | None = None
 
     def waste_since(self, at: int) -> float:
-        """Share of the ranks' time since a step that waits for slower ranks."""
+        """Return the share of their time that ranks have waited since step index `at`."""
         times = Times.of(self.seen, self.seen.took_part)
         wall_s = float(times.steps_s[at:].sum())
         return float(times.waits_s(self.seen.took_part)[at:].sum()) / wall_s if wall_s else 0.0
 
 
 def judge(seen: ObservedSteps) -> Verdict:
-    """Finds the causes of lost time."""
+    """Find the causes of lost time and compute what each of them costs."""
     seen = seen.of(seen.took_part.sum(axis=1) >= 2)
     took_part = seen.took_part
     count = len(seen.step)

@@ -1,4 +1,4 @@
-"""From the database to what a verdict rests on."""
+"""Database reads that prepare the input of a verdict."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from paceline_backend.store import Connection, records, segments, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
-STEPS = 500  # A verdict rests on so many steps unless a range is given.
-_MOST_PAIRS = 5e7  # pairs of steps, times ranks: so much takes a second or two
-MOST_ROWS = 100_000  # At most so many rows are read: of a longer range, the newest steps.
+# A verdict covers this many steps unless the caller gives a range.
+STEPS = 500
+# A verdict over this many takes a second or two.
+_MOST_PAIRS = 5e7  # pairs of steps × ranks
+# At most this many rows are read. Of a longer range these are the newest steps.
+MOST_ROWS = 100_000
 
-# Presets that divide each global batch by sizes and by speeds, unless other batches are given.
+# These presets divide each global batch by sizes and speeds, unless their parameter `batches` names
+# another preset.
 BALANCE = ("paceline", "paceline-relaxed")
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _MORE = ("step_s", "ended_at", "segment", "attempt")
@@ -23,22 +27,18 @@ _MORE = ("step_s", "ended_at", "segment", "attempt")
 def read_observed(
     connection: Connection, run: int, span: Range, placement: Placement | None = None
 ) -> ObservedSteps:
-    """What ranks reported of the complete steps of a range, as far as it counts.
+    """Return the ranks' reports of the complete steps in a range.
 
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; without a first one, `STEPS` of them. Never more than
-            `MOST_ROWS` rows: of a longer range, the newest steps.
-        placement: of the range's last step: steps before it do not count, since ranks were on other
-            nodes. None: it is not known.
+    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
+    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection, run, _COLUMNS + _MORE, span, count=STEPS, most_rows=MOST_ROWS
     )
     if placement is not None:
         read = read.since(placement.since)
-    # The time for a verdict grows with the square of the steps.
+    # The time to compute a verdict grows with the square of the number of steps.
     width = max(len(np.unique(read.table[:, 1])), 1)
     newest = np.unique(read.table[:, 0])[-int(np.sqrt(_MOST_PAIRS / width)) :]
     read = read.since(int(newest.min(initial=0)))
@@ -82,7 +82,7 @@ def _balances(policy: switches.Switch) -> bool:
 
 
 def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats) -> Ints:
-    """Version of the policy that planned each step, [K]; -1: unknown."""
+    """Return the policy version that planned each step, [K]; -1: unknown."""
     version = np.full(len(segment), -1)
     for number in np.unique(attempt[~np.isnan(attempt)]):
         mine = attempt == number
@@ -93,13 +93,11 @@ def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats
 
 
 def _switched(step: Ints, version: Ints) -> list[int]:
-    """The steps with which another policy began."""
     known = version >= 0
     return [int(at) for at in step[known][1:][np.diff(version[known]) != 0]]
 
 
 def _first_known(values: Floats) -> Floats:
-    """Of each step the value of the first rank that has one, [K]."""
     if not values.size:
         return np.empty(len(values))
     at = np.argmax(~np.isnan(values), axis=1)
@@ -107,10 +105,10 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Seconds after each step in which no rank loads, computes or reduces, [K].
+    """Return the seconds after each step in which no rank loads, computes or reduces, [K].
 
-    A rank's next step begins when its batch is there. Nobody knows what is after the last step, and
-    between two attempts: there it counts as usual.
+    A rank's next step starts when its batch has arrived. The time after the last step and between
+    two attempts is unknown; the usual value is returned there.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

@@ -1,4 +1,4 @@
-"""The node behind a verdict: where all slow ranks sit on one node, it is the node that is slow."""
+"""Slow node of a verdict: if all slow ranks run on one node, the node itself is slow."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ _FRACTIONS = {
     "a fifth": 1 / 5,
     "a tenth": 1 / 10,
 }
-FEWEST_STEPS = 20  # that a verdict about a node rests on; the first steps of ranks are uneven
+# A verdict about a node needs this many steps, because the first steps of ranks are uneven.
+FEWEST_STEPS = 20
 _PASSING = ("transient", "periodic", "input")
-_NEAR = 0.06  # so far off a fraction may be
+# A fraction is named in words if the share is this close to it.
+_NEAR = 0.06  # relative
 
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node on which all slow ranks of a run sit."""
+    """Node that runs all slow ranks of a run."""
 
     node: str
-    cause: str  # node, transient, periodic or input
-    ranks: list[int]  # those that are slow
-    count: int  # ranks on the node
-    factor: float | None  # time of the slow ranks ÷ the typical rank's, at equal load; None: none
+    # One of node, transient, periodic and input.
+    cause: str
+    # The slow ranks.
+    ranks: list[int]
+    # The number of all ranks on the node.
+    count: int
+    # Time of the slow ranks ÷ the typical rank's time, at equal load; None: unknown.
+    factor: float | None
 
     @property
     def words(self) -> str:
-        """The sentence about it."""
+        """Return a sentence about the node."""
         if self.cause == "node" and self.factor is not None and len(self.ranks) == self.count:
             return f"{self.node} computes at {_pace(1 / self.factor)} of the others' pace."
         if len(self.ranks) == self.count == 1:
@@ -45,18 +51,17 @@ class SlowNode:
 
 
 def slow_node(verdict: Verdict) -> SlowNode | None:
-    """The node of all slow ranks; None: there are none, or they sit on several, or nobody knows.
+    """Return the node that runs all slow ranks, if there is exactly one, else None.
 
-    Fewer than `FEWEST_STEPS` steps name no node.
-
-    Args:
-        verdict: of steps in which the ranks had their present placement.
+    The result is also None if placement is unknown, the run has one node only, or there are fewer
+    than `FEWEST_STEPS` steps. The ranks must have had their present placement in all steps of the
+    verdict.
     """
     placement = verdict.seen.nodes
     if verdict.steps < FEWEST_STEPS or len(set(placement)) < 2:
         return None
     named = [cause for cause in verdict.causes if cause.kind == "node"]
-    # Without a lasting slowness, the costliest cause if it may pass and has not yet.
+    # Without a lasting slowness, use the costliest cause if it is temporary and still active.
     first = [cause for cause in verdict.causes[:1] if cause.until is None]
     named = named or [cause for cause in first if cause.kind in _PASSING]
     slow = sorted({rank for cause in named for rank in cause.ranks})
@@ -70,11 +75,7 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
 
 
 def throttled(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence about each GPU of a slow node whose clock something lowers.
-
-    Args:
-        gpus: states, as the node's last heartbeat had them.
-    """
+    """Return a sentence about each throttled GPU, from the states in a node's last heartbeat."""
     sentences = []
     for index, gpu in enumerate(gpus):
         if reasons := gpu["throttled_by"]:
@@ -86,6 +87,5 @@ def throttled(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(share: float) -> str:
-    """A share in words, or in percent."""
     name, nearest = min(_FRACTIONS.items(), key=lambda item: abs(item[1] / share - 1))
     return name if abs(nearest / share - 1) <= _NEAR else f"{100 * share:.0f} %"

@@ -1,4 +1,8 @@
-"""Ranks that compute slower than others: lastingly, in passing, or periodically."""
+"""Detection of ranks that compute slower than others: lastingly, temporarily or periodically.
+
+`model_of` fits the cost of batches and the course of each rank's speed. `findings_of` turns slow
+courses into findings, one for all ranks that are slow together.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +32,38 @@ from paceline_backend.insight.verdict.observed import FEWEST, Bools, ObservedSte
 from paceline_backend.policies.base import Floats
 
 _LEAST_NOISE = 0.004
-_SHARE = 0.25  # share of the steps that a rank's lowest level must have to be its usual one
-_TOGETHER = 5  # steps by which courses that begin together may be apart
-_OVERLAP = 0.5  # share of the slow steps that ranks with one cause have in common
-_PAUSE = 5  # steps: what is shorter is a pause, which takes as long at any speed
-_OF_PERIOD = 0.7  # share of a period's times that happened, and of spans that are of it
-_CUT = 0.3  # share of the slowness that a smaller batch makes up for, from which on it is hidden
-_LESS = 1 / 1.05  # × the usual batch: smaller batches are dealt on purpose
-_SURE = 5.0  # standard errors by which a lasting slowness must be above the usual time
+# A rank's lowest level must cover this fraction of the steps to be its usual level.
+_SHARE = 0.25
+# Courses start together if their first steps differ by at most this much.
+_TOGETHER = 5  # steps
+# Ranks have a common cause if they share at least this fraction of their slow steps.
+_OVERLAP = 0.5
+# A shorter span is a pause, which takes equally long at any speed of the rank.
+_PAUSE = 5  # steps
+# At least this fraction of a period's occurrences must be observed, and at least this fraction of
+# the spans must belong to the period.
+_OF_PERIOD = 0.7
+# A slowness counts as compensated if smaller batches offset at least this fraction of it.
+_CUT = 0.3
+# A plan reacts to slowness if it makes a rank's batches smaller than this.
+_LESS = 1 / 1.05  # × the usual batch
+# A lasting slowness must be at least this far above the usual time.
+_SURE = 5.0  # standard errors
 
 
 @dataclass(frozen=True)
 class SlownessModel:
-    """Batches' costs, and what ranks' speeds are beside them.
+    """Costs of batches, and the course of each rank's speed.
 
     Args:
-        took_part: which ranks count, [K, W].
-        typical: s that a rank's batch takes the typical rank, [K, W].
-        off: logarithm of time ÷ typical, [K, W]; 0 where a rank takes no part.
+        took_part: mask of the ranks that count, [K, W].
+        typical: time of a rank's batch on the typical rank, in seconds, [K, W].
+        off: logarithm of time ÷ `typical`, [K, W]; 0 where a rank has no batch.
         noise: σ of `off`, [W].
-        courses: of each rank's `off`.
-        usual: level of each rank's `off` when it is not slow, [W].
-        policies: the steps that each policy planned.
-        planned: a plan divides the batches.
+        courses: course of each rank's `off`.
+        usual: level of each rank's `off` when the rank is not slow, [W].
+        policies: the steps of each policy.
+        planned: whether a plan divides the batches.
     """
 
     took_part: Bools
@@ -64,15 +77,15 @@ class SlownessModel:
 
     @cached_property
     def part(self) -> Floats:
-        """What each batch costs ÷ the mean batch of its step, [K, W]."""
+        """Return the cost of each batch ÷ the cost of the mean batch of its step, [K, W]."""
         return np.asarray(self.typical / mean_of(self.typical, self.took_part, axis=1)[:, None])
 
     @cached_property
     def usual_part(self) -> Floats:
-        """What each rank's batches usually cost ÷ the mean batch, [K, W].
+        """Return the usual cost of each rank's batches ÷ the cost of the mean batch, [K, W].
 
-        It is the level of `part` under a policy. A plan changes it when it learns of a slowness;
-        sizes that vary from step to step do not.
+        This is the level of `part` under a policy. It changes when a plan reacts to slowness, but
+        not when sizes vary from step to step.
         """
         out = np.ones_like(self.part)
         for policy in self.policies:
@@ -88,7 +101,7 @@ class SlownessModel:
 
 
 def model_of(seen: ObservedSteps, took_part: Bools) -> SlownessModel:
-    """Fits what batches cost, and how each rank's time went beside that."""
+    """Fit the cost of batches, and the course of each rank's time relative to that cost."""
     model = _with_costs_of(seen, seen, took_part)
     levels_of = np.stack([course.level(len(seen.step)) for course in model.courses], axis=1)
     levels_of += _of_spans(model)
@@ -113,10 +126,10 @@ def _with_costs_of(cleaned: ObservedSteps, seen: ObservedSteps, took_part: Bools
 
 
 def _usual(courses: Sequence[Course], count: int) -> Floats:
-    """Each rank's level when it is not slow, [W].
+    """Return each rank's level when it is not slow, [W].
 
-    It is the rank's lowest level if that is not above the typical rank's, which is the lower median
-    over the ranks.
+    This is the rank's lowest level, but at most the level of the typical rank, which is the lower
+    median over the ranks.
     """
     lowest = [lowest_level(course.base, count) for course in courses]
     typical = float(np.sort(lowest)[(len(lowest) - 1) // 2])
@@ -124,7 +137,7 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 
 
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
-    """The lowest level that held for long, or from the beginning."""
+    """Return the lowest level that lasted for long, or from the first step."""
     held = [piece for piece in base if piece.steps >= _SHARE * count]
     if base[0].steps >= LASTING:
         held.append(base[0])
@@ -132,7 +145,6 @@ def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
 
 
 def _of_spans(model: SlownessModel) -> Floats:
-    """How far the steps of spans are above their ranks' levels, [K, W]; elsewhere 0."""
     count = len(model.off)
     out = np.zeros_like(model.off)
     for rank, course in enumerate(model.courses):
@@ -144,29 +156,30 @@ def _of_spans(model: SlownessModel) -> Floats:
 
 @dataclass(frozen=True)
 class _Slow:
-    """One rank's slowness of one kind."""
-
     rank: int
     kind: str
     since: int | None
     until: int | None
-    steps: Bools  # [K] in which it is slow
-    slower: Floats  # [K] factor, 1 elsewhere
+    # Steps in which the rank is slow.
+    steps: Bools  # [K]
+    # Factor of the rank's time; 1 in other steps.
+    slower: Floats  # [K]
     factor: float
-    short: Bools  # [K] steps of spans so short that they are pauses
+    # Steps of spans that are short enough to be pauses.
+    short: Bools  # [K]
     period: int | None = None
     trend: tuple[float, float] | None = None
     times: int = 1
 
 
 def findings_of(model: SlownessModel) -> list[TimeLoss]:
-    """All ranks' slowness, by kind and course: ranks that are slow together are one finding."""
+    """Return the slowness of all ranks, with one finding for all ranks that are slow together."""
     slow: list[_Slow] = []
     for rank in range(model.off.shape[1]):
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
     periodic = {each.rank for each in weak}
-    # What was seen of them before is part of the period.
+    # Temporary slowness of a periodic rank is part of its period.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     lasting = np.zeros(model.off.shape[1], bool)
     lasting[[each.rank for each in slow if each.kind == "node"]] = True
@@ -202,7 +215,6 @@ def _of_rank(model: SlownessModel, rank: int) -> list[_Slow]:
 
 
 def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSpan]:
-    """The spans in which a rank is slower than its trend says."""
     kept = []
     for span in spans:
         inside = rest[span.begin : span.end][known[span.begin : span.end]]
@@ -212,7 +224,7 @@ def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSp
 
 
 def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
-    """Where the slowness that goes on begins; None: the rank is not slow in the end."""
+    """Return the first step of slowness that lasts to the end; None if there is none."""
     begin = None
     for piece in reversed(base):
         if piece.level - usual <= LEAST:
@@ -222,7 +234,6 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
 
 
 def _is_sure(model: SlownessModel, rank: int, begin: int) -> bool:
-    """Whether a lasting slowness is more than noise makes of so few steps."""
     steps = model.took_part[begin:, rank]
     above = (model.off[begin:, rank] - model.usual[rank])[steps]
     return bool(len(above)) and float(np.median(above)) > _SURE * float(
@@ -245,7 +256,8 @@ def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
     free = model.took_part[:, rank].copy()
     for span in course.spans:
-        if span.end < count:  # The last stair of a growth looks like a span that has just begun.
+        # The last level of a growth looks like a span that has just started, so it stays.
+        if span.end < count:
             free[span.begin : span.end] = False
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
     steps = np.arange(count) >= begin
@@ -286,7 +298,6 @@ def _passing(
     rank: int,
     period: int | None = None,
 ) -> list[_Slow]:
-    """Spans as one slowness, periodic or not."""
     count = len(off)
     rest = off - base
     steps = np.zeros(count, bool)
@@ -306,7 +317,7 @@ def _passing(
             slower[inside] = np.exp(np.median(rest[inside]))
             continue
         short[inside] = True
-        # The noise that these steps would have had is that of the nearest usual ones.
+        # Remove the noise of these steps, which is estimated from the nearest usual steps.
         at = np.searchsorted(usual, inside).clip(0, max(len(usual) - 1, 0))
         noise = rest[usual[at]] if len(usual) else 0.0
         slower[inside] = np.exp(rest[inside] - noise)
@@ -333,7 +344,7 @@ def _passing(
 
 
 def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
-    """Pauses at a strict period that are too small to stand out one by one."""
+    """Return pauses at a strict period that are too small to detect individually."""
     count = len(model.off)
     base = np.stack([course.level(count) for course in model.courses], axis=1)
     free = model.took_part.copy()
@@ -361,7 +372,6 @@ def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
 
 
 def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int) -> bool:
-    """Whether most of the times of a period happened, and most spans that were seen are of it."""
     expected = (times[-1].begin - times[0].begin) / period + 1
     if len(times) < _OF_PERIOD * expected:
         return False
@@ -370,7 +380,6 @@ def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int)
 
 
 def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
-    """Ranks of the same kind whose slowness begins together, or is in the same steps."""
     groups: list[list[_Slow]] = []
     order = sorted(slow, key=lambda each: (each.kind, each.since or 0, -float(each.slower.sum())))
     for each in order:
@@ -396,7 +405,7 @@ def _alike(first: _Slow, second: _Slow) -> bool:
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
-    """A finding about ranks that are slow together; `lasting`: all that are slow for good, [W]."""
+    """Return the finding about a group; `lasting` is a mask of all lastingly slow ranks, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
     slower = np.stack([each.slower for each in by_rank], axis=1)
@@ -433,13 +442,10 @@ def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> Ti
 
 
 def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
-    """How much smaller a plan makes the batches of slow ranks than those of others, [K, R]; ≤ 1.
+    """Return the size of slow ranks' batches relative to other ranks' batches, [K, R]; ≤ 1.
 
-    Args:
-        model: of the batches.
-        ranks: the slow ones.
-        slower: by what factor, [K, R].
-        lasting: all ranks that are slow for good, [W].
+    Values are 1 where the plan does not make batches smaller intentionally. `slower` holds the
+    factors of `ranks`, [K, R], and `lasting` is a mask of all lastingly slow ranks, [W].
     """
     mine = np.isin(np.arange(len(lasting)), ranks)
     others = ~(mine | lasting) if not (mine | lasting).all() else ~mine
@@ -452,9 +458,9 @@ def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: 
 
 
 def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
-    """The step since which smaller batches make up for a slowness; None: they do not.
+    """Return the first step since which smaller batches compensate for a slowness, else None.
 
-    A few steps at the end are too few to tell, and a few in which they do not are none.
+    The last `FEWEST` steps must be compensated, because fewer steps are not conclusive.
     """
     slow = (slower > 1).any(axis=1)
     much = np.median(slower, axis=1) - 1

@@ -1,8 +1,8 @@
-"""How a run stands now: healthy, to watch or held up, in a line, with what it loses at present.
+"""Current state of a run: OK, warning or slowed down, in one line, with its present loss.
 
-A verdict covers hundreds of steps, and a rank may be slow in the newest of them only. What is said
-here rests on the newest steps: those since the last cause that goes on began, and under the policy
-in force alone.
+A verdict covers hundreds of steps, and a rank may be slow only in the newest of them. A diagnosis
+therefore uses only the newest steps: those since the last active cause started, under the policy in
+force.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
 from paceline_backend.insight.verdict.observed import FEWEST, Times
 from paceline_backend.insight.verdict.words import what
 
-WATCH, HELD_UP = 0.06, 0.2  # share of time that is lost
-SHOWN = 50  # newest steps that are looked at
-_OFTEN = 3  # what came back so often may come again
+WATCH, HELD_UP = 0.06, 0.2  # shares of lost time
+# A diagnosis without an active cause, and the mean step time, cover this many of the newest steps.
+SHOWN = 50  # steps
+# A cause that occurred this often may occur again, so it counts as active.
+_OFTEN = 3
 
 _PAST = {
     "computes": "computed",
@@ -39,9 +41,10 @@ _PAST = {
 
 
 class VerdictLevel(StrEnum):
-    """Whether somebody should look."""
+    """Severity of a diagnosis."""
 
-    UNKNOWN = "unknown"  # too few steps
+    # There are too few steps.
+    UNKNOWN = "unknown"
     HEALTHY = "healthy"
     WATCH = "watch"
     HELD_UP = "held-up"
@@ -49,16 +52,16 @@ class VerdictLevel(StrEnum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is true of the newest steps.
+    """Diagnosis of the newest steps.
 
     Args:
-        level: whether somebody should look.
-        what: who, why and since when, as a clause; empty: nothing to say.
-        was: the same in the past, of a run that has ended.
-        lost: share of the wall time that what goes on costs.
-        waste: share of the ranks' time, all of the steps' wall time, that waits for slower ranks.
+        level: severity.
+        what: who is slow, why and since when, as a clause; empty: nothing to report.
+        was: the same clause in the past tense, for a run that has ended.
+        lost: share of the wall time that active causes cost.
+        waste: share of the ranks' time that they spend waiting for slower ranks.
         step_s: mean wall time of a step.
-        limit_s: the fluid limit of a mean step, each rank at its own speed; None: unknown.
+        limit_s: fluid limit of a mean step, with each rank at its own speed; None: unknown.
     """
 
     level: VerdictLevel
@@ -71,7 +74,7 @@ class Diagnosis:
 
 
 def standing_of(verdict: Verdict) -> Diagnosis:
-    """How the run stands in the newest steps of a verdict's range."""
+    """Return the diagnosis of the newest steps of a verdict's range."""
     seen = verdict.seen
     if verdict.steps < FEW:
         return Diagnosis(VerdictLevel.UNKNOWN)
@@ -96,9 +99,9 @@ def standing_of(verdict: Verdict) -> Diagnosis:
 
 
 def past(text: str) -> str:
-    """A sentence in the present, said of a run that has ended.
+    """Return a sentence with its verbs in the past tense, for a run that has ended.
 
-    Names of nodes stay: ``compute-3``, ``node.is.here``, and the word after "on".
+    Names of nodes stay unchanged: ``compute-3``, ``node.is.here``, and the word after "on".
     """
     verbs = "|".join(_PAST)
     whole = rf"(?<![\w.-])(?<!\bon )({verbs})(?![\w-]|\.\w)"
@@ -110,9 +113,10 @@ def _goes_on(cause: TimeLoss) -> bool:
 
 
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
-    """The steps since the last cause began; at least the fewest, and all where one comes back.
+    """Return the steps since the last cause started, but at least `FEWEST` steps.
 
-    None are from before the policy in force, or before its plan made up for what it makes up for.
+    If a cause recurs, all steps count. Steps before the policy in force, and before its plan
+    compensates for slowness, never count.
     """
     count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
@@ -139,7 +143,7 @@ def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
 
 
 def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
-    """The load of a step, divided so that all ranks end together, and the reduction."""
+    """Return the time of a step if all ranks ended together, including the reduction."""
     seen, took_part = verdict.seen, verdict.seen.took_part[shown]
     load = np.where(took_part, seen.load[shown], 0.0).sum(axis=0)
     compute_s = times.compute_s[shown].sum(axis=0)

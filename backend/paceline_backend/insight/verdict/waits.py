@@ -1,4 +1,4 @@
-"""Time in which ranks do not compute: input, network, between steps, planning."""
+"""Detection of time in which ranks do not compute: input, network, between steps, planning."""
 
 from __future__ import annotations
 
@@ -20,27 +20,38 @@ from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, Time
 from paceline_backend.insight.verdict.slowness import lowest_level
 from paceline_backend.policies.base import Floats
 
-_LEAST_NOISE = 0.002  # of a step's time
-_LEAST_WAIT = 0.01  # of a step's time: shorter waits are usual
-_ALWAYS = 0.25  # share of the wall time from which on what is always so counts
-_ALWAYS_INPUT = 0.05  # the same of loaders that all ranks wait for
-_MOST_PLANNING = 1.5  # × the shortest wait of a rank for a plan: what is longer is no plan's
-_FEWEST_PLANS = 3  # segments whose first step waits
-_MOST_OF = 0.75  # of the steps in which all ranks wait are first ones, and of these so many wait
-_OVERLAP = 0.4  # share of the steps that ranks which wait together have in common
-_LASTING_OVERLAP = 0.7  # the same where one waits for good
-_MOSTLY = 0.9  # share of the ranks from which on it is all of them
-_MOST_IN_TURN = 0.35  # of the ranks: more of them that wait at different times are "in turn"
+_LEAST_NOISE = 0.002  # relative to a step's time
+# Shorter waits are usual.
+_LEAST_WAIT = 0.01  # relative to a step's time
+# A wait that is the same in all steps counts from this share of the wall time on.
+_ALWAYS = 0.25
+# The same threshold for data loaders that all ranks wait for is lower.
+_ALWAYS_INPUT = 0.05
+# A longer wait is not attributed to planning.
+_MOST_PLANNING = 1.5  # × the shortest wait of a rank
+# At least this many segments must wait in their first step.
+_FEWEST_PLANS = 3
+# At least this fraction of the steps in which all ranks wait must be first steps of segments, and
+# at least this fraction of first steps must wait.
+_MOST_OF = 0.75
+# Ranks wait together if they share at least this fraction of their waiting steps.
+_OVERLAP = 0.4
+# This fraction is higher if one of the ranks waits permanently.
+_LASTING_OVERLAP = 0.7
+# From this fraction on, a group of ranks counts as all ranks.
+_MOSTLY = 0.9
+# If more than this fraction of the ranks wait at different times, they wait "in turn".
+_MOST_IN_TURN = 0.35
 
 
 @dataclass(frozen=True)
 class Excess:
-    """How much longer a wait is than usual.
+    """Excess of a wait over its usual length.
 
     Args:
-        more_s: [K], 0 where it is not longer.
-        spans: where it is, oldest first.
-        lasting: index from which on it goes on being longer; None: it does not.
+        more_s: [K], 0 where the wait is not longer than usual.
+        spans: steps in which it is longer, oldest first.
+        lasting: first index of a wait that stays longer until the end; None: there is none.
         usual_s: the usual wait.
     """
 
@@ -51,11 +62,9 @@ class Excess:
 
 
 def excess_of(series_s: Floats, unit_s: float) -> Excess:
-    """Compares a wait with what it usually is: its lowest level of a quarter of the steps.
+    """Return the excess of a wait, [K], over its lowest level that covers a quarter of the steps.
 
-    Args:
-        series_s: [K].
-        unit_s: what counts as one: the time of a usual step.
+    `unit_s` is the time of a usual step, to which noise and thresholds are relative.
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)
@@ -100,7 +109,7 @@ def _excess(
 
 
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
-    """Since, until, period and how often."""
+    """Return the first step, last step, period and number of occurrences."""
     spans = excess.spans
     if excess.lasting is not None:
         since = excess.lasting
@@ -118,12 +127,12 @@ def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int |
 
 
 def network_of(times: Times, unit_s: float) -> list[TimeLoss]:
-    """Reductions that take long."""
+    """Return the time lost to long reductions."""
     return _of_series("network", times.reduce_s, times, unit_s)
 
 
 def between_of(times: Times, unit_s: float) -> list[TimeLoss]:
-    """Time between steps."""
+    """Return the time lost between steps."""
     return _of_series("between", times.between_s, times, unit_s)
 
 
@@ -142,7 +151,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
         )
     usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
     if excess.usual_s >= _ALWAYS * float(np.median(times.steps_s)):
-        # It is so in all steps: one finding, with what is longer still.
+        # All steps are affected: return one finding that includes the steps that take even longer.
         return [TimeLoss(kind, (), effect(usual_s + excess.more_s))]
     return made
 
@@ -150,7 +159,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
 def planning_of(
     seen: ObservedSteps, times: Times, took_part: Bools, unit_s: float
 ) -> list[TimeLoss]:
-    """Waits of all ranks in the first steps of segments."""
+    """Return the time lost while all ranks wait for a plan in the first steps of segments."""
     first = seen.first
     if first.sum() < 2 or first.all():
         return []
@@ -177,13 +186,7 @@ def planning_of(
 
 
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
-    """Ranks that wait for their loaders.
-
-    Args:
-        times: without what planning takes.
-        took_part: which ranks count, [K, W].
-        unit_s: a usual step's time.
-    """
+    """Return the time that ranks lose waiting for data loaders; `times` exclude waits for plans."""
     values = times.data_s / unit_s
     noise = noise_of(values, took_part, _LEAST_NOISE)
     pieces = levels(values, took_part, noise)
@@ -209,7 +212,7 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
 
 
 def _inputs(each: Sequence[Excess], count: int) -> list[TimeLoss]:
-    """Groups ranks that wait together; those that wait in turn are one finding without ranks."""
+    """Group ranks that wait together; ranks that wait in turn become one finding without ranks."""
     waiting = [rank for rank, excess in enumerate(each) if excess.more_s.any()]
     groups: list[list[int]] = []
     for rank in sorted(waiting, key=lambda rank: -each[rank].more_s.sum()):
@@ -242,7 +245,7 @@ def _together(first: Excess, second: Excess) -> bool:
 
 
 def is_everyone(ranks: Sequence[int], world: int) -> bool:
-    """Whether ranks count as all of them."""
+    """Return whether a group is large enough to count as all ranks."""
     return len(ranks) >= _MOSTLY * world
 
 

@@ -1,4 +1,4 @@
-"""A verdict in plain sentences: who, what, since when, what it costs, what to do."""
+"""Description of a verdict in sentences: who, what, since when, its cost, and what to do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
 from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.waits import is_everyone
 
-_NOTHING = 0.005  # share of the wall time below which a cost is none
-_SAME = 1.05  # a rank that is faster by less is as fast as the others
-_MOST_PIECES = 4  # ranges of ranks in a sentence
+# A smaller share of the wall time is described as no cost.
+_NOTHING = 0.005
+# A rank whose speed differs by a smaller factor is as fast as the others.
+_SAME = 1.05
+# A sentence lists at most this many ranges of ranks.
+_MOST_PIECES = 4
 _MOST_NODES = 3
 _ALWAYS = " in all steps"
-_ALIKE = 1.2  # factors that differ by less are told as their median
-_MOST_CAUSES = 3  # in the words about a run
+# Factors whose ratio is smaller are reported as their median.
+_ALIKE = 1.2
+# The text about a run describes at most this many causes.
+_MOST_CAUSES = 3
 
 _LEARNS = "a policy that learns speeds, such as `paceline`, takes load from {it}"
 _TO_DO = {
@@ -30,7 +35,7 @@ _LOSS = "once the script's loss allows uneven parts, "
 
 
 def words(verdict: Verdict) -> str:
-    """The verdict over all ranks."""
+    """Return the verdict over all ranks as text."""
     if verdict.steps < FEW:
         if verdict.seen.compute_s.shape[1] < 2:
             return "A verdict compares ranks; there are no two ranks that have told of a step."
@@ -50,7 +55,7 @@ def words(verdict: Verdict) -> str:
 
 
 def cause_words(verdict: Verdict, cause: TimeLoss) -> str:
-    """What one cause is, since when, and what it costs."""
+    """Return a description of one cause: what happens, since when, and its cost."""
     text = _WHAT[cause.kind](verdict, cause)
     if cause.cost_s < _NOTHING * verdict.wall_s:
         return f"{text} By itself that costs nothing: others hold the same steps up as long."
@@ -58,7 +63,7 @@ def cause_words(verdict: Verdict, cause: TimeLoss) -> str:
 
 
 def what(verdict: Verdict, cause: TimeLoss) -> str:
-    """A cause in a clause without its cost: "rank 3 on vm-3 computes 2.7 × slower"."""
+    """Return a cause as a clause without its cost: "rank 3 on vm-3 computes 2.7 × slower"."""
     text = _lower(_WHAT[cause.kind](verdict, cause).split(". ")[0].removesuffix("."))
     nodes = verdict.seen.nodes
     theirs = {nodes[rank] for rank in cause.ranks if rank < len(nodes)}
@@ -69,13 +74,7 @@ def what(verdict: Verdict, cause: TimeLoss) -> str:
 
 
 def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
-    """A sentence or two about one rank.
-
-    Args:
-        verdict: over all ranks.
-        rank: which.
-        factor: its time at equal load ÷ the typical rank's; None: too few steps to tell.
-    """
+    """Return a sentence or two about one rank; for `factor` see `attribution.Worker`."""
     cause = cause_of(verdict, rank)
     if cause is not None:
         return cause_words(verdict, cause)
@@ -89,14 +88,15 @@ def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
 
 
 def cause_of(verdict: Verdict, rank: int) -> TimeLoss | None:
-    """The first cause that names a rank; None: there is none."""
+    """Return the first cause that names a rank; None if there is none."""
     return next((cause for cause in verdict.causes if rank in cause.ranks), None)
 
 
 def began(verdict: Verdict, cause: TimeLoss) -> int | None:
-    """The step in which a cause began; None: it was there when the range began.
+    """Return the step in which a cause started; None if it started before the range.
 
-    What comes back, and was due no earlier in the range, may have begun long before the range.
+    A periodic cause whose first occurrence is less than a period after the start of the range may
+    be older than the range. None is returned for it, too.
     """
     if cause.since is None:
         return None
@@ -107,9 +107,9 @@ def began(verdict: Verdict, cause: TimeLoss) -> int | None:
 
 
 def to_do(verdict: Verdict, cause: TimeLoss) -> str:
-    """What this run can do against a cause: a clause without a full stop.
+    """Return what this run can do against a cause, as a clause without a full stop.
 
-    It never recommends the policy in force.
+    The text never recommends the policy in force.
     """
     seen = verdict.seen
     its, it = ("its", "it") if len(cause.ranks) == 1 else ("their", "them")
@@ -144,7 +144,6 @@ def _against_slow_ranks(seen: ObservedSteps, cause: TimeLoss) -> str:
 
 
 def _first(seen: ObservedSteps) -> str:
-    """What a policy needs before it can help."""
     if seen.equal:
         return _LOSS
     return "" if seen.planned else _SESSION
@@ -160,7 +159,7 @@ def _against_uneven_batches(seen: ObservedSteps) -> str:
 
 
 def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
-    """Ranks as a group: "Rank 3", "Ranks 512–1023", "All 8 ranks of b", "Every rank"."""
+    """Return a name for a group of ranks, such as "Ranks 512–1023" or "All 8 ranks of b"."""
     if len(ranks) == world > 1:
         return "Every rank"
     if len(ranks) > 1 and len(nodes) == world:
@@ -283,7 +282,6 @@ _WHAT = {
 
 
 def _course(verdict: Verdict, cause: TimeLoss) -> str:
-    """When a wait is, or was."""
     since = _since(verdict, cause)
     if cause.period is not None:
         text = f" every {cause.period} steps{since}"
@@ -311,7 +309,6 @@ def _is_one(verdict: Verdict, cause: TimeLoss) -> bool:
 
 
 def _slower(cause: TimeLoss) -> str:
-    """By how much the culprits are slower; a range if they differ."""
     assert cause.factors is not None
     least, most = cause.factors
     if most < _ALIKE * least:

@@ -1,12 +1,12 @@
-"""What-if: the time that steps would take under each preset.
+"""What-if forecasts: the time that steps would take under each preset.
 
-    state       `PlanningState`: where a run stands, read from the store
-    measured    `MeasuredSteps`: what the newest steps took
-    speeds      since when all ranks have had their present speeds
-    resampled   `Resampled`: the run's ranks as emulated devices, from models and measured errors
+    state       `PlanningState`: current state of a run, read from the database
+    measured    `MeasuredSteps`: times of the newest steps
+    speeds      detects since when all ranks have had their present speeds
+    resampled   `Resampled`: the ranks as emulated devices, from models and measured errors
     simulate    simulates each preset on these devices
     forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`
-    answer      `Forecast`, `PresetForecast`, `Decision`: the answer, as stored and sent over REST
+    answer      `Forecast`, `PresetForecast`, `Decision`: the result, as stored and sent over REST
     auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
     child       `Forecaster`: makes forecasts in a process of low priority
 

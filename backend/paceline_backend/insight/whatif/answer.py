@@ -1,4 +1,7 @@
-"""The values of a forecast; they are JSON in the table `forecasts` and over REST."""
+"""Values of a forecast, which are stored as JSON in the table `forecasts` and sent over REST.
+
+`best_of` chooses the option that a forecast recommends.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
 
-STEPS = 256  # newest complete steps that a forecast rests on
-FEWEST = 16  # steps that a forecast needs at least
-MARGIN = 0.05  # the lower bound of a saving must be above this, to be worth a switch
+# A forecast uses this many of the newest complete steps.
+STEPS = 256
+# A forecast needs at least this many steps.
+FEWEST = 16
+# A switch is worth it only if the lower bound of its saving exceeds this.
+MARGIN = 0.05
 
 _PRICES: Mapping[Changes, str] = {
     "nothing": "",
@@ -26,7 +32,7 @@ Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
 @dataclass(frozen=True)
 class PresetForecast:
-    """What a preset would take; `low` and `high` bound 95 %."""
+    """Forecast of the step time under a preset; `low` and `high` bound 95 %."""
 
     policy: str = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(description="{}: its defaults", examples=[{}])
@@ -59,7 +65,7 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """What the newest forecast says of a run whose slow node is as fast as the others."""
+    """Newest forecast of a run if its slow node were as fast as the others."""
 
     step_time_s: float = Field(examples=[0.11])
     low_s: float = Field(description="`low` and `high` bound 95 %", examples=[0.1])
@@ -74,7 +80,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """What a step would take if a slow node's ranks were as fast as the median of the others."""
+    """Forecast of the step time if a slow node's ranks were as fast as the others' median."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="that are slow", examples=[[2, 3]])
@@ -83,7 +89,7 @@ class NodeForecast(Saving):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A preset of which nothing can be said."""
+    """Preset that could not be forecast."""
 
     policy: str = Field(examples=["ep4ddl"])
     reason: str = Field()
@@ -91,7 +97,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PolicyInForce:
-    """What savings are measured against."""
+    """Policy in force, the reference for all savings."""
 
     policy: str = Field(examples=["bsp"])
     parameters: dict[str, Any] = Field(examples=[{}])
@@ -108,7 +114,7 @@ class PolicyInForce:
 
 @dataclass(frozen=True)
 class Decision:
-    """What `auto` made of a forecast; savings as ratios."""
+    """Decision of `auto` about a forecast; savings are ratios."""
 
     decided: Decided = Field(examples=["switch"])
     reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
@@ -121,35 +127,42 @@ class Decision:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecasts of all presets, or the `reason` why there are none."""
+    """Forecasts for all presets, or the `reason` why there are none."""
 
     run: str
     made_at: float
     current: PolicyInForce
-    step: int | None = None  # last of the steps that the forecast rests on
-    first_step: int | None = None  # first of these steps
-    steps: int = 0  # number of these steps
-    fit_error: float | None = None  # |modelled time / measured time − 1|, on the same batches
+    # Last and first of the steps that the forecast uses, and their number.
+    step: int | None = None
+    first_step: int | None = None
+    steps: int = 0
+    # |Modelled time ÷ measured time − 1|, on the same batches.
+    fit_error: float | None = None
     reason: str | None = None
-    forecasts: list[PresetForecast] = field(default_factory=list)  # best first
+    # The best preset comes first.
+    forecasts: list[PresetForecast] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    speeds: list[float] = field(
-        default_factory=list
-    )  # [W] s per size unit for an equal share of a mean batch
-    replicates: int = 0  # simulations of each preset
+    # Seconds per size unit, for an equal share of a mean batch.
+    speeds: list[float] = field(default_factory=list)  # [W]
+    # Number of simulations of each preset.
+    replicates: int = 0
     decision: Decision | None = None
-    slow_node: NodeForecast | None = None  # None: no node is named slow
-    all_presets: bool = True  # False: some presets only, as for a slow node
-    assumes: str = ""  # what nobody measured: a clause for people; empty: nothing
-    option: str | None = None  # the only one that was to be forecast, as it was promised before
+    # None: no node is slow.
+    slow_node: NodeForecast | None = None
+    # False: only some presets were forecast, for example for a slow node.
+    all_presets: bool = True
+    # Assumptions that are not measured, as a clause for people; empty: there are none.
+    assumes: str = ""
+    # The only option that was forecast, to check an earlier promise; None: there were others.
+    option: str | None = None
 
     @property
     def compares(self) -> bool:
-        """Whether presets stand beside the policy in force: it is not of a node or a promise."""
+        """Return whether presets are compared, unlike in a forecast for a single option."""
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
-        """The forecast of the preset with these parameters (none: its defaults), or None."""
+        """Return the forecast of the preset with these parameters (default: none), or None."""
         for preset in self.forecasts:
             if (preset.policy, preset.parameters) == (policy, parameters or {}):
                 return preset
@@ -160,18 +173,18 @@ _FORECAST = TypeAdapter(Forecast)
 
 
 def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
-    """The option to switch to; None: no option is clearly worth it.
+    """Return the option to switch to; None if no option is clearly worth a switch.
 
-    An option that leaves the training as it is goes first, unless another is clearly faster: its
-    saving is above what the identical option would save. Options with a warning of harm and those
-    whose saving may be below `MARGIN` are left out.
+    Options with a warning of harm, and options whose saving may be below `MARGIN`, are left out. An
+    option that does not change the training is preferred, unless another option is clearly faster:
+    the lower bound of its saving exceeds the saving of the preferred option.
 
-    No forecast knows how many samples the same loss needs. It is more of them, the longer ranks
-    train without each other, and where gradients are `stale`. So if the fastest option changes the
-    training, another that takes at most `MARGIN` longer may go before it. Last are those whose
-    ranks meet only at an epoch's end, and before these those with stale gradients. Among the rest
-    the first is the one under which ranks are `alone` for the fewest steps. Options that leave the
-    training's updates alone count as 0.
+    A forecast does not know how many samples are needed to reach the same loss. The number is
+    larger, the longer ranks train independently, and if gradients are `stale`. If the fastest
+    option changes the training, options that take at most `MARGIN` longer therefore compete with
+    it. Options whose ranks synchronise only at an epoch's end come last, after options with stale
+    gradients. The best of the rest is the option whose ranks are `alone` for the fewest steps.
+    Options that leave the training's updates unchanged count as 0.
     """
     worth = [
         option
@@ -196,22 +209,21 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
 
 
 def _order(option: PresetForecast) -> tuple[bool, bool, int, float]:
-    """What sorts options that take about as long: the first is preferred; see `best_of`."""
     return option.alone is None, option.stale, option.alone or 0, -option.saving
 
 
 def recommended(forecast: Forecast) -> PresetForecast | None:
-    """What to switch to without changing the training's updates, by `best_of`."""
+    """Return the best option that does not change the training's updates; see `best_of`."""
     return best_of(option for option in forecast.forecasts if option.changes != "training")
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Return forecasts from the database."""
+    """Parse forecasts from the database."""
     return [_FORECAST.validate_python(body) for body in bodies]
 
 
 def label(policy: str, parameters: Mapping[str, Any]) -> str:
-    """How an option is called: the preset, with its parameters if they are given."""
+    """Return the label of an option: the preset, with its parameters if there are any."""
     given = ", ".join(
         f"{name} {'…' if isinstance(value, list | tuple) else value}"
         for name, value in parameters.items()
@@ -222,10 +234,7 @@ def label(policy: str, parameters: Mapping[str, Any]) -> str:
 def words(
     option: str, saving: float, low: float, high: float, *, changes: Changes = "nothing"
 ) -> str:
-    """The sentence about an option's saving, in percent of the time.
-
-    Nothing is forecast of the loss. For an option that changes the training, the sentence says so.
-    """
+    """Return a sentence about an option's saving; it warns if the option changes the training."""
     half = max(1, round(50 * (high - low)))
     price = _PRICES[changes]
     if low <= 0 <= high:

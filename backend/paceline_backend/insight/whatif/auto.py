@@ -1,4 +1,4 @@
-"""What `auto` does after a forecast: a pure decision, on which only the advisor acts."""
+"""Decision of `auto` after a forecast: a pure function, on whose result only the advisor acts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from paceline_backend.insight.whatif.answer import (
 )
 from paceline_backend.store.switches import Switch
 
-BY = "auto"  # who requests its switches
-AUTO_STEPS = 100  # between two forecasts, and over so many a saving of `MARGIN` must hold
-FIRST_STEP = 24  # the first forecast is made here: a few cold steps, `FEWEST`, and some to spare
-HOLD_STEPS = 100  # steps without another switch after a switch
-CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
+# Switches by `auto` have this author.
+BY = "auto"
+# Forecasts are this far apart, and a saving of `MARGIN` must hold for this long.
+AUTO_STEPS = 100  # steps
+# The first forecast is made at this step: after a few cold steps and `FEWEST` more, with a reserve.
+FIRST_STEP = 24
+# After a switch there is no other switch for this long.
+HOLD_STEPS = 100  # steps
+# A larger change of a rank's speed makes earlier experience with presets void.
+CHANGED = 0.25  # relative
 
 Mode = Literal["recommend", "switch"]
 
@@ -35,26 +40,24 @@ def decide(
     *,
     relaxed: bool = False,
 ) -> Decision:
-    """Stays, recommends or switches, or goes back.
+    """Decide whether to stay, wait, recommend, switch or go back.
 
-    `best_of` chooses among the presets that may be chosen, as for the page's recommendation. The
-    chosen preset must save more than `MARGIN` in all forecasts back to `steps_to_hold` before, too.
+    `best_of` chooses among the permitted presets, as for the page's recommendation. In addition,
+    all forecasts back to `steps_to_hold` earlier must promise a saving above `MARGIN` for the
+    chosen preset.
 
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
-    longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
-    before. If the policy changes the training, and a preset that does not surely takes less than
-    `MARGIN` longer, `auto` takes that preset.
+    longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the previous
+    policy. If the policy changes the training, and a preset that does not is certainly less than
+    `MARGIN` slower, `auto` takes that preset.
 
-    `auto` does not choose again a policy that it left, nor one that it chose and a user then left,
-    until a rank's speed has changed. Otherwise it could switch back and forth.
+    `auto` does not choose a policy again that it left, or that it chose and a user then left, until
+    a rank's speed has changed. Otherwise it could switch back and forth.
 
-    Args:
-        forecast: the newest, made under the newest of `switches`.
-        earlier: the forecasts with a decision, oldest first.
-        switches: all, oldest first.
-        mode: "recommend": say what to do, but do not switch.
-        relaxed: also choose presets under which ranks do not wait for all others. These change the
-            training, because gradients come late or replicas differ.
+    `forecast` must be made under the newest of `switches`. `earlier` holds the forecasts with a
+    decision. Both sequences are sorted, oldest first. In mode "recommend" the result is never a
+    switch. Presets under which ranks do not wait for all others are chosen only if `relaxed` is
+    true. They change the training, because gradients come late or replicas differ.
     """
     if forecast.reason is not None:
         return _without_preset("wait", forecast.reason)
@@ -94,14 +97,14 @@ def decide(
 
 
 def steps_to_hold(promise: PresetForecast) -> int:
-    """Over how many steps all forecasts must promise a saving before `auto` acts on it.
+    """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
-    To wait costs the saving. So waiting for a large saving may cost no more than `AUTO_STEPS` cost
-    where `MARGIN` is saved. `FEWEST` steps must be new. What changes the training must hold for
-    `AUTO_STEPS`: a run's first steps are often slow, and the training would stay changed.
+    While `auto` waits, the saving is lost. Waiting for a large saving may therefore cost at most as
+    much as `AUTO_STEPS` steps with a saving of `MARGIN`. At least `FEWEST` steps must be new. A
+    preset that changes the training must be promised for `AUTO_STEPS`: a run's first steps are
+    often slow, and the change to the training would be permanent.
 
-    Args:
-        promise: its saving is surely above `MARGIN`.
+    `promise.saving_low` must be above `MARGIN`.
     """
     if promise.changes == "training":
         return AUTO_STEPS
@@ -109,9 +112,9 @@ def steps_to_hold(promise: PresetForecast) -> int:
 
 
 def _unchanged_again(forecast: Forecast) -> PresetForecast | None:
-    """What may take the place of a preset that changes the training, as that is not worth it.
+    """Return a replacement for a preset that changes the training without a clear benefit, or None.
 
-    A run's first steps, or a passing slowness, may have made it look better than it is.
+    A run's first steps, or temporary slowness, may have made that preset look better than it is.
     """
     if all(option.changes != "training" for option in forecast.forecasts if option.in_force):
         return None
@@ -140,10 +143,11 @@ def _without_preset(decided: Literal["stay", "wait"], why: str) -> Decision:
 
 
 def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Whether all forecasts back to `steps_to_hold` before promise a saving above `MARGIN`, too.
+    """Return whether all forecasts back to `steps_to_hold` earlier promise a saving above `MARGIN`.
 
-    They must be made under the same policy and at the same speeds. Forecasts may lie closer
-    together: a worker makes one as soon as it takes a run over, or as `auto` is turned on.
+    They must be made under the same policy and at the same speeds. Forecasts may be closer together
+    than `AUTO_STEPS`: a worker process makes one when it takes over a run, or when `auto` is
+    enabled.
     """
     assert forecast.step is not None
     for before in reversed(earlier):
@@ -151,12 +155,13 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
         if not (same_policy and same_conditions(before, forecast)):
             return False
         promised = before.of(best.policy, best.parameters)
-        if promised is None:  # another option was forecast by itself
+        # This forecast is for a single other option.
+        if promised is None:
             continue
         if promised.saving_low <= MARGIN:
             return False
         assert before.step is not None
-        # A forecast with a later step is of an earlier attempt.
+        # A forecast with a later step belongs to an earlier attempt.
         if not forecast.step - steps_to_hold(best) < before.step <= forecast.step:
             return True
     return False
@@ -165,7 +170,7 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
 def _verdict(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
-    """Whether to wait for the result of `auto`'s last switch, or to undo it; None: neither."""
+    """Return a decision to wait for the result of `auto`'s last switch or to undo it, or None."""
     if len(switches) < 2 or mode == "recommend":
         return None
     before, last = switches[-2:]
@@ -191,14 +196,13 @@ def _verdict(
 
 
 def _judged(forecast: Forecast) -> bool:
-    """Whether this forecast's decision judged the policy in force."""
     return forecast.decision is not None and forecast.decision.decided != "wait"
 
 
 def _barred(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch]
 ) -> set[str]:
-    """Labels of what a switch of `auto` left, or what `auto` chose and then a user left."""
+    """Return the labels of policies that `auto` left, or that `auto` chose and a user then left."""
     barred = set()
     for switch, following in pairwise(switches):
         if BY in (switch.by, following.by):
@@ -216,7 +220,7 @@ def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
 
 
 def same_conditions(first: Forecast, second: Forecast) -> bool:
-    """Whether each rank was about as fast in both forecasts."""
+    """Return whether each rank was about as fast in both forecasts."""
     return len(first.speeds) == len(second.speeds) and all(
         min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + CHANGED)
         for a, b in zip(first.speeds, second.speeds, strict=True)

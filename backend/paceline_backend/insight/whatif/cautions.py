@@ -1,4 +1,4 @@
-"""Warnings of presets under what a run has measured: in forecasts, and before a switch."""
+"""Warnings about presets, given a run's measured conditions: in forecasts, and before a switch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from paceline_backend.store import Store, runs
 log = logging.getLogger(__name__)
 
 PLAIN = "bsp"
-_CELLS = 50_000  # most records (steps × ranks) that are read before a switch
+# At most this many records are read before a switch.
+_CELLS = 50_000  # steps × ranks
 
 
 def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Warnings of a preset for a run, those of harm first; takes a part of a second.
+    """Return warnings about a preset for a run, those of harm first; takes a fraction of a second.
 
-    Of a run that has not trained enough yet, it is only said what the preset changes.
+    For a run that has not trained enough yet, warnings only say what the preset changes.
 
     Raises:
-        UnknownRunError: no such run.
         UnknownPolicyError: no such preset.
         PolicyParameterError: a parameter is unknown, or its value is not legal.
-        StoreError: the database did not answer.
     """
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run), STEPS, _CELLS)
@@ -47,9 +46,10 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
 
 
 def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forecast:
-    """A forecast with each preset's warnings; its own figures say whether the preset does harm.
+    """Return a forecast with each preset's warnings.
 
-    If plain DDP is not among its presets, nothing is said about harm.
+    The forecast's own figures show whether a preset does harm. If plain DDP is not among its
+    presets, there are no warnings of harm.
     """
     conditions, plain = conditions_of(state, models), made.of(PLAIN)
     if conditions is None:
@@ -67,7 +67,7 @@ def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forec
 
 
 def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
-    """A third party's preset must not end the forecast."""
+    """Add warnings to a preset's forecast, but keep it unchanged if a third-party preset fails."""
     try:
         made: PresetForecast = warned(preset)
     except Exception:
@@ -77,12 +77,7 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
 
 
 def conditions_of(state: PlanningState, models: Models | None = None) -> fitness.Conditions | None:
-    """What a run has measured; None: too few steps, or one rank only.
-
-    Args:
-        state: of the run.
-        models: fitted to its steps; None: they are fitted here.
-    """
+    """Return the measured conditions of a run; None: too few steps, one rank only, or a stream."""
     measured, history = state.measured, state.history
     if history is None or measured is None or history.hello.world == 1 or len(measured) < FEWEST:
         return None

@@ -1,4 +1,4 @@
-"""Forecasts in a process of their own, so that neither pages nor plans wait for a forecast."""
+"""Forecasts in a separate process, so that neither page requests nor planning wait for them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.store import Store
 
 T = TypeVar("T")
-_NICE = 5  # on a busy machine, a third of what other processes get
+# On a busy machine, the child gets a third of the CPU time of other processes.
+_NICE = 5
 
 
 class Forecaster:
-    """Makes one forecast at a time in a child process of low priority. Thread-safe.
+    """Child process of low priority that makes one forecast at a time. Thread-safe.
 
-    The child starts with `start`, or with the first forecast, and takes seconds to start. It ends
-    with `close` or with this process, even in the middle of a forecast.
-
-    Args:
-        database: URL.
+    The child starts with `start` or with the first forecast, which takes seconds. It ends with
+    `close` or with this process, even in the middle of a forecast.
     """
 
     def __init__(self, database: str) -> None:
         self._database = database
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
-        self._alive: Connection | None = None  # the child ends when this is closed
+        # The child exits when this connection is closed.
+        self._alive: Connection | None = None
 
     def start(self) -> None:
-        """Starts the child before the first forecast is due. Does not wait. Idempotent."""
+        """Start the child before the first forecast is due, without waiting for it. Idempotent."""
         with self._lock:
             if self._pool is None:
                 self._submit(_load)
@@ -46,17 +45,18 @@ class Forecaster:
     def submit(
         self, run: str, steps: int, presets: Sequence[str] | None = None, *, relaxed: bool = True
     ) -> Future[Forecast]:
-        """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
+        """Submit a forecast; the future raises the errors of `whatif.forecast.forecast`."""
         call = functools.partial(_forecast, self._database, run, steps, presets, relaxed)
         with self._lock:
             try:
                 return self._submit(call)
-            except BrokenProcessPool:  # the child was killed: start another
+            except BrokenProcessPool:
+                # The child was killed, so start another one.
                 self._end()
                 return self._submit(call)
 
     def close(self) -> None:
-        """Ends the child; a forecast under way fails. Idempotent."""
+        """Stop the child; a running forecast fails. Idempotent."""
         with self._lock:
             self._end()
 
@@ -67,7 +67,8 @@ class Forecaster:
         ends, self._alive = spawn.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
         made = self._pool.submit(call)
-        ends.close()  # the child has its own
+        # The child has its own copy of this end.
+        ends.close()
         return made
 
     def _end(self) -> None:
@@ -86,20 +87,19 @@ class Forecaster:
 
 
 def _begin(parent: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    # The parent handles Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: Connection) -> None:
-    """Ends this process when the parent closes its end, or dies."""
     with contextlib.suppress(EOFError):
         parent.recv_bytes()
     os._exit(0)
 
 
 def _load() -> None:
-    """Imports what forecasts need."""
     import paceline_backend.insight.whatif.forecast  # noqa: F401
 
 

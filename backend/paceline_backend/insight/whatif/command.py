@@ -1,4 +1,8 @@
-"""`paceline whatif`: asks a server, or computes from the database alone."""
+"""Command `paceline whatif`: gets a forecast from a server, or computes it from the database.
+
+Both functions raise `PacelineError` if the run does not exist, or the server or database is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,19 @@ from paceline.node.client import Client
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.store import Store, runs
 
-_TIMEOUT_S = 300.0  # forecasts run at low priority and take long on a busy machine
+# Forecasts have low priority and take long on a busy machine.
+_TIMEOUT_S = 300.0
 
 
 def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
-    """Prints a server's forecast; returns the exit code.
-
-    Raises:
-        PacelineError: no such run, or nothing answers.
-    """
+    """Print a server's forecast and return the exit code."""
     with Client(server, token, _TIMEOUT_S) as client:
         body = client.call("GET", f"/runs/{client.run(run)}/whatif")
     return _print(body, as_json)
 
 
 def from_database(database: str, run: str, as_json: bool) -> int:
-    """Prints a new forecast and does not store it; returns the exit code.
-
-    Raises:
-        PacelineError: no such run, or the database cannot be used.
-    """
+    """Print a new forecast without storing it, and return the exit code."""
     from paceline_backend.insight.whatif.forecast import forecast
 
     with Store.open(database) as store:

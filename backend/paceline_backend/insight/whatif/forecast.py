@@ -1,4 +1,8 @@
-"""Simulates a run's next steps under each preset, on devices that behave as the run measured."""
+"""Forecast of the step time under each preset, from simulations on the measured devices.
+
+`forecast` reads the state of a run, fits models to its newest steps, simulates all presets, and
+converts the simulated times to a `Forecast` with 95 % intervals.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +50,19 @@ from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
-REPLICATES = 5  # most simulations of each preset
-BUDGET_S = 4.0  # CPU time after which no further pair of simulations is begun
+# Maximum number of simulations of each preset.
+REPLICATES = 5
+# After this CPU time no further pair of simulations starts.
+BUDGET_S = 4.0
 
-# How much the parts of an interval count: what was drawn by bootstrap, what other models gave, the
-# models' error, and what nothing measured tells. Chosen such that 95 % of outcomes lie inside, on
-# simulated runs of 20 makes.
+# Weights of the parts of an interval: bootstrap draws, other models, the models' error, and
+# unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated runs
+# of 20 kinds.
 _WEIGHTS = np.array([1.5, 2.0, 1.5, 0.005])
-_COLD = 3  # an attempt's first steps, in which much is done only once
-_CELLS = 200_000  # most records (steps × ranks) that are read
+# The first steps of an attempt are left out, because they include one-time work.
+_COLD = 3  # steps
+# At most this many records are read.
+_CELLS = 200_000  # steps × ranks
 
 
 def forecast(
@@ -67,29 +75,23 @@ def forecast(
     replicates: int = REPLICATES,
     budget_s: float = BUDGET_S,
 ) -> Forecast:
-    """Forecasts the step time under each preset, with 95 % intervals.
+    """Forecast the step time under each preset, with 95 % intervals.
 
-    Each rank's model is fitted to the run's newest steps. Simulations go on from where the run
-    stands, once under each preset. A simulated step takes the modelled time multiplied by a
+    Each rank's model is fitted to the run's newest steps. Simulations continue from the run's
+    current state, once under each preset. A simulated step takes the modelled time multiplied by a
     measured relative error (block bootstrap), plus the measured time for loading, communication and
     everything else. Presets are compared by seconds per unit of load, because their batches differ.
-    The figure is given as the time of a mean global batch. The models' error on the measured
-    batches (`fit_error`) corrects all forecasts and widens their intervals.
+    The result is the time of a mean global batch. The models' error on the measured batches
+    (`fit_error`) corrects all forecasts and widens their intervals.
 
-    Args:
-        store: the database.
-        run_id: the run's public id.
-        presets: labels of presets and their variants, or names for their defaults; None: all. The
-            policy in force is always included, with its parameters.
-        relaxed: also presets that change the training.
-        steps: how many of the newest complete steps of the latest attempt to rest on.
-        replicates: simulations of each preset, at most.
-        budget_s: CPU seconds after which no pair of simulations is added.
+    `presets` are labels of presets and their variants, or names for their defaults; None: all. The
+    policy in force is always included, with its parameters. Presets that change the training are
+    included if `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest
+    attempt. `replicates` is the maximum number of simulations of each preset. No pair of
+    simulations starts after `budget_s` CPU seconds.
 
     Raises:
-        UnknownRunError: no such run.
         UnknownPolicyError: no such preset.
-        StoreError: the database did not answer.
         ValueError: `steps` is below `FEWEST`, or a preset has no such variant.
     """
     if steps < FEWEST:
@@ -120,7 +122,7 @@ def of_state(
     replicates: int = REPLICATES,
     budget_s: float = BUDGET_S,
 ) -> Forecast:
-    """`forecast` from a state that was read before."""
+    """Return the forecast for a state that was read before; see `forecast`."""
     made_at = time.time()
     current = PolicyInForce(state.policy, state.parameters, state.version, None, None, 0)
     basis = _basis(state)
@@ -149,7 +151,6 @@ def of_state(
 def _of_slow_node(
     made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, SimulatedOption]
 ) -> NodeForecast | None:
-    """The forecast for the case that the node that is slow were not."""
     name = label(basis.state.policy, basis.state.parameters)
     base = simulated[name]
     slow = slow_nodes.named(basis)
@@ -163,14 +164,15 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    reduced = measured.together  # other steps have no all-reduce
+    # Other steps have no all-reduce.
+    reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
     return slow_nodes.answer(slow, preset, not_computing)
 
 
 def _basis(state: PlanningState) -> Basis | str:
-    """The inputs of the simulations, or the reason why there can be no forecast."""
+    """Return the inputs of the simulations, or the reason why there can be no forecast."""
     measured = state.measured
     if state.history is None or measured is None:
         return "the run has not begun to train"
@@ -186,7 +188,8 @@ def _basis(state: PlanningState) -> Basis | str:
     world = state.history.hello.world
     predictor = LinearPredictor(window=len(measured), cost="auto")
     models = predictor.fit(measured.feedback, world)
-    if not models.known and state.window is not None:  # older steps may tell of idle ranks
+    # Ranks that were idle in the newest steps may have records in older steps.
+    if not models.known and state.window is not None:
         models = predictor.fit(state.window.feedback(), world)
     if not models.known:
         idle = np.flatnonzero((measured.features.samples == 0).all(axis=0)).tolist()
@@ -204,20 +207,21 @@ def _basis(state: PlanningState) -> Basis | str:
 
 
 def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
-    """Measured ÷ modelled time of the batches that ran.
+    """Return measured ÷ modelled time of the batches that ran.
 
-    Errors are exchanged among neighbouring steps only. Slowdowns that the policy has adapted to
-    thus stay near their steps. An error that belongs to one kind of batch, which a simulation
-    spreads over all batches, shows up in the result.
+    Errors are exchanged only among neighbouring steps, so slowdowns that the policy has adapted to
+    stay near their steps. The result also shows errors that belong to one kind of batch, which a
+    simulation spreads over all batches.
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
-    # Relaxed steps are simulated event by event, which is slower: draw fewer.
+    # Relaxed steps are simulated event by event, which is slower, so there are fewer draws.
     draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     compute_s = models.ett(measured.features) * ratio[rows]
-    if measured.several is not None:  # a model is of one batch
+    # Models apply to single batches only.
+    if measured.several is not None:
         compute_s = np.where(measured.several, measured.compute_s, compute_s)
     data_s = np.where(measured.single, measured.data_s[rows], measured.data_s)
     ready = data_s + compute_s
@@ -231,10 +235,11 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
 
 
 def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
-    """The time of all relaxed steps, by the models of the synchronisers.
+    """Return the time of all relaxed steps, by the models of the synchronisers.
 
-    Each rank trains what it has trained. Where ranks share batches, a rank's last record of a span
-    counts as one step, whatever the rank took over.
+    Each rank trains the batches that it has trained. Where ranks share batches, a rank's last
+    record of a span counts as one step, regardless of the number of batches that the rank took
+    over.
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
@@ -253,7 +258,8 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             epoch_end=span.over,
         )
         if span.pooled and not isinstance(span.synchroniser, Averaging):
-            work = without_empty(work)  # ranks had no bodies there
+            # Ranks that share batches did not run the loop's body without a batch.
+            work = without_empty(work)
         goes_on, before = model.goes_on, now
         timeline = model.run(now, work)
         own_s = np.where(work.made, work.work_s, 0.0)
@@ -264,7 +270,8 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             mid = np.mean if span.pooled else np.max
             total_s += float(mid(now) - mid(before))
             continue
-        if not span.whole:  # the end, where all ranks meet, was not measured
+        # The end of the segment, where all ranks synchronise, was not measured.
+        if not span.whole:
             step_s[-1] -= timeline.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
     return total_s
@@ -313,14 +320,10 @@ def _answer(
 
 
 def mean_load(hello: Hello, sizes: Floats) -> float:
-    """What a mean step holds, in the unit of the sizes.
-
-    Args:
-        hello: of the run's attempt.
-        sizes: λ of each sample, [N].
-    """
+    """Return the load of a mean step, in the unit of the sizes."""
     if hello.token_budget is not None and hello.steps_per_epoch:
-        return float(sizes.sum()) / hello.steps_per_epoch  # `global_batch` is a rounded mean
+        # `global_batch` would be a rounded mean here.
+        return float(sizes.sum()) / hello.steps_per_epoch
     if hello.drop_last:
         return float(sizes.mean()) * hello.global_batch
     return float(sizes.sum()) / -(-len(sizes) // hello.global_batch)
@@ -329,7 +332,7 @@ def mean_load(hello: Hello, sizes: Floats) -> float:
 def _preset(
     name: str, of: SimulatedOption, base: SimulatedOption, scale: float, fit_error: float
 ) -> PresetForecast:
-    """An option's forecast beside the policy in force (`base`).
+    """Return an option's forecast in comparison with the policy in force (`base`).
 
     Draws of both use the same steps and errors, so their ratio has little noise.
     """
@@ -365,13 +368,10 @@ def _preset(
 
 
 def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> tuple[float, float]:
-    """The 95 % interval around `mean`.
+    """Return the 95 % interval around `mean`.
 
-    Args:
-        mean: forecast.
-        draws: of the mean, by bootstrap.
-        shifts: log of the mean by other models ÷ by the fitted ones.
-        fit_error: of the models on the measured batches.
+    `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean by other models ÷
+    the mean by the fitted ones.
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0
@@ -380,7 +380,7 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
 
 
 def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
-    """Seconds per size unit of each rank for an equal share of a mean batch."""
+    """Return each rank's seconds per size unit, for an equal share of a mean batch."""
     of = basis.measured.features
     world = len(basis.models.a)
     like = float(of.squares.sum() / max(of.load.sum(), 1e-300))

@@ -1,4 +1,8 @@
-"""The measurements of a run's newest steps, in the form that a forecast needs."""
+"""Measurements of a run's newest steps, in the form that a forecast needs.
+
+`state` creates `MeasuredSteps` from the database. `with_spans` adds the segments in which ranks did
+not wait for each other in each step, because those steps need other rules for their times.
+"""
 
 from __future__ import annotations
 
@@ -23,48 +27,56 @@ from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Costs
 
-_FEWEST = 16  # steady steps that are needed to measure the policy in force
+# The time of the policy in force is measured only over at least this many steady steps.
+_FEWEST = 16  # steps
 
-_UNDISTURBED = 0.1  # in at least this share of a rank's steps, the rank waits for no other
+# Minimum fraction of steps in which a rank does not wait for another rank.
+_UNDISTURBED = 0.1
 
 
 @dataclass(frozen=True)
 class RelaxedSpan:
     """Rows of one segment in which ranks did not wait for each other in each step."""
 
-    first: int  # first row
-    end: int  # row after the last
+    # First row, and one past the last row.
+    first: int
+    end: int
     synchroniser: Synchronisation
-    seq: int  # number of the segment
-    steps: int  # steps of the segment, also those without a row
-    whole: bool  # the segment's last step has a row
-    epoch_end: bool  # the epoch ends with the segment
-    pooled: bool  # ranks share the segment's batches; see `paceline.core.pool`
+    # Number of the segment.
+    seq: int
+    # Number of steps of the segment, including those without a row.
+    steps: int
+    # True if the segment's last step has a row.
+    whole: bool
+    # True if the epoch ends with the segment.
+    epoch_end: bool
+    # True if ranks share the segment's batches; see `paceline.core.pool`.
+    pooled: bool
 
     @property
     def goes_on(self) -> bool:
-        """Whether ranks do not meet at the segment's end, unless the epoch ends."""
+        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends."""
         return synchronisers.goes_on(self.synchroniser)
 
     @property
     def over(self) -> bool:
-        """Whether the epoch ends with the last row."""
+        """Return whether the epoch ends with the last row."""
         return self.whole and self.epoch_end
 
     @property
     def rows(self) -> slice:
-        """The span's rows."""
+        """Return the span's rows."""
         return slice(self.first, self.end)
 
     @property
     def judged(self) -> bool:
-        """Whether the rows say what the segment took: all that belongs together is there."""
+        """Return whether the rows are complete enough to show the duration of the segment."""
         return self.whole and (not self.pooled or self.end - self.first == self.steps)
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """The last complete steps of the latest attempt: S steps of W ranks."""
+    """Newest complete steps of the latest attempt: S steps of W ranks."""
 
     step: Ints  # [S]
     features: Features  # [S, W]
@@ -72,25 +84,31 @@ class MeasuredSteps:
     data_s: Floats  # [S, W]
     sync_s: Floats  # [S, W]
     rank_step_s: Floats  # [S, W]
-    load: Floats  # [S] of the global batch
-    relaxed_spans: tuple[RelaxedSpan, ...] = ()  # in order; all other rows are of all-reduces
-    reported_round_s: float | None = None  # median of the newest rounds' records; None: no rounds
-    fallback: str = ""  # why the newest relaxed segment was all-reduced; empty: it was not
-    several: npt.NDArray[np.bool_] | None = None  # [S, W] records of several batches; None: none
-    gradient_bytes: int | None = None  # of all gradients of a rank; None: unknown
+    # Load of the global batch.
+    load: Floats  # [S]
+    # Relaxed spans in order; all other rows end with an all-reduce.
+    relaxed_spans: tuple[RelaxedSpan, ...] = ()
+    # Median duration in the records of the newest rounds; None: there are no rounds.
+    reported_round_s: float | None = None
+    # Reason why the newest relaxed segment was all-reduced; empty: it was not.
+    fallback: str = ""
+    # Mask of records of several batches; None: there are none.
+    several: npt.NDArray[np.bool_] | None = None  # [S, W]
+    # Size of all gradients of a rank; None: unknown.
+    gradient_bytes: int | None = None
 
     @property
     def single(self) -> npt.NDArray[np.bool_]:
-        """Which records are of one batch, [S, W]: not of none, and not of several."""
+        """Return a mask of the records of exactly one batch, [S, W]."""
         single = self.features.samples > 0
         return np.asarray(single if self.several is None else single & ~self.several, bool)
 
     @property
     def loading_s(self) -> Floats:
-        """What loading a batch takes each rank, in the mean, [W]; 0 for a rank without any.
+        """Return the mean time that each rank takes to load a batch, [W]; 0 for a rank without any.
 
-        Where ranks share batches, one that is through with a segment waits for the next plan. Its
-        next record says so as loading.
+        Where ranks share batches, a rank that has finished a segment waits for the next plan, and
+        its next record counts this wait as loading. These records are left out.
         """
         known = self.single.copy()
         known[[span.first for span in self.relaxed_spans if span.pooled]] = False
@@ -99,7 +117,7 @@ class MeasuredSteps:
 
     @property
     def feedback(self) -> Feedback:
-        """The records of single batches as a predictor takes them; others are empty."""
+        """Return the records of single batches for a predictor; other records are empty."""
         return self._feedback(self.single)
 
     def _feedback(self, keep: npt.NDArray[np.bool_]) -> Feedback:
@@ -116,24 +134,25 @@ class MeasuredSteps:
         )
 
     def of_segments(self, segments: list[Segment]) -> MeasuredSteps:
-        """With what these segments' plans say of the records: which are of several batches."""
+        """Return the steps with `several` set from the plans of these segments."""
         trained = self.features.samples > 0
         left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
         return replace(self, several=trained & (left == 0))
 
     @property
     def step_s(self) -> Floats:
-        """The time of each step, as the mean over ranks, [S]."""
+        """Return the time of each step, as the mean over ranks, [S]."""
         return np.asarray(self.rank_step_s.mean(axis=1))
 
     @property
     def evened_s(self) -> Floats:
-        """How long each step took, [S], also where ranks are in different steps.
+        """Return the duration of each step, [S], even if ranks are in different steps.
 
         Where ranks share a segment's batches, time is spread evenly over its steps, because ranks
         train the batches of a step at different times. In other relaxed segments at whose end all
-        ranks meet, the wait for each other is spread. Where ranks do not meet at the end, the
-        slowest rank's steps count, because all wait for that rank when the epoch ends.
+        ranks synchronise, this final wait is spread over the steps. Where ranks do not synchronise
+        at the end, the slowest rank's steps count, because all ranks wait for that rank when the
+        epoch ends.
         """
         step_s = self.step_s
         for span in self.relaxed_spans:
@@ -152,7 +171,7 @@ class MeasuredSteps:
         return step_s
 
     def _stretches(self) -> list[list[RelaxedSpan]]:
-        """Runs of segments of equal steps between which ranks did not meet."""
+        """Return groups of consecutive segments between which ranks did not synchronise."""
         stretches: list[list[RelaxedSpan]] = []
         for span in self.relaxed_spans:
             before = stretches[-1][-1] if stretches else None
@@ -169,7 +188,7 @@ class MeasuredSteps:
 
     @property
     def evened_load(self) -> Floats:
-        """The load of each step, [S], spread over the steps as `evened_s` spreads their time."""
+        """Return the load of each step, [S], spread in the same way as the time in `evened_s`."""
         load = self.load.copy()
         for span in self.relaxed_spans:
             if span.pooled:
@@ -178,7 +197,7 @@ class MeasuredSteps:
 
     @property
     def together(self) -> npt.NDArray[np.bool_]:
-        """Which steps ended with an all-reduce, [S]."""
+        """Return a mask of the steps that ended with an all-reduce, [S]."""
         together = np.ones(len(self), bool)
         for span in self.relaxed_spans:
             together[span.first : span.end] = False
@@ -186,29 +205,29 @@ class MeasuredSteps:
 
     @property
     def remainder_s(self) -> Floats:
-        """Time of a step beyond its slowest rank's loading and computing, [S].
+        """Return the time of a step beyond its slowest rank's loading and computing, [S].
 
-        This is communication, the optimizer and the loop: all that comes after the last gradient.
-        For relaxed steps it is an estimate of what an all-reduce would take.
+        This is everything after the last gradient: communication, the optimizer and the loop. For
+        relaxed steps it is an estimate of the duration of an all-reduce.
         """
         remainder_s = self.step_s - (self.data_s + self.compute_s).max(axis=1)
         return np.asarray(np.where(self.together, remainder_s, self.round_s + self.rest_s.mean()))
 
     @property
     def rest_s(self) -> Floats:
-        """Time of a rank's step beyond loading, computing and waiting, [W]."""
+        """Return the time of a rank's step beyond loading, computing and waiting, [W]."""
         alike = self.together == self.together[-1]
         single = self.single[alike]
         sync_s = np.where(single, self.sync_s[alike], np.nan)
         ranks = single.any(axis=0)
         rest_s = np.zeros(single.shape[1])
-        # The median leaves out the steps in which replicas are averaged.
+        # The median ignores the steps in which replicas are averaged.
         beyond_s = (self._beyond_s[alike] - sync_s)[:, ranks]
         rest_s[ranks] = np.maximum(np.nanmedian(beyond_s, axis=0), 0.0)
         if self.together[-1] or not ranks.any():
             return np.asarray(rest_s)
-        # A rank applies arrived gradients while it waits. This part of `sync_s` is its own work:
-        # take the value of the rank that waits least.
+        # A rank applies arrived gradients while it waits. This part of `sync_s` is the rank's own
+        # work, which is estimated from the rank that waits least.
         own_s = float(np.nanquantile(sync_s[:, ranks], _UNDISTURBED, axis=0).min())
         synchroniser = self.relaxed_spans[-1].synchroniser
         if isinstance(synchroniser, Partial | Hierarchical) and synchroniser.parameters.waits:
@@ -217,7 +236,7 @@ class MeasuredSteps:
 
     @property
     def round_s(self) -> float:
-        """Time of a reduction among all ranks, seen by the last rank, which waits for no other."""
+        """Return the duration of a reduction among all ranks, for the last rank to arrive."""
         together = self.together
         if together.any():
             return float(np.median(self.sync_s[together].min(axis=1)))
@@ -226,7 +245,8 @@ class MeasuredSteps:
             synchroniser = span.synchroniser
             rules = synchroniser.parameters if isinstance(synchroniser, Averaging) else None
             every = rules.every if rules is not None else None
-            if every and rules is not None and not rules.overlap:  # ranks wait after these steps
+            # Without overlap, ranks wait after each `every`-th step.
+            if every and rules is not None and not rules.overlap:
                 rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and self.single[~means].any():
@@ -235,11 +255,7 @@ class MeasuredSteps:
         return self.reported_round_s or 0.0
 
     def costs(self, own_s: Floats | float = 0.0) -> Costs:
-        """What exchanges of relaxed synchronisers take.
-
-        Args:
-            own_s: see `Costs`.
-        """
+        """Return the durations of exchanges of relaxed synchronisers; for `own_s` see `Costs`."""
         round_s, whole = self.round_s, _all_reduce(self.compute_s.shape[1])
 
         def takes_s(exchange: _Exchange) -> float:
@@ -254,11 +270,11 @@ class MeasuredSteps:
 
     @property
     def _beyond_s(self) -> Floats:
-        """Time of steps beyond loading and computing, [S, W]."""
+        """Return the time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
 
     def since(self, first: int) -> MeasuredSteps:
-        """The rows from `first` on."""
+        """Return the rows from `first` on."""
         return replace(
             self,
             step=self.step[first:],
@@ -290,19 +306,16 @@ def with_spans(
     relaxed: Sequence[Segment],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
-    """`measured` with the spans of its relaxed segments.
+    """Return `measured` with the spans of its relaxed segments, which are given in order.
 
-    Args:
-        measured: the newest steps.
-        relaxed: segments with a relaxed synchroniser, in order.
-        reduced_s: seconds that the newest rounds took, by the numbers of their segments.
+    `reduced_s` returns the seconds that the newest rounds of some segments took.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:
         return measured
     measured = replace(measured.of_segments(list(relaxed)), relaxed_spans=spans)
-    # "averaging" is left out: its records include the time that a rank waits for others.
+    # "averaging" is left out, because its records include the time that a rank waits for others.
     counted = [span for span in spans if not isinstance(span.synchroniser, Averaging)]
     newest = counted[-1].synchroniser if counted else None
     alike = [span.seq for span in counted if isinstance(span.synchroniser, type(newest))]
@@ -316,39 +329,45 @@ def with_spans(
 
 
 class _Exchange(NamedTuple):
-    """Messages that follow each other in an exchange, and how often one holds all gradients."""
+    """Cost of an exchange: consecutive messages, and how many times all gradients are sent."""
 
     messages: float
     vectors: float
 
 
-_PAIR = _Exchange(2, 2)  # a vector to another rank, and one back
-_SLOW = 1.25e8  # bytes a second: 1 Gbit/s, the slowest network that is expected
+# Each of the two ranks sends its gradients to the other.
+_PAIR = _Exchange(2, 2)
+# This is 1 Gbit/s, the slowest network that is expected.
+_SLOW = 1.25e8  # bytes per second
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """A ring's; see `paceline_backend.simulator.communication`."""
+    """Return the exchange of a ring; see `paceline_backend.simulator.communication`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """What the time in its records is of."""
+    """Return the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
-        return _Exchange(1, 1)  # the answer only
+        # The record covers only the answer.
+        return _Exchange(1, 1)
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))
-        return _all_reduce(max(largest, 2))  # a rank alone reduces nothing
+        # A rank alone in its group reduces nothing.
+        return _all_reduce(max(largest, 2))
     return _all_reduce(world)
 
 
 def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | None) -> float:
-    """How long an exchange takes, as another one takes `seconds`.
+    """Return the duration of exchange `to`, given that exchange `of` takes `seconds`.
 
-    Gradients count as moving for as long as a slow network would take for them. The rest of the
-    time is that of messages, however short these are. So a pair takes 1/(W − 1) of an all-reduce if
-    the model is small, and W/(W − 1) if it is large. If its size is unknown, it counts as large.
+    Of this time, the part that a slow network would need to send the gradients scales with their
+    size. The rest scales with the number of messages. A pair therefore takes 1/(W − 1) of an
+    all-reduce if the model is small, and W/(W − 1) if it is large. A model of unknown size counts
+    as large.
     """
-    if not of.messages:  # one rank, which reduces nothing
+    # A single rank reduces nothing.
+    if not of.messages:
         return seconds
     moving_s = seconds
     if gradient_bytes is not None:
@@ -358,7 +377,7 @@ def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | 
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
-    """Which of these steps, [S], belong to a segment."""
+    """Return the rows that belong to a segment; `step` holds the number of each row, [S]."""
     end = segment.first_step + segment.steps
     first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
     whole = after > first and int(step[after - 1]) == end - 1
@@ -375,7 +394,7 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
 
 
 def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
+    """Return seconds per unit of load in steady steps (None: too few), and the number of steps."""
     steady = steady.copy()
     for span in measured.relaxed_spans:
         if not span.judged:

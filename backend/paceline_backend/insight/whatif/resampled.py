@@ -13,14 +13,15 @@ from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
 
-BLOCK = 8  # steps that are drawn together, because slowdowns last for several steps
+# Steps are drawn in blocks, because slowdowns last for several steps.
+BLOCK = 8  # steps
 
 
 class Resampled(Emulation, frozen=True, kw_only=True):
-    """Ranks whose step takes the modelled time multiplied by the error of a measured step.
+    """Devices whose step takes the modelled time multiplied by the error of a measured step.
 
     A row is a measured step with all its ranks. A slowdown of several ranks at once, or of one rank
-    for a while, is thus repeated as it was.
+    for a while, is therefore repeated unchanged.
     """
 
     models: Models
@@ -30,20 +31,20 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """See `Emulation.compute_s`. `threads` has no effect: telemetry does not show theirs."""
+        """Return compute times; `threads` has no effect, because telemetry does not show any."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
-        """See `Emulation.rates`."""
+        """Return the rates of a step; see `Emulation.rates`."""
         models, ratio = self.models, self.ratio[self._row(step)]
         return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
     def communication_s(self, step: int, batch: Features) -> Floats:
-        """Time of a step beyond its slowest rank's, [W]."""
+        """Return the time of a step beyond its slowest rank's, [W]."""
         return np.full(len(batch.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
-        """What exchanges of relaxed synchronisers take."""
+        """Return the durations of exchanges of relaxed synchronisers."""
         return self.exchanges
 
     def _row(self, step: int) -> int:
@@ -51,15 +52,10 @@ class Resampled(Emulation, frozen=True, kw_only=True):
 
 
 def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step: int) -> Resampled:
-    """The measured steps again, round and round, in their order.
+    """Return devices that repeat the measured steps cyclically, in their order.
 
-    What comes at regular distances, or lasts, thus stays as it is.
-
-    Args:
-        models: of the ranks' costs.
-        measured: S steps.
-        ratio: measured ÷ modelled compute time, [S, W].
-        first_step: number of the first simulated step in the run.
+    The order preserves periodic and lasting slowness. `ratio` is measured ÷ modelled compute time,
+    [S, W]. `first_step` is the number of the first simulated step in the run.
     """
     return Resampled(
         a_s=[],
@@ -75,7 +71,7 @@ def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Random blocks of `BLOCK` consecutive indices modulo `of`: [count], or [draws, count]."""
+    """Return random runs of `BLOCK` consecutive indices modulo `of`, [count] or [draws, count]."""
     shape = (-(-count // BLOCK),) if draws is None else (draws, -(-count // BLOCK))
     starts = rng.integers(0, of, shape)
     indices = (starts[..., None] + np.arange(BLOCK)) % of
@@ -83,7 +79,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: MeasuredSteps) -> Floats:
-    """Measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
+    """Return measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
     np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))
@@ -91,7 +87,7 @@ def ratios(models: Models, measured: MeasuredSteps) -> Floats:
 
 
 def filled(ratio: Floats) -> Floats:
-    """`ratio` with NaN replaced by the rank's median, or by 1 if the rank never had samples."""
+    """Return `ratio` with NaN replaced by the rank's median, or by 1 if the rank had no samples."""
     never = np.isnan(ratio).all(axis=0)
     ratio = np.where(never, 1.0, ratio)
     return np.asarray(np.where(np.isnan(ratio), np.nanmedian(ratio, axis=0), ratio))

@@ -1,8 +1,8 @@
-"""What a batch costs beside its load: one shape for all ranks, and what the steps leave open of it.
+"""Costs of a batch besides its load: one shape for all ranks, with its remaining uncertainty.
 
-A predictor follows each rank's speed and learns its costs from this rank alone. That suits plans,
-which are made again every few steps. A forecast asks what other batches would take. Ranks run the
-same script, so all their steps together tell the cost of a sample and of a step.
+A predictor learns the speed and the costs of each rank from this rank alone. That suits plans,
+which are renewed every few steps. A forecast needs the time of batches that were never trained.
+Because all ranks run the same script, their steps together show the cost of a sample and of a step.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats
 
-_PRIOR = 0.25  # prior standard deviation of the share that samples or steps have in the time
-_RANKS = 64  # most ranks that tell the shape
-_EXACT = 0.003  # smaller noise counts like this
-_WILD = 4.0  # residuals are cut at so many standard deviations
-_SIGMA = 1.4826  # σ ÷ median absolute deviation of a normal distribution
-_WORSE = 1.1  # ranks keep their own costs if the shape's errors are larger by more
+# Prior standard deviation of the share that samples or steps have in the time.
+_PRIOR = 0.25
+# The shape is fitted to at most this many ranks.
+_RANKS = 64
+# Lower bound of the noise.
+_EXACT = 0.003
+# Residuals are clipped here.
+_WILD = 4.0  # standard deviations
+# σ of a normal distribution ÷ its median absolute deviation.
+_SIGMA = 1.4826
+# Ranks keep their own costs if the shape's errors exceed theirs by a larger factor.
+_WORSE = 1.1
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A rank's step takes a · (Λ' + sample · n + scaled) + fixed seconds; a is the rank's own.
+    """Model of a step's time: a · (Λ' + sample · n + scaled) + fixed seconds.
+
+    Each rank has its own a.
 
     Attributes:
-        own: the models, fitted rank by rank; their costs are replaced.
+        own: models that were fitted rank by rank; their costs are replaced.
         measured: S steps.
-        at: (sample, scaled, fixed) of the best fit. One of the last two is 0: a cost per step is
-            larger on a slow rank, or the same for all ranks.
-        axes: directions in which they are uncertain, with one standard deviation as length; empty:
-            ranks keep their own costs.
-        faster: divisor of each rank's time, for what a better node would take.
+        at: (sample, scaled, fixed) of the best fit. One of the last two is 0: the cost per step is
+            either larger on a slow rank, or the same for all ranks.
+        axes: directions of uncertainty, with one standard deviation as length; empty: ranks keep
+            their own costs.
+        faster: divisor of each rank's time, to simulate a better node.
     """
 
     own: Models
@@ -48,11 +56,10 @@ class Shape:
     faster: Floats | float = 1.0
 
     def models(self, replicate: int = 0) -> Models:
-        """The models of a simulation.
+        """Return the models of a simulation, which are the points of an unscented transform.
 
-        Args:
-            replicate: 0: the best fit; 1 and 2: the first axis, up and down; 3 and 4: the second,
-                and so on. These are the points of an unscented transform.
+        `replicate` 0 is the best fit; 1 and 2 are the first axis, up and down; 3 and 4 the second,
+        and so on.
         """
         models = self.own
         if self.axes:
@@ -67,12 +74,10 @@ class Shape:
 
 
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
-    """The shape that explains all ranks' steps best.
+    """Fit the shape that explains all ranks' steps best.
 
-    Args:
-        models: fitted rank by rank; they tell which cost a batch has, and serve ranks without
-            steps.
-        measured: S steps of unchanged speeds.
+    `models` were fitted rank by rank. They define the cost of a batch, and ranks without steps keep
+    them. `measured` must contain only steps of unchanged speeds.
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))
@@ -88,12 +93,13 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     own_noise = noise = max(_spread(by_rank, known), _EXACT)
 
     def residuals(share: Floats, same: bool) -> Floats:
-        """Errors ÷ noise, cut, and how unlikely the shares are by the prior."""
+        """Return errors ÷ noise, clipped, and the deviation of the shares from their prior."""
         off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
         return np.concatenate([np.clip(off / noise, -_WILD, _WILD), share / _PRIOR])
 
     share = np.array([0.05, 0.05])
-    for _ in range(2):  # the first fit tells the noise
+    # The first fit provides the noise for the second.
+    for _ in range(2):
         fits = [
             least_squares(residuals, share, bounds=(0.0, 0.95), args=(same,))
             for same in (False, True)
@@ -115,12 +121,12 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
 
 
 def _within(at: Floats, step: Floats) -> Floats:
-    """The point that a step leads to; if a cost would be below 0 there, a part of the step.
+    """Return the point that a step leads to, with a shorter step if a cost would fall below 0.
 
-    Where samples are equally many in all batches, more for a sample is less for a step, and only
-    their sum is known. With one of them cut off at 0, the sum would be another. Where the step
-    backwards can be longer, it is taken instead. Then both steps along an axis lead to one point,
-    and count as two that are equally far.
+    If all batches have equally many samples, a higher cost per sample means a lower cost per step,
+    and only the sum is known. Clipping one of the costs at 0 would change the sum. If the step in
+    the opposite direction can be longer, it is taken instead. Both steps along an axis then lead to
+    the same point, which has the weight of two points at equal distance.
     """
     forwards, backwards = _room(at, step), _room(at, -step)
     by = -backwards if backwards > forwards else forwards
@@ -128,19 +134,19 @@ def _within(at: Floats, step: Floats) -> Floats:
 
 
 def _room(at: Floats, step: Floats) -> float:
-    """The part of a step, up to 1, that leaves all costs at 0 or above."""
+    """Return the fraction of a step, up to 1, that keeps all costs at 0 or above."""
     falls = step < 0
     return float(np.min(at[falls] / -step[falls], initial=1.0))
 
 
 def _at(share: Floats, per: Floats, second: float, same: bool) -> Floats:
-    """(sample, scaled, fixed) of shares in a typical step's load, or time."""
+    """Return (sample, scaled, fixed) for shares in a typical step's load or time."""
     sample, step = share
     return np.array([sample * per[0], 0.0 if same else step * per[1], step * second * same])
 
 
 def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bools) -> Floats:
-    """Log of each step's time ÷ the shape's, at the rank's median speed, [S, W]."""
+    """Return the log of each step's time ÷ the shape's time at the rank's median speed, [S, W]."""
     sample, scaled, fixed = at
     units = np.where(known, load + sample * samples + scaled, 1.0)
     a = np.where(known, np.maximum(compute_s - fixed, 1e-3 * compute_s) / units, np.nan)
@@ -150,7 +156,7 @@ def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bo
 
 
 def _models(own: Models, measured: MeasuredSteps, at: Floats) -> Models:
-    """Models of this shape, with each rank's speed; ranks without steps keep their own."""
+    """Return models of this shape with each rank's speed; ranks without steps keep their own."""
     sample, scaled, fixed = at
     known = measured.single & (measured.compute_s > 0)
     seen = np.asarray(known.any(axis=0))
@@ -172,6 +178,5 @@ def _ratio(modelled: Floats, compute_s: Floats) -> Floats:
 
 
 def _spread(off: Floats, known: Bools) -> float:
-    """Robust standard deviation of the residuals within ranks."""
     off = np.where(known, off, np.nan)
     return float(_SIGMA * np.nanmedian(np.abs(off - np.nanmedian(off, axis=0))))

@@ -1,4 +1,8 @@
-"""Simulates a run's next steps under each preset, as draws for a forecast."""
+"""Simulation of a run's next steps under each preset, as samples for a forecast.
+
+`forecast` calls `simulate` with the fitted models and the measured errors (`Basis`). Each preset
+trains on the same simulated devices. CPU time is limited for each preset and in total.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +26,43 @@ from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
 
-LONGEST_S = 10.0  # CPU time after which a preset is left out because its planning is too slow
-WHOLE_S = 60.0  # CPU time after which no further preset is simulated
-_SIMULATED = 100  # most steps of each simulation that count
-_SAMPLES = 400_000  # most samples of these steps
-_EARLY = 24  # steps that count under other models, and at least
-DRAWS = 64  # bootstrap draws of a simulation's steps, for the interval
-_BETTER = 0.01  # a variant is kept if it takes less time than its preset's defaults by more
+# A preset whose planning takes more CPU time than this is left out as too slow.
+LONGEST_S = 10.0
+# After this CPU time no further preset is simulated.
+WHOLE_S = 60.0
+# At most this many steps of each simulation count.
+_SIMULATED = 100
+# These steps have at most this many samples.
+_SAMPLES = 400_000
+# This many steps count in simulations with other models; it is also the minimum for all.
+_EARLY = 24
+# The interval comes from this many bootstrap draws of a simulation's steps.
+DRAWS = 64
+# A variant is kept if it saves more than this fraction of the time of its preset's defaults.
+_BETTER = 0.01
 
 
 @dataclass(frozen=True)
 class Basis:
-    """The inputs of the simulations."""
+    """Inputs of the simulations."""
 
     state: PlanningState
     measured: MeasuredSteps
     shape: Shape
-    ratio: Floats  # [S, W] measured ÷ modelled compute time
-    bias: float  # measured ÷ modelled step time on the same batches
+    # Measured ÷ modelled compute time.
+    ratio: Floats  # [S, W]
+    # Measured ÷ modelled step time on the same batches.
+    bias: float
 
     @property
     def models(self) -> Models:
-        """Of the best fit."""
+        """Return the models of the best fit."""
         return self.shape.models()
 
 
 @dataclass
 class SimulatedOption:
-    """What an option's simulations took, in seconds per unit of load.
+    """Simulated times of an option, in seconds per unit of load.
 
     An option is a preset with parameters: the policy in force, a preset's defaults, or a variant.
     """
@@ -59,20 +72,26 @@ class SimulatedOption:
     policy: Policy
     in_force: bool = False
     variant: bool = False
-    draws: Floats = field(default_factory=lambda: np.empty(0))  # [DRAWS] bootstrapped means
-    mean: float = 0.0  # of the counted steps
-    early: float = 0.0  # mean of the first `_EARLY` of them
-    shifts: list[float] = field(default_factory=list)  # log of early means, by other models
-    alone: int | None = 0  # `Synchronisation.alone`, of the loosest of the counted segments
-    stale: bool = False  # `Synchronisation.stale`, of any of them
+    # Bootstrapped means.
+    draws: Floats = field(default_factory=lambda: np.empty(0))  # [DRAWS]
+    # Mean of the counted steps.
+    mean: float = 0.0
+    # Mean of the first `_EARLY` counted steps.
+    early: float = 0.0
+    # Logarithms of early means with other models ÷ the early mean with the fitted ones.
+    shifts: list[float] = field(default_factory=list)
+    # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
+    alone: int | None = 0
+    # True if `Synchronisation.stale` is true in any of the counted segments.
+    stale: bool = False
 
     @property
     def changes(self) -> Changes:
-        """What the option changes in the training."""
+        """Return how the option changes the training."""
         return self.policy.changes
 
     def add(self, trained: list[TrainedSegment], count: int) -> None:
-        """Adds the simulation with the fitted models: `count` steps after the warm-up."""
+        """Add the simulation with the fitted models: `count` steps after the warm-up."""
         step_s, load = _counted(trained, count)
         drawn = blocks(np.random.default_rng(1), count, count, DRAWS)
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
@@ -83,13 +102,12 @@ class SimulatedOption:
         self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Adds a simulation with other models: `_EARLY` steps after the warm-up."""
+        """Add a simulation with other models: `_EARLY` steps after the warm-up."""
         step_s, load = _counted(trained, _EARLY)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
 
 def _counted(trained: list[TrainedSegment], count: int) -> tuple[Floats, Floats]:
-    """Time and load of each of `count` steps after the warm-up."""
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
     step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
     return step_s, np.concatenate([segment.evened_load for segment in trained])[counted]
@@ -104,23 +122,16 @@ def simulate(
     *,
     relaxed: bool = True,
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
-    """Simulates the policy in force and other presets, each on the same devices.
+    """Return simulated options and the reasons for options that are left out, both by label.
 
-    The first simulation of each has the fitted models, and there are all variants. The best of a
-    preset's variants stays, if it takes less time than the defaults. Pairs of shorter simulations
-    follow, with models that the measured steps allow just as well.
+    The first simulation of each option uses the fitted models and includes all variants. Only the
+    best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
+    simulations follow, with other models that fit the measured steps equally well.
 
-    Args:
-        basis: the inputs.
-        in_force: the policy in force.
-        presets: labels, or names for their defaults; None: all, with their variants.
-        replicates: simulations of each preset, at most.
-        budget_s: CPU seconds after which no pair is added to the first.
-        relaxed: also presets that change the training.
-
-    Returns:
-        The simulations by label, the policy in force first; what is left out, by label, with the
-        reason.
+    `presets` are labels, or names for their defaults; None: all, with their variants. `replicates`
+    is the maximum number of simulations of each preset. No pair is added after `budget_s` CPU
+    seconds. Presets that change the training are included if `relaxed` is true. The policy in force
+    is always simulated, and comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -150,7 +161,8 @@ def simulate(
                 left_out[name] = str(error)
                 del simulated[name]
                 continue
-            except Exception as error:  # a third party's policy fails: leave out this policy only
+            except Exception as error:
+                # A failing third-party policy must not end the forecast of the others.
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
                 continue
@@ -164,7 +176,7 @@ def simulate(
 
 
 def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each preset with its defaults and each of its variants, by label: name and parameters."""
+    """Return name and parameters of each preset's defaults and variants, by label."""
     return {
         label(name, parameters): (name, dict(parameters))
         for name in policies.names()
@@ -175,7 +187,6 @@ def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
 def _options(
     state: PlanningState, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
-    """The options to simulate, by label; the presets that cannot be made, with the reason."""
     first = SimulatedOption(state.policy, state.parameters, in_force, in_force=True)
     options = {label(first.preset, first.parameters): first}
     budget = None if state.history is None else state.history.hello.token_budget
@@ -187,7 +198,8 @@ def _options(
             if name == state.policy and policies.same(name, parameters, state.parameters):
                 continue
             policy = policies.make(name, parameters)
-        except Exception as error:  # a third party's preset must not end the forecast
+        except Exception as error:
+            # A failing third-party preset must not end the forecast of the others.
             left_out[called] = f"{type(error).__name__}: {error}"
             continue
         if reason := policies.unsuited(policy, budget):
@@ -195,7 +207,8 @@ def _options(
             continue
         if relaxed or not policy.relaxed:
             options[called] = SimulatedOption(name, parameters, policy, variant=bool(parameters))
-    # Time may be short: what leaves the training as it is comes first, and defaults come first.
+    # Options that do not change the training come first, and defaults before variants, because the
+    # CPU time may not suffice for all.
     order = sorted(
         options.items(),
         key=lambda item: (not item[1].in_force, item[1].policy.relaxed, item[1].variant),
@@ -204,7 +217,7 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Takes relaxed synchronisers away: ranks would all-reduce gradients in spite of them."""
+    """Replace relaxed synchronisers, because gradients would be all-reduced in spite of them."""
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)
@@ -214,8 +227,6 @@ def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], wh
 
 
 def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, SimulatedOption]:
-    """Leaves out variants that save nothing beside their preset's defaults or its best variant."""
-
     def stays(option: SimulatedOption) -> bool:
         alike = [other for other in options.values() if other.preset == option.preset]
         defaults = [other.mean for other in alike if not (other.variant or other.in_force)]
@@ -227,7 +238,6 @@ def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, Si
 
 
 def _devices(basis: Basis, replicate: int) -> Resampled:
-    """The devices of a replicate, the same for all presets; replicate 0 has the fitted models."""
     assert basis.state.history is not None
     first_step = basis.state.history.step
     return resampled(basis.shape.models(replicate), basis.measured, basis.ratio, first_step)
@@ -236,11 +246,6 @@ def _devices(basis: Basis, replicate: int) -> Resampled:
 def _train(
     state: PlanningState, devices: Resampled, policy: Policy, version: int, count: int
 ) -> list[TrainedSegment]:
-    """Goes on from where the run stands, for the warm-up and `count` steps.
-
-    Raises:
-        _NotSimulatedError: the simulation cannot show the preset's effect.
-    """
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None
@@ -265,4 +270,4 @@ def _train(
 
 
 class _NotSimulatedError(Exception):
-    """The simulation cannot show a preset's effect."""
+    """Reason why the simulation cannot show a preset's effect."""

@@ -1,7 +1,7 @@
-"""A run without its slow node: the same devices, but that the node's ranks are as fast as others.
+"""Forecast for a run whose slow node is as fast as the other nodes.
 
-The forecast of presets simulates the policy in force on devices as the run measured them. Here the
-models of a slow node's ranks are divided by their factor, and the same simulation runs again.
+The forecast of presets simulates the policy in force on the measured devices. This module divides
+the models of a slow node's ranks by their factor and runs the same simulation again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slo
 from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
 from paceline_backend.insight.whatif.simulate import Basis
 
-_MUCH = 0.1  # share of a step
+# The sentence mentions the all-reduce if it takes a larger fraction of a step.
+_MUCH = 0.1
 
 
 def named(basis: Basis) -> SlowNode | None:
-    """The node that is slow for good in the steps that a forecast rests on; None: there is none."""
+    """Return the node that is lastingly slow in the steps of a forecast; None if there is none."""
     assert basis.state.history is not None
     measured = basis.measured
     apart = np.zeros(len(measured.step), bool)
@@ -45,9 +46,9 @@ def named(basis: Basis) -> SlowNode | None:
 
 
 def as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
-    """The inputs of a simulation without a node's slowness.
+    """Return the inputs of a simulation without a node's slowness.
 
-    The policy begins without feedback: it has measured nothing of the node that comes instead.
+    The policy starts without feedback, because it has no measurements of the replacement node.
     """
     assert slow.factor is not None
     faster = np.ones(basis.models.world)
@@ -57,15 +58,11 @@ def as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
 
 
 def answer(slow: SlowNode, preset: PresetForecast, not_computing: float) -> NodeForecast:
-    """The forecast of the policy in force without the slowness, as one of the node.
+    """Return the policy's forecast without the slowness as a forecast for the node.
 
-    What a node's busy core costs the all-reduce shows in no telemetry: with ranks on another node
-    the all-reduce may be faster. The sentence says so where that may be much.
-
-    Args:
-        slow: the node.
-        preset: the policy in force on nodes that are all as fast as the others.
-        not_computing: share of a step with an all-reduce in which no rank loads or computes.
+    Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
+    all-reduce may become faster without the node. The sentence says so if `not_computing` is large:
+    the share of a step with an all-reduce in which no rank loads or computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))

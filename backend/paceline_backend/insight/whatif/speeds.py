@@ -1,4 +1,4 @@
-"""Since when all ranks have had their present speeds."""
+"""Detection of the step since which all ranks have had their present speeds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy.typing as npt
 
 from paceline_backend.policies.base import Floats
 
-_BLOCK = 8  # steps whose median is taken as a rank's speed
-_CHANGED = 0.15  # a speed has changed if it is off by more than this and by more than chance
-_BY_CHANCE = 0.001  # probability with which chance alone may look like another speed
-_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
+# The median of a block is a rank's speed.
+_BLOCK = 8  # steps
+# A speed has changed if it differs by more than this and by more than chance.
+_CHANGED = 0.15  # relative
+# Probability that chance alone looks like another speed.
+_BY_CHANCE = 0.001
+# σ of a normal distribution ÷ its median absolute deviation.
+_SIGMA = 1.4826
 
 
 def same_speeds(ratio: Floats) -> int:
-    """The first row from which on all ranks have the speeds that they have at the end.
+    """Return the first row since which all ranks have had their present speeds.
 
-    That is the first row of the earliest block of steps in which each rank was as fast as now.
-    Passing slowdowns after that block stay in.
-
-    Args:
-        ratio: measured ÷ modelled compute time by a model of the present speeds, [S, W]; NaN where
-            a rank had no samples.
+    This is the first row of the earliest block of steps in which each rank was as fast as now.
+    Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
+    model of the present speeds, [S, W]; NaN where a rank had no samples.
     """
     first = len(ratio) % _BLOCK
     blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
@@ -36,7 +37,7 @@ def same_speeds(ratio: Floats) -> int:
 
 
 def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """How far off a block's median may be before it means another speed, [W].
+    """Return the deviation of a block's median up to which the speed counts as unchanged, [W].
 
     Each rank's spread is measured within blocks, where a lasting change of speed does not widen it.
     """
@@ -45,5 +46,5 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
     ever = known.any(axis=0)
     sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
     z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
-    # 1.25: standard deviation of a median ÷ that of a mean.
+    # The factor 1.25 is the standard deviation of a median ÷ that of a mean.
     return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))

@@ -1,4 +1,4 @@
-"""Where a run stands, read from the store."""
+"""State of a run for a forecast, read from the database: history, feedback and newest steps."""
 
 from __future__ import annotations
 
@@ -21,32 +21,29 @@ from paceline_backend.policies.base import Ints
 from paceline_backend.store import Connection, records, rounds, runs, segments, switches
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
-_ROUNDS = 256  # newest rounds whose median is the time of a round
+# The time of a round is the median of this many of the newest rounds.
+_ROUNDS = 256
 
 
 @dataclass(frozen=True)
 class PlanningState:
-    """Where a run stands: everything that the next segment would be planned from."""
+    """State from which the next segment of a run would be planned."""
 
     version: int
     policy: str
     parameters: dict[str, Any]
-    history: History | None = None  # None: no Hello yet
+    # None: there is no Hello yet.
+    history: History | None = None
     window: Window | None = None
     measured: MeasuredSteps | None = None
-    steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
-    observed: bool = False  # the script divides its batches itself, as `policy` would
+    # Steps after the warm-up that the policy in force planned.
+    steady: npt.NDArray[np.bool_] | None = None  # [S]
+    # True if the script divides its batches itself, in the way `policy` would.
+    observed: bool = False
 
 
 def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
-    """A run's state and the newest complete steps of its latest attempt.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        steps: how many of the newest steps to read.
-        cells: most records (steps × ranks) to read.
-    """
+    """Read a run's state and its newest complete steps, at most `cells` records (steps × ranks)."""
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
     policy = PLAIN if observed else switch.policy
@@ -71,7 +68,6 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningSt
 def _read_steps(
     connection: Connection, run: int, hello: Hello, upto: int, steps: int
 ) -> MeasuredSteps:
-    """The newest complete steps. Some of the newest steps are always incomplete: leave them out."""
     world = hello.world
     first = upto - 2 * steps - hello.lookahead
     table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
@@ -99,7 +95,7 @@ def _read_steps(
 def _with_segments(
     connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
 ) -> MeasuredSteps:
-    """`measured` with its relaxed spans. Steps of segments that fell back are all-reduced ones."""
+    """Return `measured` with its relaxed spans; segments that fell back count as all-reduced."""
     if not len(measured):
         return measured
     kept: list[Segment] = []
@@ -112,7 +108,7 @@ def _with_segments(
         if segment is not None:
             kept.append(segment)
             continue
-        # Nobody knows how gradients met: only the steps after the segment can be used.
+        # The synchronisation of this segment is unknown, so only the steps after it can be used.
         kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
     return with_spans(
         measured,
@@ -124,7 +120,6 @@ def _with_segments(
 def _planned(
     connection: Connection, run: int, attempt: int, version: int, step: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Which steps a controller planned under this version of the policy, [S]."""
     planned = np.zeros(len(step), bool)
     if not len(step):
         return planned
