@@ -1,4 +1,4 @@
-"""A reverse proxy that serves this server below a path."""
+"""Path prefix below which a reverse proxy serves this server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class PathPrefix:
-    """ASGI middleware: requests come as if there was no prefix, and redirects lead below it.
+    """ASGI middleware that removes the prefix from requests and adds it to redirects.
 
-    It does not matter whether the proxy takes the prefix away.
+    It works whether or not the proxy removes the prefix itself.
 
     Args:
-        app: what gets the requests.
+        app: the application that gets the requests.
         prefix: such as `/paceline`; empty: none.
     """
 
@@ -21,7 +21,7 @@ class PathPrefix:
         self.prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on without the prefix."""
+        """Pass a request on without the prefix."""
         if not self.prefix or scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -39,7 +39,7 @@ class PathPrefix:
         )
 
     def _inner(self, scope: Scope) -> dict[str, object]:
-        """What of the request changes."""
+        """Return the path entries of the scope without the prefix."""
         path: str = scope["path"]
         if path != self.prefix and not path.startswith(f"{self.prefix}/"):
             return {}

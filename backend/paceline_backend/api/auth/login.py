@@ -1,4 +1,4 @@
-"""Login of a browser, by a token or by a link that is good once; and its logout."""
+"""Login of a browser with a token or a one-time link, and its logout."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _templates = Jinja2Templates(Path(__file__).parents[1] / "templates")
 
 
 class Login:
-    """Answers `/login`.
+    """Request handler of `/login` and `/logout`.
 
     Args:
-        credentials: what is valid.
-        throttle: of wrong logins.
+        credentials: check of tokens, cookies and links.
+        throttle: rate limit for wrong logins.
     """
 
     def __init__(self, credentials: CredentialCheck, throttle: LoginThrottle) -> None:
@@ -36,11 +36,7 @@ class Login:
         self.throttle = throttle
 
     async def __call__(self, request: Request) -> Response:
-        """The page, or where a browser goes that has logged in.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Return the login page, or log the browser in and redirect it."""
         target = request.query_params.get("next", "/")
         code = request.query_params.get("code")
         if request.method == "GET" and code is not None:
@@ -57,10 +53,10 @@ class Login:
         return await self._by_token(request, token, _local(form.get("next", ["/"])[0]))
 
     async def leave(self, request: Request) -> Response:
-        """Log the browser out that sends this request, and lead it to the login page.
+        """Log out the browser that sends this request, and redirect it to the login page.
 
         Raises:
-            StoreError: or one of its kinds.
+            StoreError: the database is unavailable.
         """
         if request.method != "POST":
             message = "send a POST to log out"
@@ -95,7 +91,8 @@ class Login:
                 await self._failed(address, holder, "login page", f"the token is {problem}")
             return _page(request, target, f"The token {holder.name} is {problem}.", status)
         if not wait_s:
-            self.throttle.right(address)  # whatever the database says to what follows
+            # The token was right, even if the database fails in the next line.
+            self.throttle.right(address)
         cookie = await run_in_threadpool(self.credentials.enter, holder, address)
         return _entered(request, cookie, target)
 
@@ -114,11 +111,12 @@ class Login:
         return _entered(request, cookie, target)
 
     def _counted(self, address: str) -> int:
-        """Count the attempt as failed up front, so that concurrent ones cannot pass the limit.
+        """Count the attempt as failed up front: concurrent attempts cannot bypass the limit.
 
         Returns:
-            Seconds that the address must wait, except with a token that cannot be guessed: it may
-            share the address with an attacker. 0: the attempt is counted.
+            Seconds that the address must wait; 0: the attempt is counted. A token that cannot be
+            guessed is accepted without the wait, because its owner may share the address with an
+            attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
@@ -162,12 +160,12 @@ def _address(request: Request) -> str:
 def _page(
     request: Request, target: str, message: str = "", status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
-    """The page to log in, which leads to `target`."""
+    """Return the login page, which redirects to `target` after the login."""
     context = {"next": target, "message": message}
     return _templates.TemplateResponse(request, "login.html", context, status)
 
 
 def _local(target: str) -> str:
-    """A path of this server: a login must not lead elsewhere."""
+    """Return the target if it is a path of this server, else `/`: a login must not lead away."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if safe and "\n" not in target and "\r" not in target else "/"
