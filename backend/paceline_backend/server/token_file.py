@@ -1,4 +1,4 @@
-"""The token of a server to which nobody gave one: files that only its user can read."""
+"""Files with the token that a server creates if the configuration has none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def write(path: Path, token: str) -> None:
-    """Writes a token where only this user can read it.
+    """Write a token to a file that only this user can read.
 
     Raises:
         PacelineError: the file cannot be written.
@@ -32,15 +32,15 @@ def write(path: Path, token: str) -> None:
 
 @contextmanager
 def kept(server: str, token: str, data: Path | None) -> Iterator[None]:
-    """Lets clients of this user find the token while the server works.
+    """Let clients of this user find the token while the server runs.
 
     Args:
-        server: URL at which it listens.
-        token: an admin's.
-        data: directory that gets the file `token`, which stays; None: there is none.
+        server: URL at which the server listens.
+        token: token of an admin.
+        data: directory that gets the file `token`, which stays there; None: no such file.
 
     Raises:
-        PacelineError: no file can be written: nobody would ever get in.
+        PacelineError: no file can be written, so no client could ever log in.
     """
     if data is not None:
         write(data / "token", token)
