@@ -77,11 +77,7 @@ def follow(
     until: Callable[[Mapping[str, Any]], bool],
     screen: Screen,
 ) -> dict[str, Any]:
-    """Poll a run until a condition holds or the run has ended, and show its progress.
-
-    Raises:
-        PacelineError: the run failed, or the server or the agent ended.
-    """
+    """Poll a run until a condition holds or it has ended. Raise PacelineError if it fails."""
     while True:
         _check(stack)
         try:
@@ -103,10 +99,7 @@ def follow(
 def report(
     stack: Stack, slowdowns: list[float], epochs: int, switch_at: int, policies: tuple[str, str]
 ) -> dict[str, Any]:
-    """Train under the first policy, and switch to the second at step `switch_at`.
-
-    Return the metrics of both policies.
-    """
+    """Train under two policies with a switch at step `switch_at`; return the metrics of both."""
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
     with stack.client() as client, shown(Watch(client, run)) as screen:
@@ -296,14 +289,12 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
 
 
 def _wait_for_end(stack: Stack) -> None:
-    """Wait until a signal arrives or a child ends unexpectedly."""
     while True:
         _check(stack)
         time.sleep(0.2)
 
 
 def _check(stack: Stack) -> None:
-    """Raise PacelineError if the server or the agent has ended."""
     for name, child in (("server", stack.server), ("agent", stack.agent)):
         if child is not None and child.poll() is not None:
             log = stack.data / f"{name}.log"

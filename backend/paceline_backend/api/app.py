@@ -163,7 +163,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Return settings for traces and metrics, without requests that carry a secret in their URL."""
+    """Exclude requests that carry a secret in their URL from traces and metrics."""
     observed = tracing.now()
     return {
         "tracer_provider": observed.tracers,

@@ -32,10 +32,7 @@ _LONGEST = 200  # characters
 class ProblemError(Exception):
     """An error that becomes a problem document.
 
-    Args:
-        status: HTTP status.
-        detail: what is wrong and how to fix it.
-        extra: further members of the document.
+    `detail` names the fault and the fix; `extra` are further members of the document.
     """
 
     def __init__(self, status: HTTPStatus, detail: str, **extra: Any) -> None:

@@ -30,10 +30,7 @@ def healthz() -> models.Health:
 
 @router.get("/readyz", responses={503: {"model": models.Readiness}})
 def readyz(request: Request, response: Response) -> models.Readiness:
-    """Return 200 if database and bus accept writes and a worker process is alive.
-
-    Otherwise return 503; the body names what is not ready.
-    """
+    """Return 200 if database and bus accept writes and a worker is alive; else 503."""
     bus, worker = _bus_and_worker(request.app.state.bus)
     ready = models.Readiness(database=_database(request.app.state.probe), bus=bus, worker=worker)
     if {ready.database, ready.bus, ready.worker} != {"ok"}:

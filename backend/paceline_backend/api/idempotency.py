@@ -46,12 +46,7 @@ class _KeptAnswer(msgspec.Struct, array_like=True):
 
 
 class Repeats:
-    """Middleware that answers a repeated POST of the API from the store.
-
-    Args:
-        app: the application that executes requests.
-        store: database of the responses.
-    """
+    """Middleware that answers a repeated POST of the API from the store."""
 
     def __init__(self, app: ASGIApp, store: Store) -> None:
         self.app = app
@@ -89,7 +84,7 @@ class Repeats:
     def _seal(self, key: str) -> Fernet:
         """Return the cipher for the response to a key.
 
-        The key itself is not stored, so the database alone does not reveal secrets in responses.
+        The key is not stored, so the database alone does not reveal secrets in responses.
         """
         master = meta.secret(self.store)
         derived = hashlib.blake2b(
@@ -99,8 +94,6 @@ class Repeats:
 
 
 class _Execution:
-    """Execution of the first request with a key."""
-
     def __init__(self, repeated: Repeats, identity: str, seal: Fernet, body: bytes) -> None:
         self._app = repeated.app
         self._store = repeated.store
@@ -110,8 +103,6 @@ class _Execution:
         self._messages: list[Message] = []
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Execute the request, and store its response before it is sent."""
-
         async def receiving() -> Message:
             if self._body is None:
                 return await receive()
@@ -164,16 +155,12 @@ def key_id(requester: Identity, key: str) -> str:
 
 
 def _digest(scope: Scope, body: bytes) -> str:
-    """Return a digest of the request.
-
-    It excludes `If-Match`, because a client that repeats the request may send a newer revision.
-    """
+    """Return a digest that excludes `If-Match`: a repeated request may have a newer revision."""
     place = f"{scope['path']}?{scope['query_string'].decode('latin-1')}\n"
     return hashlib.sha256(place.encode() + body).hexdigest()
 
 
 def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
-    """Return the response to the first request with the key, or a refusal."""
     if earlier.request != asked:
         message = "another request was sent with this key: use a key for one request only"
         return _refusal(_INVALID, message)

@@ -80,11 +80,7 @@ class BodyLimit:
 
 
 class LoginThrottle:
-    """Rate limit for wrong logins: `MOST_WRONG` per client network in `WRONG_S` seconds.
-
-    Args:
-        clock: monotonic time in seconds.
-    """
+    """Rate limit for wrong logins: `MOST_WRONG` per client network in `WRONG_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -110,7 +110,6 @@ class _ControlPlane(Collector):
         yield from self._runs()
 
     def _costs(self, runs: Sequence[MonitoredRun]) -> Iterator[Metric]:
-        """Yield the cost of runs. Without a price, the families have no series."""
         settings: Settings = self.app.state.settings
         price = settings.hour_price
         known = {run.run: costs.of_run(run.totals, run.backend, price) for run in runs}
@@ -193,7 +192,6 @@ class _ControlPlane(Collector):
 
 
 def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
-    """Yield metrics about rejected messages and about floods that were dropped."""
     yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that are listed", kept)
     yield CounterMetricFamily("paceline_rejected_messages", "Messages ever rejected", ever)
     yield GaugeMetricFamily(

@@ -10,10 +10,6 @@ class PathPrefix:
     """ASGI middleware that removes the prefix from requests and adds it to redirects.
 
     It works whether or not the proxy removes the prefix itself.
-
-    Args:
-        app: the application that gets the requests.
-        prefix: such as `/paceline`; empty: none.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -39,7 +35,6 @@ class PathPrefix:
         )
 
     def _inner(self, scope: Scope) -> dict[str, object]:
-        """Return the path entries of the scope without the prefix."""
         path: str = scope["path"]
         if path != self.prefix and not path.startswith(f"{self.prefix}/"):
             return {}

@@ -20,11 +20,7 @@ _MOST_ERRORS = 20
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have.
-
-    Raises:
-        ProblemError: the request has unknown parameters.
-    """
+    """Refuse query parameters that the route does not have."""
     if not request.query_params:
         return
     known = _names(request.scope["route"])

@@ -10,10 +10,7 @@ from paceline_backend.insight.report import FluidLimit
 
 
 class RoundInfo(BaseModel):
-    """A round: one exchange of a relaxed synchroniser.
-
-    The exchange is a partial reduction of gradients, or a mean of replicas.
-    """
+    """A round: one partial reduction of gradients, or one mean of replicas."""
 
     attempt: int = Field(examples=[0])
     rank: int = Field(description="that told of it", examples=[0])
@@ -118,10 +115,7 @@ class RoundsOverTime(BaseModel):
 
 
 class Chosen(BaseModel):
-    """A policy's choice of another synchroniser, or of other parameters.
-
-    The first choice under a policy version is included.
-    """
+    """A policy's choice of a synchroniser and its parameters, or a version's first choice."""
 
     attempt: int = Field(examples=[0])
     version: int = Field(description="of the policy", examples=[1])

@@ -30,10 +30,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Allow:
-    """A rule: the roles that may use a route. It is also the dependency that enforces the rule.
-
-    `roles` is None for a public route.
-    """
+    """A rule, and the dependency that enforces it. `roles` is None for a public route."""
 
     roles: frozenset[Role] | None
 
@@ -92,8 +89,7 @@ class Ruled:
 class Rules:
     """The rules of an application's routes. Routes may be added until the first request.
 
-    Args:
-        app: the application. Its `state.rules` has the rules of routes that declare none, by path.
+    `app.state.rules` has the rules of routes that declare none, by path.
     """
 
     def __init__(self, app: FastAPI) -> None:

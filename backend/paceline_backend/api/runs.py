@@ -134,7 +134,7 @@ def list_nodes(request: Request) -> Any:
     dependencies=[Depends(allow("agent"))],
 )
 def create_node_session(request: Request, node: str) -> models.NodeSession:
-    """Return credentials for a node's agent. Earlier credentials of the node become invalid."""
+    """Return credentials for a node's agent; only their holder can act as the node from then on."""
     only = identity_of(request).node
     if only is not None and only != node:
         message = f"this token is for the node {only}: make another for {node} with --node {node}"
@@ -152,10 +152,7 @@ def create_node_session(request: Request, node: str) -> models.NodeSession:
     dependencies=[Depends(OPERATOR)],
 )
 def create_run_session(request: Request, run: str) -> models.RunSession:
-    """Return credentials for a run that its caller starts.
-
-    Earlier credentials of the run become invalid.
-    """
+    """Return credentials for a run that its caller starts; only their holder can act as the run."""
     made = requests.sessions.of_run(store_of(request), settings_of(request).bus, run)
     return models.RunSession(bus=_bus(request, made.bus), key=made.key.hex())
 

@@ -144,7 +144,6 @@ def list_worker_steps(
 
 
 def _refuse_long(span: reads.Range, world: int | None) -> None:
-    """Refuse a range that takes too long to read row by row."""
     first, last = span
     if first is None or last is None or (last - first + 1) * (world or 1) <= _MOST_ROWS:
         return
@@ -200,10 +199,7 @@ def list_data(
     run: str,
     limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
 ) -> Any:
-    """List the data traffic of each node per epoch, where data lives on nodes.
-
-    Each entry has the data that moved to the node, and the time that steps waited for data.
-    """
+    """List the data that each node fetched per epoch, and how long steps waited for data."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return data_epochs.rows(connection, key, limit)

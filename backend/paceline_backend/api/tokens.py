@@ -126,11 +126,7 @@ def create_token(request: Request, body: TokenCreate) -> Any:
 
 
 def issue(connection: Connection, new: TokenCreate, by: Requester) -> tokens.Secret:
-    """Store a new token, and record in the audit log who created it.
-
-    Raises:
-        StoreError: the database is unavailable.
-    """
+    """Store a new token, and record in the audit log who created it."""
     expires_at = None if new.expires_s is None else time.time() + new.expires_s
     details = {"scope": new.scope, "expires_at": expires_at, "node": new.node}
     audit.record(connection, by, "token.create", target=new.name, details=details)

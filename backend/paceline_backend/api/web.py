@@ -20,11 +20,7 @@ _GRACE_S = 5  # seconds
 
 
 def run(settings: Settings, listener: socket.socket) -> int:
-    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code.
-
-    Raises:
-        StoreError: the database cannot be used.
-    """
+    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code."""
     tracing.configure("web")
     with Store.open(settings.database) as store:
         app = create_app(store, settings)
@@ -48,7 +44,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 
 def _import_policies() -> None:
-    """Import policies and their solvers in advance, so that the first switch is not slow."""
+    """Import policies and solvers in advance: neither the start nor the first switch waits for it."""
     policies.names()
     # Exclude all objects that exist now from garbage collection: they stay for the lifetime of the
     # process, and collections over them delayed one response in twenty by 0.1 s.

@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def everything(settings: Settings, data: Path, name: str | None) -> int:
-    """Start all parts, with an embedded database or bus where none is given.
-
-    Return the exit code.
-    """
+    """Start all parts. Embed a database or bus that is not given. Return the exit code."""
     from paceline_backend.server import token_file
     from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
     from paceline_backend.store import Store

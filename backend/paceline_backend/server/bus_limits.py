@@ -27,11 +27,7 @@ LIMITS = {
 
 
 def missing(client: redis.Redis) -> list[str] | None:
-    """Return the names of limits that a bus lacks or has set far higher; None: it hides them.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the names of limits that a bus lacks or has set far higher; None: it hides them."""
     try:
         shown: Any = client.config_get(*LIMITS)
     except redis.ResponseError:

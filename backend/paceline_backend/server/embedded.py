@@ -188,5 +188,4 @@ class EmbeddedBus:
 
 
 def _quoted(value: str) -> str:
-    """Quote a value for the server's configuration file."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

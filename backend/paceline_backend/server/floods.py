@@ -5,6 +5,8 @@ switches off the writer of a stream that exceeds its bounds; the ranks then spoo
 also trims a run's stream that has reached twice its bounds although ingest stores entries from it:
 only a flood gets there. `Guard.switch_on` switches writers on again. The bus itself stores which
 writer is off until when, so any worker can switch it on.
+
+All public functions raise `redis.RedisError` while the bus is away.
 """
 
 from __future__ import annotations
@@ -39,8 +41,6 @@ class Bounds:
 
 
 class _Size(NamedTuple):
-    """Backlog of a stream."""
-
     entries: int
     bytes: int
 
@@ -84,9 +84,7 @@ class Counts:
 class Guard:
     """Rate limiter for the streams of runs and nodes.
 
-    Args:
-        client: client of the bus. If its user may not change users, runs' streams are only trimmed.
-        bounds: bounds of each stream.
+    If the client's user may not change users, runs' streams are only trimmed.
     """
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:
@@ -97,20 +95,12 @@ class Guard:
         self._oldest: dict[str, bytes] = {}
 
     def streams(self) -> Iterator[str]:
-        """Yield the streams of all runs and nodes.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Yield the streams of all runs and nodes."""
         for name in self._client.scan_iter(match=_PATTERN, count=1_000, _type="stream"):
             yield name.decode(errors="backslashreplace")
 
     def look_at_all(self) -> list[Flood]:
-        """Switch off the writers of all streams that exceed their bounds. Return these streams.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Switch off the writers of all streams that exceed their bounds. Return these streams."""
         streams = list(self.streams())
         there = set(streams)
         self._oldest = {each: first for each, first in self._oldest.items() if each in there}
@@ -119,11 +109,7 @@ class Guard:
         return [flood for flood in floods if flood is not None]
 
     def switch_on(self) -> list[str]:
-        """Switch on writers whose time is over and whose streams have drained. Return their users.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Switch on writers whose time is over and whose streams have drained; return the users."""
         back = []
         now = self._now()
         known: Any = self._client.hgetall(OFF)
@@ -171,7 +157,6 @@ class Guard:
         ]
 
     def _first(self, stream: str) -> bytes:
-        """Return the ID of the oldest entry."""
         entries: Any = self._client.xrange(stream, count=1)
         return entries[0][0] if entries else b""
 
@@ -231,11 +216,7 @@ def user_of(stream: str) -> str:
 
 
 def counts(client: redis.Redis) -> Counts:
-    """Return what the guards of this bus have done.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return what the guards of this bus have done."""
     done: Any = client.hgetall(FLOODS)
     switched_off, dropped = (int(done.get(name, 0)) for name in (b"switched_off", b"dropped"))
     return Counts(int(client.hlen(OFF)), switched_off, dropped)

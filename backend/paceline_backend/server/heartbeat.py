@@ -1,6 +1,7 @@
 """Heartbeats of worker processes on the bus.
 
-A worker calls `beat` every second; the web process reads `beats` for `/readyz` and metrics.
+A worker calls `beat` every second; the web process reads `beats` for `/readyz` and metrics. All
+functions raise `redis.RedisError` while the bus is away.
 """
 
 from __future__ import annotations
@@ -31,29 +32,17 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 def beat(client: redis.Redis, sign: Beat) -> None:
-    """Report that this worker is alive. The report expires after 10 s.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Report that this worker is alive. The report expires after 10 s."""
     client.set(_PREFIX + sign.owner, msgspec.msgpack.encode(sign), ex=_EXPIRES_S)
 
 
 def goodbye(client: redis.Redis, owner: str) -> None:
-    """Delete the heartbeat of a worker that ends.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Delete the heartbeat of a worker that ends."""
     client.delete(_PREFIX + owner)
 
 
 def beats(client: redis.Redis) -> list[Beat]:
-    """Return the heartbeats of all workers that are alive.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the heartbeats of all workers that are alive."""
     values = (client.get(key) for key in client.scan_iter(match=f"{_PREFIX}*", count=1000))
     # redis-py declares values as bytes or str. This client does not decode them, so they are bytes.
     return [

@@ -16,9 +16,8 @@ from types import MappingProxyType
 class Keys:
     """Keys and passwords of nodes, runs and webhooks.
 
-    Args:
-        secret: secret of the control plane (`store.meta.secret`).
-        seeds: node → seed (`store.nodes.seeds`). No node has ever received a key without a seed.
+    `secret` is that of the control plane (`store.meta.secret`); `seeds` maps nodes to seeds
+    (`store.nodes.seeds`). No node has ever received a key without a seed.
     """
 
     secret: bytes = field(repr=False)

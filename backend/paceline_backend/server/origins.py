@@ -1,4 +1,7 @@
-"""Origins of webhooks that the operator allows with `--webhook-to`."""
+"""Origins of webhooks that the operator allows with `--webhook-to`.
+
+Functions raise `PacelineError` for a text that is not an origin or not a URL.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,7 @@ class Origin:
 
 
 class Origins:
-    """A list of origins.
-
-    Args:
-        texts: each as `https://hooks.example.com`, `https://*.example.com` or
-            `http://10.0.0.7:9093`.
-
-    Raises:
-        PacelineError: a text is not an origin.
-    """
+    """A list of origins, such as `https://*.example.com` or `http://10.0.0.7:9093`."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts = tuple(texts)
@@ -68,20 +63,12 @@ class Origins:
 
     @classmethod
     def of(cls, text: str | None) -> Origins:
-        """Parse the value of `--webhook-to` or of its variable: `https://a,http://b:9093`.
-
-        Raises:
-            PacelineError: a part is not an origin.
-        """
+        """Parse the value of `--webhook-to` or of its variable: `https://a,http://b:9093`."""
         return cls(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of a URL.
-
-    Raises:
-        PacelineError: see `Origins.covers`.
-    """
+    """Return the origin of a URL. It raises the errors of `Origins.covers`."""
     parts = _split(url)
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")

@@ -1,4 +1,7 @@
-"""Price of a worker-hour, which converts time into money."""
+"""Price of a worker-hour, which converts time into money.
+
+An invalid price raises `PriceError`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,7 @@ class PriceError(PacelineError):
 class Price:
     """Price of one worker-hour.
 
-    Args:
-        amount: 0 or more, and less than `MOST`.
-        currency: letters, such as EUR.
-
-    Raises:
-        PriceError: the amount or the currency is invalid.
+    `amount` is 0 or more, and less than `MOST`. `currency` consists of letters, such as EUR.
     """
 
     amount: float
@@ -51,11 +49,7 @@ class Price:
 
     @classmethod
     def of(cls, text: str | None) -> Price | None:
-        """Parse the value of `--hour-price` or of its variable: `2.50 EUR`.
-
-        Raises:
-            PriceError: the text is not an amount with a currency.
-        """
+        """Parse the value of `--hour-price` or of its variable: `2.50 EUR`."""
         if not text:
             return None
         amount, _, currency = text.strip().partition(" ")

@@ -1,4 +1,7 @@
-"""Settings of a control plane process, from the command line and the environment."""
+"""Settings of a control plane process, from the command line and the environment.
+
+Invalid settings raise `PacelineError`, such as a public address without a token.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,6 @@ class Proxies:
     Headers count only from the addresses and networks in `trusted`. `header` is the header in which
     these proxies name the user whom they have authenticated. `roles` maps users to roles; other
     users are viewers.
-
-    Raises:
-        PacelineError: an address or a role is invalid, or there is a header without proxies.
     """
 
     trusted: tuple[str, ...] = ()
@@ -64,11 +64,7 @@ class Proxies:
 
     @classmethod
     def of(cls, trusted: str | None, header: str | None, roles: str | None) -> Proxies:
-        """Parse the values of options or variables: `a,b`, `X-User`, `user=role,…`.
-
-        Raises:
-            PacelineError: as the class.
-        """
+        """Parse the values of options or variables: `a,b`, `X-User`, `user=role,…`."""
         by_user: dict[str, str] = {}
         for pair in _parts(roles):
             user, equals, role = pair.rpartition("=")
@@ -92,11 +88,7 @@ def _parts(text: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a control plane process.
-
-    Raises:
-        PacelineError: a setting is invalid, such as a public address without a token.
-    """
+    """Settings of a control plane process."""
 
     # SQLAlchemy URL.
     database: str

@@ -29,12 +29,9 @@ _STOP_S = 35.0  # seconds
 class Stack:
     """`paceline server` and `paceline agent` as child processes; a context manager.
 
-    Args:
-        data: directory for database, bus file, logs and runs; created if missing.
-        port: port of REST and dashboard; 0: any free port.
-        host: address to listen on.
-        token: token that clients must send; required beyond loopback.
-        database: SQLAlchemy URL; None: SQLite in `data`.
+    `data` is the directory for database, bus file, logs and runs; it is created if missing. Port 0
+    is any free port. `token` is required beyond loopback. Without `database`, SQLite in `data` is
+    used.
     """
 
     def __init__(

@@ -51,9 +51,6 @@ def embedded_database(data: Path) -> str:
 class DataDirectory:
     """Directory of the embedded database and bus, locked by one server; a context manager.
 
-    Args:
-        path: the directory; created if missing.
-
     Raises:
         PacelineError: the directory cannot be written, another user owns something in it, or
             another server uses it.
@@ -87,10 +84,8 @@ class DataDirectory:
     def bus(self, host: str = "127.0.0.1") -> EmbeddedBus:
         """Return the embedded bus, not yet started.
 
-        It keeps its port across restarts, so that agents and ranks can reconnect.
-
-        Args:
-            host: further address to listen on.
+        It keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
+        further address to listen on.
 
         Raises:
             PacelineError: another program uses the port.
@@ -163,8 +158,6 @@ def listen(settings: Settings) -> socket.socket:
 
 @dataclass
 class _Child:
-    """A supervised process, with the time of its next start."""
-
     name: str
     command: list[str]
     env: dict[str, str]
@@ -175,7 +168,6 @@ class _Child:
     not_before: float = field(default=0.0)
 
     def tend(self) -> None:
-        """Start the process if it does not run and its pause is over."""
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             self.process = None
@@ -201,7 +193,6 @@ class _Child:
             self.process.terminate()
 
     def wait(self) -> None:
-        """Wait until the process has ended; kill it if that takes too long."""
         if self.process is None:
             return
         try:
@@ -216,11 +207,8 @@ class _Child:
 class Supervisor:
     """Supervisor that keeps the parts of a control plane running until a signal arrives.
 
-    Args:
-        settings: settings of the child processes.
-        listener: socket of the web process.
-        bus: the embedded bus, not yet started; None: the bus is external.
-        name: name of the worker.
+    `listener` is the socket of the web process. `bus` is the embedded bus, not yet started; None:
+    the bus is external. `name` is that of the worker.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Files with the token that a server creates if the configuration has none."""
+"""Files with the token that a server creates if the configuration has none.
+
+A file that cannot be written raises `PacelineError`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def write(path: Path, token: str) -> None:
-    """Write a token to a file that only this user can read.
-
-    Raises:
-        PacelineError: the file cannot be written.
-    """
+    """Write a token to a file that only this user can read."""
     part = path.with_suffix(".new")
     try:
         part.unlink(missing_ok=True)
@@ -34,13 +33,8 @@ def write(path: Path, token: str) -> None:
 def kept(server: str, token: str, data: Path | None) -> Iterator[None]:
     """Let clients of this user find the token while the server runs.
 
-    Args:
-        server: URL at which the server listens.
-        token: token of an admin.
-        data: directory that gets the file `token`, which stays there; None: no such file.
-
-    Raises:
-        PacelineError: no file can be written, so no client could ever log in.
+    `data` is a directory that gets the file `token`, which stays there. If neither this file nor
+    that of the user can be written, no client could ever log in, so the function raises an error.
     """
     if data is not None:
         write(data / "token", token)

@@ -31,12 +31,7 @@ _EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class Observed:
-    """Instruments of this process.
-
-    Args:
-        tracers: provider of tracers.
-        meters: provider of meters.
-    """
+    """Instruments of this process."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
         self.tracers = tracers
@@ -49,11 +44,7 @@ class Observed:
 
     @contextmanager
     def batch(self, entries: int) -> Iterator[Span]:
-        """Measure one batch of ingest.
-
-        Args:
-            entries: number of entries from the bus in the batch.
-        """
+        """Measure one ingest batch with this number of entries from the bus."""
         began = time.perf_counter()
         with self._tracer.start_as_current_span("ingest", attributes={"entries": entries}) as span:
             yield span
@@ -62,12 +53,7 @@ class Observed:
 
     @contextmanager
     def plan(self, run: str, policy: str) -> Iterator[Span]:
-        """Measure one plan.
-
-        Args:
-            run: public ID.
-            policy: name of the policy that plans.
-        """
+        """Measure one plan."""
         began = time.perf_counter()
         attributes = {"run": run, "policy": policy}
         with self._tracer.start_as_current_span("plan", attributes=attributes) as span:
@@ -97,11 +83,8 @@ def using(observed: Observed) -> Iterator[None]:
 def configure(part: str) -> None:
     """Start measuring if the environment configures an exporter.
 
-    Errors are only logged: the server works without OpenTelemetry.
-
-    Args:
-        part: part of the control plane. The service is called ``paceline-PART`` unless the
-            environment gives another name.
+    The service is called ``paceline-PART`` unless the environment gives another name. Errors are
+    only logged: the server works without OpenTelemetry.
     """
     global _now
     names = {signal: _exporter(signal) for signal in ("TRACES", "METRICS")}

@@ -4,6 +4,8 @@ They are the access control list (ACL) of the bus. A bus forgets them when it re
 worker creates missing users again. If the bus does not let the control plane create users, nodes
 and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
 get the URL of the control plane itself.
+
+Functions that take a client raise `redis.RedisError` while the bus is away.
 """
 
 from __future__ import annotations
@@ -108,12 +110,7 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
     """Create or update users. A user that was switched off stays off.
 
     A user whose password changes loses its connections, so that the old password gives no access.
-
-    Returns:
-        None; or the reason why this bus does not have the users.
-
-    Raises:
-        redis.RedisError: the bus is away.
+    Return None, or the reason why this bus does not have the users.
     """
     wanted = {user.name: user for user in users}
     pending, off = list(wanted.values()), _off(client)
@@ -129,7 +126,6 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
 
 
 def _with_other_passwords(client: redis.Redis, users: Sequence[User]) -> set[str]:
-    """Return the users for whom the bus has another password."""
     pipeline = client.pipeline(transaction=False)
     for user in users:
         pipeline.acl_getuser(user.name)
@@ -172,11 +168,7 @@ def _make(
 
 
 def names(client: redis.Redis) -> set[str]:
-    """Return the users of nodes and runs that the bus has.
-
-    Raises:
-        redis.RedisError: the bus is away, or it refuses the command.
-    """
+    """Return the users of nodes and runs that the bus has."""
     known: Any = client.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
     texts = {name.decode(errors="replace") for name in known}
     return {name for name in texts if name.startswith((_NODE, _RUN))}
@@ -193,10 +185,6 @@ def nodes(names: Iterable[str]) -> set[str]:
 
 
 def forget(client: redis.Redis, names: Iterable[str]) -> None:
-    """Delete users and close their connections.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Delete users and close their connections."""
     if listed := sorted(names):
         client.execute_command("ACL", "DELUSER", *listed)  # type: ignore[no-untyped-call]

@@ -46,9 +46,7 @@ class Server(Protocol):
 class ControlPlane:
     """`paceline server` with a database and a bus of its own; a context manager.
 
-    Args:
-        folder: folder for all files of the server.
-        host: address to listen on, at which nodes must reach the server.
+    All its files are in `folder`. It listens on `host`, at which nodes must reach it.
     """
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
@@ -123,12 +121,8 @@ def until(
 ) -> T:
     """Call the condition until its value is true, and return that value.
 
-    Args:
-        condition: function that is called repeatedly.
-        what: what the test waits for, for the error message.
-        timeout_s: time after which the test fails. It is generous, because a passing test never
-            waits that long.
-        pause_s: pause between two calls.
+    `what` describes it in the error message. `timeout_s` is generous, because a passing test never
+    waits that long.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -208,10 +208,7 @@ class EngineContract:
 
     @pytest.mark.long
     def test_nobody_submits_a_run_twice(self, harness: Harness) -> None:
-        """Check that a job is submitted once, even if workers are killed.
-
-        The first worker is killed before it records the job.
-        """
+        """Check that a job is submitted once, even if the worker is killed before it records it."""
         harness.occupy()
         run = start(harness, 1, 1)
         job = queued(harness, run)
@@ -252,7 +249,6 @@ class EngineContract:
 
     @pytest.mark.long
     def test_a_run_grows_and_shrinks(self, harness: Harness) -> None:
-        """Change a run between one node and two. Each sample must be used once."""
         run = start(harness, 1, 2)
         harness.cluster.reaches(run, 4, 2)
         self._let_go(harness, run)
@@ -265,7 +261,6 @@ class EngineContract:
 
     @staticmethod
     def _let_go(harness: Harness, run: str) -> None:
-        """Remove a node that does not serve the rendezvous, and wait until its job has ended."""
         rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
         leaves = next(row for row in rows if row["state"] == "running" and not row["host"])
         harness.cluster.api("DELETE", f"/runs/{run}/nodes/{leaves['node']}")

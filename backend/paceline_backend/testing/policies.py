@@ -36,8 +36,6 @@ _EPOCHS = 3
 
 @dataclass(frozen=True)
 class _Case:
-    """A small training with one set of legal parameters."""
-
     hello: Hello
     devices: Emulation
     parameters: Mapping[str, Any]
@@ -155,7 +153,6 @@ def _profiles(devices: Emulation) -> list[list[tuple[int, float]]]:
 
 
 def _choose(schema: Mapping[str, Any], rng: np.random.Generator) -> Any:
-    """Draw a legal value of a parameter."""
     if "enum" in schema:
         return schema["enum"][int(rng.integers(len(schema["enum"])))]
     if schema["type"] == "boolean":
@@ -278,7 +275,6 @@ def _check_budget(made: Plan, problem: Problem) -> None:
 
 
 def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:
-    """Copy all arrays that a policy gets."""
     return {
         f"{type(owner).__name__}.{field.name}": np.copy(value)
         for owner in (problem, feedback)

@@ -82,10 +82,7 @@ def acknowledge_alert(
     alert: Annotated[int, Path(ge=1, le=2**63 - 1)],
     body: models.Acknowledgement | None = None,
 ) -> Any:
-    """Acknowledge an alert: somebody takes care of it.
-
-    The alert stays active, but no longer counts as unacknowledged.
-    """
+    """Acknowledge an alert. It stays active, but no longer counts as unacknowledged."""
     body = body or models.Acknowledgement()
     by = requester_of(request, body.by, body.why, body.operator)
     try:
@@ -156,11 +153,7 @@ def _rules(connection: Connection) -> dict[str, Rule]:
 
 
 def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
-    """Lock a rule until the transaction ends, and return it.
-
-    Raises:
-        ProblemError: the change is meant for other values of the rule.
-    """
+    """Lock a rule until the transaction ends, and return it."""
     changed_rules.lock(connection, rule)
     known = _rules(connection)[rule]
     _check_seen(known, if_match)
@@ -172,11 +165,6 @@ def _shown(rule: Rule) -> dict[str, Any]:
 
 
 def _check_seen(rule: Rule, if_match: str | None) -> None:
-    """Refuse a change that is meant for other values of the rule.
-
-    Raises:
-        ProblemError: the rule has another revision; the error names who changed it, and when.
-    """
     if if_match is None or if_match.strip() in ("*", etag(rule.revision)):
         return
     who = f"{rule.changed_by} changed" if rule.changed_by else "somebody gave its defaults to"

@@ -30,10 +30,10 @@ def requester_of(request: Request, via: str = "", why: str = "", operator: str =
 
     Args:
         request: the request, which the guard has authenticated.
-        via: name of the calling program, as it calls itself.
+        via: name of the calling program.
         why: reason that the caller gives.
-        operator: name that the caller gives. It counts only with a shared token, because a personal
-            token has a name of its own.
+        operator: name that the caller gives. A personal token has its own name, which takes
+            precedence.
     """
     identity = identity_of(request)
     given = operator.strip() if identity.shared else ""
@@ -50,11 +50,6 @@ def _expected(
         ),
     ] = None,
 ) -> int | None:
-    """Return the revision that a change is meant for; None: any.
-
-    Raises:
-        ProblemError: the request has no `If-Match`.
-    """
     if if_match is None:
         raise ProblemError(
             HTTPStatus.PRECONDITION_REQUIRED,

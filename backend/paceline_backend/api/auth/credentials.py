@@ -34,10 +34,8 @@ _NOTED_S = 60.0  # seconds
 class CredentialCheck:
     """Check of the credentials that clients send.
 
-    Args:
-        store: database with the tokens.
-        configured: admin token from the server's configuration.
-        further: tokens for other roles from the server's configuration.
+    `configured` is the admin's token from the server's configuration; `further` has its tokens for
+    other roles.
     """
 
     def __init__(
@@ -59,11 +57,9 @@ class CredentialCheck:
     def of_token(self, text: bytes, *, throttled: bool = False) -> Holder | None:
         """Return the holder of a token, who may be `refused`; None: the token is unknown.
 
-        Args:
-            text: the token that the client sent.
-            throttled: the client's address has sent too many wrong tokens. Tokens that are short
-                enough to be guessed are not compared then. All others still are, because the client
-                may share its address with an attacker.
+        `throttled` means that the client's address has sent too many wrong tokens. Tokens that are
+        short enough to be guessed are not compared then. All others still are, because the client
+        may share its address with an attacker.
         """
         for configured, holder in self._configured.items():
             guessable = len(configured) < _UNGUESSABLE
@@ -77,10 +73,7 @@ class CredentialCheck:
             return tokens.checked(connection, words)
 
     def of_cookie(self, value: str) -> Holder | None:
-        """Return the holder of a login cookie.
-
-        None: the cookie is invalid or too old, or the credential behind it has been revoked.
-        """
+        """Return the holder of a login cookie; None: it is invalid, too old, or revoked."""
         try:
             identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
         except BadData:
@@ -126,10 +119,7 @@ class CredentialCheck:
         return str(self._serializer.dumps(browser.id))
 
     def touch(self, holder: Holder) -> None:
-        """Record that a token or a browser is in use.
-
-        Best effort: only one call at a time writes, and errors of the database are only logged.
-        """
+        """Record that a credential is in use. Best effort: database errors are only logged."""
         if not holder.id or holder.id in self._by_id or self._touching:
             return
         if holder.used_at is not None and time.time() - holder.used_at < _NOTED_S:
@@ -157,8 +147,7 @@ def _record(
 def _configured(text: str, role: tokens.Scope) -> Holder:
     """Return the holder of a token from the configuration.
 
-    Its ID depends on the token, so a browser that logged in with it is logged out when the
-    configuration changes.
+    Its ID depends on the token: when the configuration changes, its browsers are logged out.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = "configured" if role == "admin" else f"configured {role}"

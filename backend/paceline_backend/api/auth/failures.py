@@ -28,10 +28,6 @@ class FailedLogins:
 
     An attacker with many addresses must not fill the database. At most `MOST_ROWS` rows are
     therefore written per minute; the next row counts those that were left out.
-
-    Args:
-        store: database of the audit log.
-        clock: monotonic time in seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,11 +41,7 @@ class FailedLogins:
     def record(self, address: str, holder: Holder | None, way: str, reason: str) -> None:
         """Record a failed login. An error of the database is only logged.
 
-        Args:
-            address: IP address of the client.
-            holder: holder of the refused token; None: the token is unknown.
-            way: `login page`, `link` or `request`.
-            reason: reason for the refusal, in words.
+        `holder` is None for an unknown token. `way` is `login page`, `link` or `request`.
         """
         left_out = self._admitted()
         if left_out is None:

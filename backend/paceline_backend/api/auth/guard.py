@@ -35,13 +35,8 @@ class Authentication:
     with requests that a page of another site makes. The guard recognises such requests by their
     `Origin` header and refuses those that change something.
 
-    Args:
-        app: the application behind the guard.
-        credentials: check of tokens, cookies and links.
-        rules: returns the rule of a request's route; None: it has no rule, so no role may use it.
-        throttle: rate limit for wrong logins.
-        bearers: rate limit for wrong tokens in requests. It is a separate limit, so that a client
-            with an outdated token cannot block logins from the same address.
+    `rules` returns the rule of a request's route. `throttle` limits wrong logins, `bearers` wrong
+    tokens in requests: a client with an outdated token must not block logins from its address.
     """
 
     def __init__(
@@ -77,10 +72,7 @@ class Authentication:
             await run_in_threadpool(self.credentials.touch, answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Holder | None:
-        """Return a response, or the holder whose request is passed on.
-
-        None: the route is public, so the request is passed on without a holder.
-        """
+        """Return a refusal, or the holder whose request is passed on; None: the route is public."""
         if scope["type"] == "http":
             if scope["path"] == login.PATH:
                 return await self.login(Request(scope, receive))
@@ -148,7 +140,6 @@ async def _refuse(answer: Response, scope: Scope, receive: Receive, send: Send) 
 
 
 def _unknown(scope: Scope, headers: Headers) -> Response:
-    """Redirect a browser to the login page; answer 401 to any other client."""
     wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
     if wants_page and not scope["path"].startswith("/api/"):
         query = scope["query_string"].decode("latin-1")

@@ -1,4 +1,7 @@
-"""Login of a browser with a token or a one-time link, and its logout."""
+"""Login of a browser with a token or a one-time link, and its logout.
+
+Public methods raise `StoreError` while the database is unavailable.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,7 @@ _templates = Jinja2Templates(Path(__file__).parents[1] / "templates")
 
 
 class Login:
-    """Request handler of `/login` and `/logout`.
-
-    Args:
-        credentials: check of tokens, cookies and links.
-        throttle: rate limit for wrong logins.
-    """
+    """Request handler of `/login` and `/logout`."""
 
     def __init__(self, credentials: CredentialCheck, throttle: LoginThrottle) -> None:
         self.credentials = credentials
@@ -53,11 +51,7 @@ class Login:
         return await self._by_token(request, token, _local(form.get("next", ["/"])[0]))
 
     async def leave(self, request: Request) -> Response:
-        """Log out the browser that sends this request, and redirect it to the login page.
-
-        Raises:
-            StoreError: the database is unavailable.
-        """
+        """Log out the browser that sends this request, and redirect it to the login page."""
         if request.method != "POST":
             message = "send a POST to log out"
             refused = problem_response(HTTPStatus.METHOD_NOT_ALLOWED, message)
@@ -113,10 +107,9 @@ class Login:
     def _counted(self, address: str) -> int:
         """Count the attempt as failed up front: concurrent attempts cannot bypass the limit.
 
-        Returns:
-            Seconds that the address must wait; 0: the attempt is counted. A token that cannot be
-            guessed is accepted without the wait, because its owner may share the address with an
-            attacker.
+        Return the seconds that the address must wait; 0: the attempt is counted. Callers accept a
+        token that cannot be guessed without the wait: its owner may share the address with an
+        attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
@@ -160,7 +153,6 @@ def _address(request: Request) -> str:
 def _page(
     request: Request, target: str, message: str = "", status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
-    """Return the login page, which redirects to `target` after the login."""
     context = {"next": target, "message": message}
     return _templates.TemplateResponse(request, "login.html", context, status)
 

@@ -20,10 +20,6 @@ class ProxyIdentity:
 
     Uvicorn can set the client address itself, but then trusts every user of this machine. That is
     why it is turned off in Uvicorn, and done here for the same proxies as the user names.
-
-    Args:
-        app: the application that gets the requests.
-        proxies: addresses to trust, the header with the user, and the roles of users.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:

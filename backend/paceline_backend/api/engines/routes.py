@@ -41,10 +41,7 @@ class BackendInfo(BaseModel):
 
 
 class Adopt(models.In):
-    """Request to adopt a run that a user starts on nodes of their own.
-
-    Each of the nodes sends this request.
-    """
+    """Request of each node to adopt a run that a user starts on nodes of their own."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -116,10 +116,7 @@ class RunAttribution(BaseModel):
 def get_attribution(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 200
 ) -> Any:
-    """Return why ranks wait: data, node, transient or input.
-
-    By default, the newest 100 steps are evaluated.
-    """
+    """Return why ranks wait, by default in the newest 100 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
     asked = ("attribution", key, first, to, points)

@@ -112,7 +112,6 @@ async def get_stacks(
 async def _written(
     store: Store, asker: Asker, run: str, holder: LogHolder, dumps: Dumps
 ) -> list[dict[str, Any]]:
-    """Poll a node until its ranks have written their stacks completely, at most `WRITING_S`."""
     stacks = {dump.rank: Stack(dump.rank, "", "", dump.why) for dump in dumps.ranks}
     since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
     until = time.monotonic() + WRITING_S

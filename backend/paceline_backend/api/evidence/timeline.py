@@ -60,10 +60,7 @@ def get_timeline(
     first: From = None,
     to: To = None,
 ) -> Any:
-    """Return the phases of ranks in at most 50 steps.
-
-    By default, the newest 3 steps are returned.
-    """
+    """Return the phases of ranks in at most 50 steps, by default the newest 3."""
     chosen = list(dict.fromkeys(map(int, ranks.split(","))))
     if len(chosen) > _MOST_RANKS:
         raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")

@@ -117,10 +117,7 @@ class PricedVerdict(RunVerdict):
 
 @router.get("/verdict", response_model=PricedVerdict)
 def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
-    """Return which ranks slow the run down, why, since when, and how much time is lost.
-
-    By default, the newest 500 steps are evaluated.
-    """
+    """Return the causes of lost time and their costs, by default in the newest 500 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         simulated = runs.terms(connection, [run])[run].backend == SIMULATED
@@ -135,12 +132,8 @@ def judged(
 ) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
     """Return a range of steps, the verdict on it, and the placement of ranks at its end.
 
-    The result may be some seconds old.
-
-    Args:
-        request: gives access to the store and to results that can be reused.
-        run: key of the run in the database.
-        span: first and last step; None: as many of the newest steps as a verdict covers.
+    The result may be some seconds old. Without `span`, it covers as many of the newest steps as a
+    verdict can.
     """
 
     def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:

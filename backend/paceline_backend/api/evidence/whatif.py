@@ -50,11 +50,7 @@ async def what_if(
     ] = STEPS,
     refresh: Annotated[bool, Query(description="also if a fresh one is kept")] = False,
 ) -> Any:
-    """Return how long a run would take with each preset.
-
-    The first response for a run takes seconds. Later ones return the stored forecast while it is
-    fresh.
-    """
+    """Return forecasts for each preset. The first request takes seconds; its result is reused."""
     store = store_of(request)
     asked = time.time()
     forecast = await run_in_threadpool(_kept, store, run, steps, 0.0)

@@ -22,10 +22,7 @@ router = APIRouter(
 
 @router.get("/verdict", response_model=models.FleetVerdict)
 def get_fleet_verdict(request: Request) -> Any:
-    """Return the verdict over all runs that train.
-
-    It lists these runs by lost time, the kinds of causes, and the slow nodes.
-    """
+    """Return the verdict over the runs that train: lost time, causes and slow nodes."""
     with store_of(request).read() as connection:
         return fleet.overview(connection, settings_of(request).hour_price)
 

@@ -41,10 +41,7 @@ def list_epoch_workers(
     run: str,
     epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="counted from 0")],
 ) -> Any:
-    """List the workers of an epoch with sums over their steps, by rank.
-
-    The list is empty if none of the epoch's steps is complete.
-    """
+    """List the workers of an epoch, by rank; empty: none of its steps is complete."""
     with store_of(request).read() as connection:
         return epoch_workers.workers(connection, runs_store.key_of(connection, run), epoch)
 

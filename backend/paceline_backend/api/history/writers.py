@@ -27,10 +27,7 @@ class MissingPackageError(Exception):
 def written(form: Format, kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of a file, one chunk for each part of the rows.
 
-    Args:
-        form: file format.
-        kinds: column name → type of its values, in the order of the columns.
-        parts: lists of rows.
+    `kinds` maps each column name to the type of its values, in the order of the columns.
 
     Raises:
         MissingPackageError: raised by the call itself, before the first chunk.
@@ -65,7 +62,6 @@ def _csv(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
 
 
 def _with_json(part: Part, whole: list[int]) -> Iterable[Iterable[Any]]:
-    """Encode the values at the positions `whole` as JSON."""
     if not whole:
         return part
     return (
@@ -123,7 +119,6 @@ class _Sink(io.RawIOBase):
         return len(self._pieces[-1])
 
     def tell(self) -> int:
-        """Return the number of bytes written since the start."""
         return self._size
 
     def drained(self) -> bytes:

@@ -23,11 +23,7 @@ Client = tuple[str, str]
 
 
 class Streams:
-    """Counter of the open event streams of each client.
-
-    Args:
-        most: maximum number of streams per client.
-    """
+    """Counter of the open event streams of each client, at most `most` per client."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -78,7 +78,10 @@ class Follower:
 
 
 class Reader:
-    """Reader of the stream of changes. It runs while clients follow a run."""
+    """Reader of the stream of changes. It runs while clients follow a run.
+
+    `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
+    """
 
     def __init__(self, store: Store, bus: str) -> None:
         self.store = store
@@ -141,14 +144,7 @@ class Reader:
             del self._followers[run]
 
     async def tell(self, changed: Mapping[str, int | None]) -> None:
-        """Give the followers of changed runs an event.
-
-        Args:
-            changed: run → its earliest new step; None: no step is new.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-        """
+        """Give the followers of changed runs an event. `changed` maps runs to new steps, if any."""
         wanted = [run for run in changed if run in self._followers]
         if not wanted:
             return
@@ -158,11 +154,7 @@ class Reader:
                 _put(follower, standings.get(run), changed[run])
 
     async def tell_end(self, run: str, follower: Follower) -> None:
-        """Give a follower the final event if its run has already ended.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-        """
+        """Give a follower the final event if its run has already ended."""
         standing = (await self._standing([run])).get(run)
         if standing is None or standing.state in ENDED:
             _put(follower, standing, None)
@@ -175,7 +167,6 @@ class Reader:
         return await anyio.to_thread.run_sync(ask, limiter=self._threads)
 
     async def _run(self) -> None:
-        """Read until no client follows a run."""
         while self._followers:
             try:
                 await self._follow()
@@ -188,10 +179,6 @@ class Reader:
                 await asyncio.sleep(_OUTAGE_S)
 
     async def _follow(self) -> None:
-        """Pass changes on to followers.
-
-        First give every follower an event, because changes may have been missed before.
-        """
         entries: Any = await self.client.xrevrange(CHANGES, count=1)
         newest = entries[0][0] if entries else b"0-0"
         # If the bus has lost its data, its entries start again below the stored position.

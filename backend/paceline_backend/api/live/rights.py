@@ -30,8 +30,7 @@ class _Answer:
 class Rights:
     """Check of the tokens of open streams, once per token every `CHECK_S` seconds.
 
-    Args:
-        holds: returns whether a token is still valid, by its ID. It is called in a thread.
+    `holds` returns whether a token is still valid, by its ID. It is called in a thread.
     """
 
     def __init__(self, holds: Callable[[str], bool]) -> None:
@@ -39,10 +38,7 @@ class Rights:
         self._answers: dict[str, _Answer] = {}
 
     async def valid(self, token: str) -> bool:
-        """Return whether a token is still valid, by its ID.
-
-        While the database is away, the last answer counts.
-        """
+        """Return whether a token is still valid; without the database, the last answer counts."""
         now = asyncio.get_running_loop().time()
         known = self._answers.get(token)
         if known is not None and now < known.at + CHECK_S:

@@ -20,19 +20,7 @@ from paceline_backend.store import Store
 async def ask(
     store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
-    """Send a question to nodes. Return each node's answer, or the error why there is none.
-
-    Args:
-        store: the database.
-        asker: sends questions to nodes.
-        known: the nodes.
-        run: run that the question is about.
-        question: the same for all nodes.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: the database is unavailable.
-    """
+    """Send a question to nodes. Return each node's answer, or the error why there is none."""
     keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))

@@ -31,15 +31,10 @@ _COMMENT_S = 10.0  # seconds
 
 
 class Follow:
-    """Events of a growing log.
+    """Events of a growing log, from the position in `wanted` on.
 
-    Args:
-        logs: reader of logs.
-        run: the run's ID.
-        wanted: the log, and the position to start at.
-        node: node that has the log; None: the node of the rank.
-        closing: returns whether the server shuts down.
-        allowed: returns whether the client may still read.
+    `node` is None for the node of the rank. `closing` returns whether the server shuts down,
+    `allowed` whether the client may still read.
     """
 
     def __init__(
@@ -66,10 +61,8 @@ class Follow:
     async def over(self) -> bool:
         """Return whether the run has ended and nothing comes after the position.
 
-        A log that does not exist yet is no error unless the run has ended.
-
-        Raises:
-            ProblemError, ConflictError, redis.RedisError, StoreError: as `Logs.part`.
+        It raises the errors of `Logs.part`, except that a missing log is no error before the run
+        has ended.
         """
         try:
             part = await self._part()
@@ -136,7 +129,6 @@ class Follow:
         return part
 
     async def _later(self, attempt: int | None) -> int | None:
-        """Return the next attempt that has a log of this kind."""
         if attempt is None:
             return None
         listing = await self._logs.listing(self._run, attempt + 1)
@@ -149,7 +141,6 @@ class Follow:
         return row["state"] in ENDED
 
     async def _ended_by_now(self) -> bool:
-        """Return whether the run has ended; False while the database is away."""
         try:
             return await self._ended()
         except UnknownRunError:
@@ -181,6 +172,5 @@ class Follow:
 
 
 def _event(content: dict[str, Any], position: bytes = b"") -> bytes:
-    """Encode a server-sent event. `position` is its ID, at which a client resumes."""
     number = b"id: %s\n" % position if position else b""
     return b"event: message\n%sdata: %s\n\n" % (number, orjson.dumps(content))

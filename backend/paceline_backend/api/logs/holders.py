@@ -37,7 +37,6 @@ def holders(
     Raises:
         UnknownRunError: no such run.
         ConflictError: the rank has no log of its own.
-        StoreError: the database is unavailable.
     """
     row = runs.get(store, run)
     if row["driver"] and rank:

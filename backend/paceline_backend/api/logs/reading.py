@@ -45,12 +45,7 @@ class LogText:
 
 
 class Logs:
-    """Reader of runs' logs.
-
-    Args:
-        store: the database.
-        asker: sends questions to nodes.
-    """
+    """Reader of runs' logs."""
 
     def __init__(self, store: Store, asker: Asker) -> None:
         self.store = store
@@ -63,8 +58,6 @@ class Logs:
             UnknownRunError: no such run.
             ConflictError: none of the run's nodes can be asked.
             ProblemError: none of the run's nodes answers.
-            redis.RedisError: the bus is away.
-            StoreError: the database is unavailable.
         """
         known = await run_in_threadpool(holders, self.store, run)
         answers = await ask(self.store, self._asker, known, run, ListLogs(from_attempt))
@@ -79,20 +72,13 @@ class Logs:
         return Listing(logs, problems)
 
     async def part(self, run: str, wanted: ReadLog, node: str | None = None) -> LogText:
-        """Return a part of a log.
-
-        Args:
-            run: public ID.
-            wanted: the log and the part.
-            node: node that has the log; None: the node of the rank.
+        """Return a part of a log. Without `node`, the node of the rank is asked.
 
         Raises:
             UnknownRunError: no such run.
             InvalidRequestError: the run has no such node, or several nodes have a launcher's log.
             ConflictError: the node cannot be asked.
             ProblemError: there is no such log, or the node does not answer.
-            redis.RedisError: the bus is away.
-            StoreError: the database is unavailable.
         """
         known = await run_in_threadpool(
             holders, self.store, run, None if node else wanted.rank, wanted.attempt

@@ -49,7 +49,6 @@ def get_policy(request: Request, response: Response, run: str) -> Any:
 
 
 def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the switch in force, and a later one that has not taken effect yet."""
     begun = [row for row in rows if row["effective_step"] is not None]
     in_force = begun[-1] if begun else rows[0]
     newest = rows[-1]
@@ -67,10 +66,7 @@ def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
 async def switch_policy(
     request: Request, response: Response, run: str, expected: Expected, body: PolicySwitch
 ) -> Any:
-    """Request another policy, which plans from the next segment on.
-
-    Warnings in the response do not prevent the switch.
-    """
+    """Request another policy, which plans from the next segment on. Warnings do not prevent it."""
     store = store_of(request)
     made = await run_in_threadpool(_switched, request, run, expected, body)
     response.headers["ETag"] = etag(made["revision"])
@@ -95,6 +91,7 @@ async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | No
     )
     done, _ = await asyncio.wait([trial], timeout=WARNINGS_S)
     if not done:
+        # The callback logs an error of the trial, whose result is not used.
         trial.add_done_callback(_forgotten)
         return None
     try:
@@ -106,17 +103,11 @@ async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | No
 
 
 def _forgotten(trial: asyncio.Task[list[str]]) -> None:
-    """Consume the result of a trial that came too late, and log its error."""
     if not trial.cancelled() and (error := trial.exception()) is not None:
         logger.info("warnings that came too late failed: %s", error)
 
 
 def _warnings(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a policy; empty if they cannot be computed.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
     try:
         return cautions.of_run(store, run, policy, parameters)
     except StoreError:
