@@ -44,7 +44,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 
 def _import_policies() -> None:
-    """Import policies and solvers in advance: neither the start nor the first switch waits for it."""
+    """Import policies and solvers in advance, so that the first switch does not wait for it."""
     policies.names()
     # Exclude all objects that exist now from garbage collection: they stay for the lifetime of the
     # process, and collections over them delayed one response in twenty by 0.1 s.
