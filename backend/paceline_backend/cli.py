@@ -1,4 +1,8 @@
-"""`paceline replay`, `simulate` and `whatif`; `commands` has `server` and `db`."""
+"""Commands of the control plane for `paceline`.
+
+The commands `replay`, `simulate` and `whatif` are defined here; `commands` defines the others. The
+entry point `paceline.commands` calls `register`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from paceline_backend.commands.server import server
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `server`, `replay`, `simulate`, `whatif` and `db` to the command line."""
+    """Add the commands of the control plane to the command line."""
     from paceline_backend.commands import database as databases
 
     app.add_typer(databases.app, name="db")
@@ -31,7 +35,7 @@ def replay(
     data: Data = DATA,
     as_json: Json = False,
 ) -> None:
-    """Computes a run's plans again from the database alone; exit code 1 if one differs."""
+    """Recompute a run's plans from the database alone. Exit code 1: a plan differs."""
     from paceline_backend.insight.replay import replay_command
     from paceline_backend.server.supervisor import embedded_database
 
@@ -57,7 +61,7 @@ def simulate(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Simulates training on a virtual cluster: what each policy would make of it."""
+    """Simulate training on a virtual cluster under one or several policies."""
     from paceline_backend.simulator import command
 
     if compare is not None and (policy is not None or server is not None):
@@ -80,7 +84,7 @@ def whatif(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Forecasts what each policy would save of a run's time, from what its ranks measured."""
+    """Forecast how much of a run's time each policy would save, from measurements of its ranks."""
     from paceline_backend.insight.whatif import command
 
     if database is not None:

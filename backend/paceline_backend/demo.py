@@ -1,4 +1,8 @@
-"""`paceline up`: all in one command. `paceline demo`: a real training run on that."""
+"""Commands `paceline up` and `paceline demo`.
+
+`up` starts a control plane and an agent with one command. `demo` starts the same, and trains the
+PLAID example there with emulated device speeds.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ from paceline.wire import ENDED
 from paceline_backend.commands import browser
 from paceline_backend.server.stack import Stack
 
-# The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
-# balanced, long against the scheduling noise of four ranks on two cores.
+# Emulated devices of the demo. With 36 µs per point and 5 ms per step, a balanced step of 64
+# recordings takes about 0.25 s: long compared to the scheduling noise of four ranks on two cores.
 SECONDS_PER_UNIT = 36e-6
 SECONDS_PER_STEP = 5e-3
 
@@ -32,7 +36,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def example(name: str) -> Path:
-    """An example's folder: in the source tree, or inside the installed package."""
+    """Return an example's folder, in the source tree or in the installed package."""
     here = Path(__file__).resolve()
     for folder in (here.parents[2] / "examples" / name, here.parent / "_examples" / name):
         if folder.is_dir():
@@ -41,7 +45,7 @@ def example(name: str) -> Path:
 
 
 def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
-    """What PACELINE_EMULATE says to ranks that take `slowdowns` times as long per size unit."""
+    """Return PACELINE_EMULATE for ranks; `slowdowns` are factors on the time per size unit."""
     text = ",".join(str(factor) for factor in slowdowns)
     return foreground.emulation(text, SECONDS_PER_UNIT, SECONDS_PER_STEP, None)
 
@@ -49,7 +53,7 @@ def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
 def start_run(
     stack: Stack, slowdowns: list[float], epochs: int, policy: str, result: Path
 ) -> dict[str, Any]:
-    """Starts PLAID training with one rank per slowdown; the run as REST gives it."""
+    """Start PLAID training with one rank per slowdown. Return the run as REST returns it."""
     result.unlink(missing_ok=True)
     run: dict[str, Any] = stack.api(
         "POST",
@@ -73,18 +77,15 @@ def follow(
     until: Callable[[Mapping[str, Any]], bool],
     screen: Screen,
 ) -> dict[str, Any]:
-    """Polls a run until a condition holds or it has ended; its progress appears on a screen.
-
-    Raises:
-        PacelineError: the run failed, or server or agent ended.
-    """
+    """Poll a run until a condition holds or it has ended. Raise PacelineError if it fails."""
     while True:
         _check(stack)
         try:
             now: dict[str, Any] = stack.api("GET", f"/runs/{run}")
         except InputError:
             raise
-        except PacelineError:  # the server's web process is being restarted; training goes on
+        except PacelineError:
+            # The supervisor restarts the server's web process. Training continues meanwhile.
             time.sleep(0.5)
             continue
         screen.tick()
@@ -98,7 +99,7 @@ def follow(
 def report(
     stack: Stack, slowdowns: list[float], epochs: int, switch_at: int, policies: tuple[str, str]
 ) -> dict[str, Any]:
-    """Trains under the first policy, switches to the second in mid-run; the figures of both."""
+    """Train under two policies with a switch at step `switch_at`; return the metrics of both."""
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
     with stack.client() as client, shown(Watch(client, run)) as screen:
@@ -116,7 +117,7 @@ def report(
 
 
 def print_report(figures: Mapping[str, Any]) -> None:
-    """The report as tables on standard output."""
+    """Print the report as tables on standard output."""
     out = Console(highlight=False)
     table = Table(title="per preset, without the first steps after its start", title_justify="left")
     names = list(figures["presets"])
@@ -167,12 +168,13 @@ def print_report(figures: Mapping[str, Any]) -> None:
 
 
 def _slowdowns(text: str) -> list[float]:
-    emulated = foreground.emulation(text, 1.0, 0.0, None)  # refuses what is no list of factors
+    # This call raises an error if the text is not a list of factors.
+    emulated = foreground.emulation(text, 1.0, 0.0, None)
     return emulated["a_s"]
 
 
 class _Interrupted(BaseException):
-    """SIGINT or SIGTERM: leave by the front door, so that every child is stopped."""
+    """SIGINT or SIGTERM, as an exception, so that context managers stop every child."""
 
 
 def _on_signal(number: int, _frame: object) -> None:
@@ -180,7 +182,7 @@ def _on_signal(number: int, _frame: object) -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Runs a command; one line for an error, exit codes as documented in docs/internals.md."""
+    """Run a command. Turn a signal into an exit code (see docs/internals.md)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _on_signal)
     try:
@@ -200,7 +202,7 @@ Data = Annotated[Path, typer.Option(help=_DATA)]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `up` and `demo` to the command line."""
+    """Add `up` and `demo` to the command line."""
 
     @app.command()
     def up(
@@ -211,7 +213,7 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option(envvar="PACELINE_TOKEN", help="Needed beyond loopback.")
         ] = None,
     ) -> None:
-        """Starts control plane, dashboard, bus, database and an agent; Ctrl-C stops all."""
+        """Start control plane, dashboard, bus, database and an agent. Ctrl-C stops all."""
 
         def work() -> None:
             _starting()
@@ -239,10 +241,11 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--json", help="JSON alone on standard output (--report).")
         ] = False,
     ) -> None:
-        """Trains a real model on real data with emulated device speeds, to watch or as a report."""
+        """Train a real model on real data with emulated device speeds, to watch or as a report."""
         slowdowns = _slowdowns(slowdown)
         example("plaid")
-        if find_spec("sktime") is None:  # whose recordings the example trains on
+        # The example trains on recordings that sktime provides.
+        if find_spec("sktime") is None:
             raise MissingExtraError("paceline demo", "demo", "sktime")
 
         def work() -> None:
@@ -269,7 +272,7 @@ def _starting() -> None:
 
 
 def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
-    """Trains under bsp for somebody at a browser; returns at a signal only."""
+    """Train under bsp while a user watches in a browser, until a signal ends the command."""
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, "bsp", result)
     err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
@@ -286,14 +289,12 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
 
 
 def _wait_for_end(stack: Stack) -> None:
-    """Until a signal, or until a child ends by itself."""
     while True:
         _check(stack)
         time.sleep(0.2)
 
 
 def _check(stack: Stack) -> None:
-    """Raises PacelineError when server or agent has ended by itself."""
     for name, child in (("server", stack.server), ("agent", stack.agent)):
         if child is not None and child.poll() is not None:
             log = stack.data / f"{name}.log"

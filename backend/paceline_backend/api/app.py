@@ -1,4 +1,8 @@
-"""The web application: REST, events, health, and whatever else mounts itself."""
+"""The web application: middleware, REST routes, event streams, health, metrics and plug-ins.
+
+`create_app` builds the application; `web.run` serves it. Packages add pages through the entry
+points `paceline.web`.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +73,11 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
-# What middleware answers, whatever the route.
+# Errors that middleware can return on any route. 422: an unknown query parameter.
 _REFUSALS = documented(
     *(HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
-    HTTPStatus.UNPROCESSABLE_ENTITY,  # an unknown query parameter
+    HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 _ASSETS = "/docs-assets"
 _DOCS = ("/openapi.json", "/docs", _ASSETS)
@@ -91,7 +95,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
-    """The application over an open store; the caller closes the store after it."""
+    """Build the application over an open store. The caller closes the store afterwards."""
     prefix = settings.path_prefix
     app = FastAPIOffline(
         title="Paceline",
@@ -108,9 +112,11 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.probe = meta.Probe(store)
     app.state.control_id = meta.control_id(store)
-    app.state.closing = lambda: False  # who runs the server tells event streams when to end
+    # `web.run` replaces this function, so that event streams end when the server shuts down.
+    app.state.closing = lambda: False
     app.state.figures = Figures(store)
-    app.state.bus = connect(settings.bus)  # for short questions; its connections stay open
+    # For short commands. The connections of the client stay open.
+    app.state.bus = connect(settings.bus)
     app.state.reader = Reader(store, settings.bus)
     app.state.asker = Asker(settings.bus)
     app.state.logs = Logs(store, app.state.asker)
@@ -119,8 +125,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
     app.state.rules = rules
     errors.install(app)
-    app.add_middleware(Repeats, store=store)  # first, and so the nearest to the routes
-    # Pages first: Dash registers a catch-all for what nobody else answers.
+    # The middleware that is added first runs last, next to the routes.
+    app.add_middleware(Repeats, store=store)
+    # Pages are mounted first, because Dash registers a catch-all route.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
     evidence = (attribution, hang, scores, stacks, timeline, verdict, whatif)
@@ -138,7 +145,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(metrics.router, responses=_REFUSALS, dependencies=before)
     app.include_router(_rest)
     openapi.complete(app)
-    # Last, and so in front: pages bring middleware that reads bodies.
+    # The middleware that is added last runs first. Authentication must come before middleware of
+    # the pages, which reads request bodies.
     further: dict[Scope, str | None] = {
         "agent": settings.agent_token,
         "viewer": settings.viewer_token,
@@ -155,12 +163,13 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Spans and metrics of requests; of no request with a secret in its address."""
+    """Exclude requests that carry a secret in their URL from traces and metrics."""
     observed = tracing.now()
     return {
         "tracer_provider": observed.tracers,
         "meter_provider": observed.meters,
-        "logs": False,  # holds what exceptions say
+        # Log records would contain the messages of exceptions.
+        "logs": False,
         "operation_spans": False,
         "auto_configure": False,
         "exclude": lambda scope: scope.get("path") in _UNOBSERVED,
@@ -172,7 +181,7 @@ _rest = APIRouter()
 
 @_rest.get("/docs", include_in_schema=False)
 def docs(request: Request) -> HTMLResponse:
-    """Swagger's page; its addresses lead below the prefix of a proxy."""
+    """Return the Swagger page, whose links include the path prefix of a proxy."""
     app, prefix = request.app, settings_of(request).path_prefix
     return get_swagger_ui_html(
         openapi_url=f"{prefix}{app.openapi_url}",
@@ -188,9 +197,9 @@ def docs(request: Request) -> HTMLResponse:
 @_rest.api_route("/api", methods=_METHODS, include_in_schema=False)
 @_rest.api_route("/api/{path:path}", methods=_METHODS, include_in_schema=False)
 def unknown(request: Request) -> None:
-    """Keeps the pages' catch-all from answering for the API.
+    """Answer requests for unknown API paths, which the pages' catch-all would answer otherwise.
 
-    This route has all methods, so the router does not answer 405 by itself.
+    This route accepts all methods, so it must answer 405 itself: the router does not.
     """
     if methods := request.app.state.routes.methods(request.url.path):
         raise HTTPException(

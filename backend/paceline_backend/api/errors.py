@@ -1,4 +1,4 @@
-"""Every error answer is a problem document (RFC 9457)."""
+"""Error responses: each is a problem document (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from paceline_backend.store.runs import RunEndedError, UnknownRunError
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_MOST_ERRORS = 20  # that an answer lists: a body of 1 MiB may have half a million
-_LONGEST = 200  # characters of what an answer quotes
+# Maximum number of errors in a response: a body of 1 MiB can contain half a million.
+_MOST_ERRORS = 20
+# Maximum length of a text from the request that an error message quotes.
+_LONGEST = 200  # characters
 
 
 class ProblemError(Exception):
-    """An error answer.
+    """An error that becomes a problem document.
 
-    Args:
-        status: HTTP status.
-        detail: what is wrong and how to mend it.
-        extra: further members of the document.
+    `detail` names the fault and the fix; `extra` are further members of the document.
     """
 
     def __init__(self, status: HTTPStatus, detail: str, **extra: Any) -> None:
@@ -44,16 +43,17 @@ class ProblemError(Exception):
 
 
 class FieldError(BaseModel):
-    """What is wrong with one field."""
+    """An error in one field of a request."""
 
     field: str
     message: str
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457. `errors` with invalid input, `suggestion` with a misspelt policy.
+    """Problem document (RFC 9457).
 
-    With 412: the run's present `revision`, and `who` changed it last, when and how.
+    `errors` comes with invalid input, `suggestion` with a misspelt policy. With status 412, the
+    document has the run's current `revision` and the run's last change: `who`, `at` and `action`.
     """
 
     type: str = "about:blank"
@@ -68,11 +68,12 @@ class ProblemDocument(BaseModel):
     action: str | None = None
 
 
-PROBLEM = ProblemDocument.__name__  # `api.openapi` puts its schema into the document
+# `api.openapi` puts the schema of this model into the OpenAPI document.
+PROBLEM = ProblemDocument.__name__
 
 
 def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONResponse:
-    """The answer itself, for those who must answer without raising."""
+    """Return a problem document as a response, for code that cannot raise an error."""
     body = {
         "type": "about:blank",
         "title": status.phrase,
@@ -84,7 +85,7 @@ def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONRespo
 
 
 def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
-    """What is said to somebody known who may not do this."""
+    """Return status and message for a known caller whose role does not suffice."""
     scope = wanted.partition(" ")[0]
     return HTTPStatus.FORBIDDEN, (
         f"this needs the role {wanted}, and yours is {role}: "
@@ -93,7 +94,7 @@ def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
 
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route in OpenAPI."""
+    """Return the `responses` of a route for OpenAPI."""
     schema = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
     return {
         status.value: {"description": status.phrase, "content": {MEDIA_TYPE: schema}}
@@ -101,13 +102,14 @@ def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     }
 
 
-RUN_REFUSALS = documented(  # of a route below /runs/{run}
+# Errors of a route below `/runs/{run}`.
+RUN_REFUSALS = documented(
     HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
 )
 
 
 def install(app: FastAPI) -> None:
-    """Answers all errors of `app` with problem documents."""
+    """Install handlers on `app` that turn all errors into problem documents."""
 
     @app.exception_handler(ProblemError)
     async def problem(_: Request, error: ProblemError) -> JSONResponse:
@@ -177,18 +179,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        # Starlette raises it again after answering: the traceback gets into the log.
+        # Starlette raises the error again after this response, so the traceback gets into the log.
         response = problem_response(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             f"{type(error).__name__}: this is a fault of the server; its log tells more",
         )
-        response.headers.update(security_headers(request.scope))  # no middleware sees this answer
+        # This response bypasses the middleware that sets the headers of all others.
+        response.headers.update(security_headers(request.scope))
         return response
 
 
 def _field_error(item: Any) -> dict[str, str]:
     place = [str(part) for part in item["loc"] if part != "[key]"]
-    field = ".".join(place[1:]) or place[0]  # without "body", "query", "path"
+    # The first item is "body", "query" or "path".
+    field = ".".join(place[1:]) or place[0]
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")
     if isinstance(given, str | int | float) and item["type"] != "value_error":
@@ -197,5 +201,5 @@ def _field_error(item: Any) -> dict[str, str]:
 
 
 def short(words: str) -> str:
-    """Cut what an answer quotes of a request."""
+    """Shorten a text of the request that an error message quotes."""
     return words if len(words) <= _LONGEST else words[:_LONGEST] + "…"

@@ -1,4 +1,4 @@
-"""Headers that keep a browser from doing with our answers what they are not for."""
+"""Security headers, which restrict what a browser may do with a response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DOCS = "/docs"
 
 
 class SecurityHeaders:
-    """ASGI middleware: each answer says what a browser may do with it.
+    """ASGI middleware that adds the security headers to each response.
 
     A package that mounts pages adds the hashes of its inline scripts to
     `app.state.script_hashes`, as `'sha256-…'`.
@@ -19,7 +19,7 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Adds the headers."""
+        """Add the security headers to the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -33,17 +33,18 @@ class SecurityHeaders:
 
 
 def security_headers(scope: Scope) -> dict[str, str]:
-    """The headers of the answer to one request."""
+    """Return the security headers for the response to a request."""
     hashes: list[str] = getattr(scope["app"].state, "script_hashes", [])
-    # Swagger's page starts with an inline script that FastAPI writes. The page shows nothing that a
-    # client sent.
+    # FastAPI writes an inline script into the Swagger page. Inline scripts are safe there, because
+    # the page shows no data that a client sent.
     inline = ["'unsafe-inline'"] if scope["path"].startswith(_DOCS) else hashes
     directives = {
         "default-src": ["'none'"],
         "script-src": ["'self'", *inline],
-        # Mantine, AG Grid and Plotly write style elements, and the page to log in has one.
+        # Mantine, AG Grid and Plotly write style elements, and the login page has one.
         "style-src": ["'self'", "'unsafe-inline'"],
-        "img-src": ["'self'", "data:"],  # icons in the styles of AG Grid and Mantine
+        # The styles of AG Grid and Mantine contain icons as data URLs.
+        "img-src": ["'self'", "data:"],
         "font-src": ["'self'"],
         "connect-src": ["'self'"],
         "form-action": ["'self'"],
@@ -53,7 +54,8 @@ def security_headers(scope: Scope) -> dict[str, str]:
     policy = "; ".join(f"{name} {' '.join(values)}" for name, values in directives.items())
     return {
         "Content-Security-Policy": policy,
-        "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+        # For browsers that do not support `frame-ancestors`.
+        "X-Frame-Options": "DENY",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "same-origin",
     }

@@ -1,4 +1,4 @@
-"""Liveness and readiness."""
+"""Liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from paceline_backend.store.meta import Probe
 log = logging.getLogger(__name__)
 router = APIRouter(dependencies=[Depends(ANYBODY)])
 
-_AWAY = "does not answer"  # or takes nothing; strangers may ask: the log says why
+# Also reported for a part that answers but accepts no writes. These routes are public, so only the
+# log gives the reason.
+_AWAY = "does not answer"
 
 
 @router.get("/healthz")
 def healthz() -> models.Health:
-    """This process answers."""
+    """Return 200 while this process serves requests."""
     return models.Health()
 
 
 @router.get("/readyz", responses={503: {"model": models.Readiness}})
 def readyz(request: Request, response: Response) -> models.Readiness:
-    """Whether the database and the bus take writes and a worker works; 503 says which does not."""
+    """Return 200 if database and bus accept writes and a worker is alive; else 503."""
     bus, worker = _bus_and_worker(request.app.state.bus)
     ready = models.Readiness(database=_database(request.app.state.probe), bus=bus, worker=worker)
     if {ready.database, ready.bus, ready.worker} != {"ok"}:
@@ -46,7 +48,8 @@ def _database(probe: Probe) -> str:
 
 def _bus_and_worker(client: redis.Redis) -> tuple[str, str]:
     try:
-        client.set(PROBE, b"", ex=60)  # a bus whose disk is full answers, but takes nothing
+        # A bus whose disk is full still answers, but accepts no writes.
+        client.set(PROBE, b"", ex=60)
         workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
         log.warning("not ready: the bus does not answer: %s", error)

@@ -1,10 +1,11 @@
-"""`Idempotency-Key`: a client may repeat a POST without fear of making its change twice.
+"""`Idempotency-Key`: a client can repeat a POST without making its change twice.
 
-`Repeats` is ASGI middleware around all routes, behind the guard. The first request with a key is
-executed, and its answer is stored. A later one with the same key, from the same requester, gets
-that answer again, and no route sees it. A request that was refused or failed before it committed
-anything may be sent again. One that failed after a commit is never executed again: the client is
-told to look. Requests without the header pass untouched.
+`Repeats` is ASGI middleware around all routes, behind the guard. It executes the first request with
+a key and stores the response. A later request with the same key from the same requester gets the
+stored response, and no route runs. If the first request was refused or failed before it committed
+anything, the client may repeat it with the same key. If it failed after a commit, it is never
+executed again: the response asks the client to read what has changed. Requests without the header
+pass unchanged.
 """
 
 from __future__ import annotations
@@ -31,34 +32,28 @@ log = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-LONGEST = 200  # characters of a key
+# Maximum length of a key.
+LONGEST = 200  # characters
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class _KeptAnswer(msgspec.Struct, array_like=True):
-    """A stored answer."""
-
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
 
 class Repeats:
-    """Middleware that answers a repeated POST of the API from the store.
-
-    Args:
-        app: what executes requests.
-        store: database of the answers.
-    """
+    """Middleware that answers a repeated POST of the API from the store."""
 
     def __init__(self, app: ASGIApp, store: Store) -> None:
         self.app = app
         self.store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Execute a request, or answer it as an earlier one with the same key was answered."""
+        """Execute a request, or replay the response to an earlier one with the same key."""
         posted = scope["type"] == "http" and scope["method"] == "POST"
         key = Headers(scope=scope).get(HEADER) if posted else None
         if key is None or not scope["path"].startswith("/api/v1/"):
@@ -87,7 +82,10 @@ class Repeats:
         await answer(scope, receive, send)
 
     def _seal(self, key: str) -> Fernet:
-        """Return the cipher of answers to a key: the database has neither the key nor secrets."""
+        """Return the cipher for the response to a key.
+
+        The key is not stored, so the database alone does not reveal secrets in responses.
+        """
         master = meta.secret(self.store)
         derived = hashlib.blake2b(
             key.encode(), key=master, person=b"paceline repeats", digest_size=32
@@ -96,8 +94,6 @@ class Repeats:
 
 
 class _Execution:
-    """The execution of the first request with a key."""
-
     def __init__(self, repeated: Repeats, identity: str, seal: Fernet, body: bytes) -> None:
         self._app = repeated.app
         self._store = repeated.store
@@ -107,8 +103,6 @@ class _Execution:
         self._messages: list[Message] = []
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Execute the request; store its answer before it is sent."""
-
         async def receiving() -> Message:
             if self._body is None:
                 return await receive()
@@ -130,14 +124,15 @@ class _Execution:
             await send(message)
 
     def _settle(self, commits: Commits) -> None:
-        """Store the answer, or release the key of a request that changed nothing."""
+        """Store the response, or release the key if the request changed nothing."""
         start = next(m for m in self._messages if m["type"] == "http.response.start")
         status: int = start["status"]
         if status >= HTTPStatus.BAD_REQUEST and not commits.count:
             self._release()
             return
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return  # nobody knows how much of it was done
+            # The request may have committed only a part of its changes, so it keeps the key.
+            return
         headers = [(n, v) for n, v in start["headers"] if n.lower() in _KEPT_HEADERS]
         body = b"".join(message.get("body", b"") for message in self._messages)
         kept = msgspec.msgpack.encode(_KeptAnswer(status, headers, body))
@@ -154,25 +149,25 @@ class _Execution:
 
 
 def key_id(requester: Identity, key: str) -> str:
-    """Return the digest of a key and its requester, who shares it with nobody."""
+    """Return a digest of a key and its requester. Equal keys of two requesters differ."""
     who = f"token {requester.token}" if requester.token else f"user {requester.name}"
     return hashlib.sha256(f"{who}\n{key}".encode()).hexdigest()
 
 
 def _digest(scope: Scope, body: bytes) -> str:
-    """Return the digest of what a request asks for; `If-Match` moves with the revision."""
+    """Return a digest that excludes `If-Match`: a repeated request may have a newer revision."""
     place = f"{scope['path']}?{scope['query_string'].decode('latin-1')}\n"
     return hashlib.sha256(place.encode() + body).hexdigest()
 
 
 def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
-    """Return the answer of the first request with the key, or a refusal."""
     if earlier.request != asked:
         message = "another request was sent with this key: use a key for one request only"
         return _refusal(_INVALID, message)
     try:
         kept = None if earlier.answer is None else seal.decrypt(earlier.answer)
-    except InvalidToken:  # the server's secret has changed
+    except InvalidToken:
+        # The server's secret has changed since.
         kept = None
     if kept is None:
         return _refusal(

@@ -1,4 +1,4 @@
-"""Who asks: the guard finds it out once for each request, and routes read it here."""
+"""Identity of the caller. The guard determines it once per request, and routes read it here."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ __all__ = ["Identity", "Scope", "identity_of"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks, as the audit log names it, and what that is allowed to do."""
+    """The caller of a request: a name for the audit log, and the rights.
 
-    name: str  # a token's name, or what a trusted proxy says
+    `node` and `run` restrict an agent's token: to one node, or to the nodes of one run.
+    """
+
+    # Name of a token, or the user whom a trusted proxy names.
+    name: str
     scope: Scope
-    address: str = ""  # where the request came from
-    token: str = ""  # id of the token that it brought; "": none
-    node: str | None = None  # the only one that an agent's token is for
-    run: str | None = None  # the only one whose nodes an agent's token is for
+    # IP address of the client.
+    address: str = ""
+    # ID of the token in the request; empty: the request has none.
+    token: str = ""
+    node: str | None = None
+    run: str | None = None
 
     @property
     def shared(self) -> bool:
-        """Whether this is a token of the server itself, which several people may hold."""
+        """Return True for a token of the server itself, which several people may hold."""
         return self.name in RESERVED
 
 
 def identity_of(request: HTTPConnection) -> Identity:
-    """Who asks; `Authentication` has put it there.
+    """Return the caller, as `Authentication` has stored it in the request.
 
     Raises:
-        LookupError: it has not, so nobody may do anything.
+        LookupError: `Authentication` has not run, so no caller may do anything.
     """
     known = getattr(request.state, "identity", None)
     if isinstance(known, Identity):

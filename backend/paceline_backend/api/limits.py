@@ -1,4 +1,4 @@
-"""How much of a request the server reads, and how often a client may try to log in."""
+"""Limits on the size of request bodies and on the rate of wrong logins."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from paceline_backend.api.errors import problem_response
 
 _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
-MOST_WRONG = 10  # logins of a client address,
-WRONG_S = 60.0  # in so many seconds
-_MOST_ADDRESSES = 4096  # that are remembered: about 4 MB
+MOST_WRONG = 10
+WRONG_S = 60.0  # seconds
+# Maximum number of remembered networks, about 4 MB.
+_MOST_ADDRESSES = 4096
 
 
 class BodyLimit:
     """ASGI middleware that answers 413 to a body of more than `limit` bytes, without reading it.
 
-    Not FastAPI's `max_body_size`: if no route reads the body, its answer is no problem document,
-    and Dash turns the error that it raises into a 500.
+    FastAPI's `max_body_size` does not suffice: if no route reads the body, its response is no
+    problem document, and Dash turns the error that it raises into a 500.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -35,7 +36,7 @@ class BodyLimit:
         self.limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what is small enough."""
+        """Pass a request on unless its body is too large."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif int(Headers(scope=scope).get("content-length", 0)) > self.limit:
@@ -57,7 +58,7 @@ class BodyLimit:
 
         async def sending(message: Message) -> None:
             nonlocal started
-            # What the application makes of the exception is left out, in favour of the refusal.
+            # Once the body is too large, drop the application's response: the client gets a 413.
             if started or size <= self.limit:
                 started = True
                 await send(message)
@@ -79,25 +80,22 @@ class BodyLimit:
 
 
 class LoginThrottle:
-    """Remembers the wrong logins of each client address, and how long the address must wait.
-
-    Args:
-        clock: seconds that only grow.
-    """
+    """Rate limit for wrong logins: `MOST_WRONG` per client network in `WRONG_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()  # the last one wrong is newest
+        # Network → times of its wrong logins. The network with the newest one comes last.
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str) -> int:
-        """Seconds until the address may try again; 0: now."""
+        """Return the seconds until the address may try again; 0: now."""
         times = self._wrong.get(network_of(address), deque())
         if len(times) < MOST_WRONG:
             return 0
         return max(0, math.ceil(times[0] + WRONG_S - self._clock()))
 
     def wrong(self, address: str) -> None:
-        """Counts a wrong login."""
+        """Count a wrong login."""
         network = network_of(address)
         self._wrong.setdefault(network, deque(maxlen=MOST_WRONG)).append(self._clock())
         self._wrong.move_to_end(network)
@@ -105,16 +103,20 @@ class LoginThrottle:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:
-        """Takes the newest wrong login back: it was counted before it was checked."""
+        """Take the newest wrong login back. Each login is counted as wrong before it is checked."""
         if times := self._wrong.get(network_of(address)):
             times.pop()
 
 
 def network_of(address: str) -> str:
-    """What a client cannot leave at will: of IPv6 each has 2⁶⁴ addresses."""
+    """Return the network of an address: IPv4 the address itself, IPv6 its /64 network.
+
+    A client can choose freely among the 2⁶⁴ addresses of its IPv6 network.
+    """
     try:
         parsed = ipaddress.ip_address(address)
-    except ValueError:  # such as the path of a socket
+    except ValueError:
+        # The client's address may also be the path of a socket.
         return address[:64]
     if parsed.version == 4:
         return address

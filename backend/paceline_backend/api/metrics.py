@@ -1,4 +1,7 @@
-"""Prometheus: read when asked, so that the figures of all web processes agree."""
+"""Metrics for Prometheus.
+
+They are read from database and bus at each request, so all web processes report the same values.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ router = APIRouter(dependencies=[Depends(VIEWER)])
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(request: Request) -> Response:
-    """Figures for Prometheus."""
+    """Return metrics for Prometheus."""
     registry = CollectorRegistry()
     registry.register(_ControlPlane(request.app, store_of(request)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-# Per run: name, field of `MonitoredRun`, help.
+# Metrics per run: name, field of `MonitoredRun`, help.
 _OF_RUNS = (
     ("step", "step", "Last complete step"),
     ("epoch", "epoch", "Epoch of the last complete step"),
@@ -49,7 +52,7 @@ _OF_RUNS = (
     ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
     ("lost_records", "records_lost", "Records lost to a full spool"),
 )
-# Per run and kind of cause: name, field of `CauseCost`, help.
+# Metrics per run and kind of cause: name, field of `CauseCost`, help.
 _OF_CAUSES = (
     ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
     ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),
@@ -57,7 +60,7 @@ _OF_CAUSES = (
 )
 
 
-# Per run, with a price: name, field of `insight.costs.of_run`, help.
+# Metrics per run if there is a price: name, field of `insight.costs.of_run`, help.
 _OF_COSTS = (
     ("cost", "amount", "What its ranks cost in its steps so far"),
     ("waited_cost", "waited", "What waiting for slower ranks cost so far"),
@@ -107,7 +110,6 @@ class _ControlPlane(Collector):
         yield from self._runs()
 
     def _costs(self, runs: Sequence[MonitoredRun]) -> Iterator[Metric]:
-        """What runs cost; no series without a price."""
         settings: Settings = self.app.state.settings
         price = settings.hour_price
         known = {run.run: costs.of_run(run.totals, run.backend, price) for run in runs}
@@ -190,7 +192,6 @@ class _ControlPlane(Collector):
 
 
 def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
-    """Yield figures about messages that ingest rejected and floods that were dropped."""
     yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that are listed", kept)
     yield CounterMetricFamily("paceline_rejected_messages", "Messages ever rejected", ever)
     yield GaugeMetricFamily(

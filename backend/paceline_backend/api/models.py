@@ -1,4 +1,4 @@
-"""Bodies of requests and answers; field names as in docs/rest.md."""
+"""Request and response bodies. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ def _variable(name: str) -> str:
 
 
 def bounded(texts: list[str]) -> list[str]:
-    """The texts, if they are not too long for arguments."""
-    size = sum(len(text) + 1 for text in texts)  # each ends with a NUL where a process begins
+    """Return the texts if they are not too long for command-line arguments."""
+    # Each argument of a process ends with a NUL.
+    size = sum(len(text) + 1 for text in texts)
     if size > _MOST_TEXT:
         raise ValueError(f"has {size:,} characters altogether; at most {_MOST_TEXT:,} are taken")
     return texts
 
 
 def bounded_variables(variables: dict[str, str]) -> dict[str, str]:
-    """The variables, if an environment has room for them."""
+    """Return the variables if they are not too long for an environment."""
     bounded([*variables, *variables.values()])
     return variables
 
@@ -53,28 +54,29 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-# Of all arguments, or of all variables. Linux takes no more in a single argument, and each answer
-# that lists runs repeats the arguments.
-_MOST_TEXT = 131_072
+# Maximum length of all arguments together, and of all variables together. Linux allows no more in a
+# single argument, and each response that lists runs repeats the arguments.
+_MOST_TEXT = 131_072  # characters
 
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_text)]
 Why = Annotated[str, StringConstraints(max_length=500), AfterValidator(_text)]
 Operator = Annotated[str, StringConstraints(max_length=200), AfterValidator(_operator)]
-Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
+# Linux limits paths to 4096 bytes (PATH_MAX).
+Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]
 PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
 
 
 class In(BaseModel):
-    """A request: a field we do not know is a mistake, not a wish to ignore."""
+    """Request body. Unknown fields are errors, so that a misspelt field is not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ChangeRequest(In):
-    """What a change says about itself. Who asks is known from the request."""
+    """Fields of a change for the audit log. The caller's identity comes from the request."""
 
     by: Name = Field(
         default="api", description="the program that asks, for the audit log", examples=["api"]
@@ -89,7 +91,7 @@ class ChangeRequest(In):
 
 
 class Version(BaseModel):
-    """This server."""
+    """Version and identity of this server."""
 
     version: str = Field(examples=["0.1.0"])
     protocol: int = Field(description="of messages on the bus", examples=[1])
@@ -119,7 +121,7 @@ class PolicyInfo(BaseModel):
 
 
 class Cordoned(BaseModel):
-    """Why a node gets nothing new."""
+    """Cordon of a node: who set it, when, and why."""
 
     by: str = Field(description="a token's name", examples=["ada"])
     at: float = Field(description="Unix time", examples=[1767225800.0])
@@ -127,7 +129,7 @@ class Cordoned(BaseModel):
 
 
 class NodeSpeed(BaseModel):
-    """How fast a machine is, as its agent measured while nothing trained there."""
+    """Speed of a machine, measured by its agent while no rank trained there."""
 
     compute_gflops: float = Field(
         description="10⁹ operations in a second of one core, while all cores work", examples=[48.0]
@@ -141,7 +143,7 @@ class NodeSpeed(BaseModel):
 
 
 class InEngine(BaseModel):
-    """What became of a cordon, or of its end, in the node's engine."""
+    """State of a cordon, or of its end, in the node's engine."""
 
     backend: str = Field(examples=["slurm"])
     host: str | None = Field(description="what the engine calls the machine", examples=["gpu7"])
@@ -156,7 +158,7 @@ class InEngine(BaseModel):
 
 
 class GpuInfo(BaseModel):
-    """The state of a GPU at the last heartbeat; null: it does not say."""
+    """State of a GPU at the last heartbeat; null: the driver does not report the value."""
 
     sm_mhz: int | None = Field(description="clock of its processors", examples=[780])
     most_sm_mhz: int | None = Field(description="at most", examples=[1980])
@@ -209,7 +211,7 @@ class NodeInfo(BaseModel):
 
 
 class NodeSession(BaseModel):
-    """What a node's agent needs to take part on the bus. Secret."""
+    """Credentials of a node's agent for the bus. Secret."""
 
     id: str = Field(description="of this control plane", examples=["3f9a1c07be52d4e6"])
     bus: str = Field(
@@ -219,7 +221,7 @@ class NodeSession(BaseModel):
 
 
 class RunSession(BaseModel):
-    """What the processes of a run need to take part on the bus. Secret."""
+    """Credentials of a run's processes for the bus. Secret."""
 
     bus: str = Field(
         description="URL with the run's own user", examples=["redis://user:password@host:6379/0"]
@@ -228,7 +230,7 @@ class RunSession(BaseModel):
 
 
 class RunCreate(In):
-    """A run to start."""
+    """Request to start a run."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -296,14 +298,14 @@ class RunCreate(In):
 
 
 class ControllerState(BaseModel):
-    """Who plans a run."""
+    """Controller that plans a run."""
 
     owner: str = Field(examples=["host:4711"])
     alive: bool = Field(description="its lease has not expired", examples=[True])
 
 
 class BackendJobs(BaseModel):
-    """The jobs that an engine has for a run."""
+    """Jobs that an engine runs for a run."""
 
     launch: int = Field(description="counts how often the run was resumed", examples=[0])
     jobs: dict[str, str | None] = Field(
@@ -314,7 +316,7 @@ class BackendJobs(BaseModel):
 
 
 class RunFigures(BaseModel):
-    """Over all complete steps of a run; of a run that trains, some seconds old."""
+    """Sums and means over all complete steps of a run, some seconds old while it trains."""
 
     steps: int = Field(examples=[12_000])
     wall_s: float = Field(description="sum of their times", examples=[3_600.0])
@@ -324,7 +326,7 @@ class RunFigures(BaseModel):
 
 
 class RunCost(BaseModel):
-    """What a run's ranks cost in its steps so far: their hours at the server's `--hour-price`."""
+    """Cost of a run's rank hours in its steps so far, at the server's `--hour-price`."""
 
     amount: float = Field(examples=[31.0])
     waited: float = Field(description="of it, what they waited for slower ranks", examples=[7.75])
@@ -332,7 +334,7 @@ class RunCost(BaseModel):
 
 
 class RunInfo(BaseModel):
-    """A run. What only its leader knows is null until it has said hello."""
+    """A run. Fields that only its leader knows are null until the leader has sent its Hello."""
 
     id: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
@@ -440,14 +442,14 @@ class RunInfo(BaseModel):
 
 
 class RunPage(BaseModel):
-    """Runs in the order that was asked for."""
+    """Runs in the requested order."""
 
     items: list[RunInfo]
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
 class Stop(ChangeRequest):
-    """How to stop."""
+    """Request to stop a run."""
 
     force: bool = Field(
         default=False,
@@ -457,7 +459,7 @@ class Stop(ChangeRequest):
 
 
 class Resume(ChangeRequest):
-    """How a run goes on."""
+    """Request to resume a run."""
 
     max_restarts: int | None = Field(
         default=None, ge=0, le=1000, description="default: as before", examples=[None]
@@ -486,7 +488,7 @@ class Resume(ChangeRequest):
 
 
 class Attempt(BaseModel):
-    """Where an attempt of a run began."""
+    """Start of an attempt of a run."""
 
     attempt: int = Field(examples=[1])
     started_at: float = Field(examples=[1767225700.0])
@@ -499,7 +501,10 @@ class Attempt(BaseModel):
 
 
 class SwitchInfo(BaseModel):
-    """A request for a policy, and since when it plans. Version 0 is the policy at the start."""
+    """A request for a policy, and the step from which the policy plans.
+
+    Version 0 is the policy at the run's start.
+    """
 
     version: int = Field(examples=[1])
     policy: str = Field(examples=["chronica"])
@@ -514,7 +519,7 @@ class SwitchInfo(BaseModel):
 
 
 class Me(BaseModel):
-    """Who asks."""
+    """The caller."""
 
     name: str = Field(description="as the audit log names it", examples=["ada"])
     scope: Literal["viewer", "operator", "agent", "admin"] = Field(
@@ -526,13 +531,13 @@ class Me(BaseModel):
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """Response of a process that serves requests."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(BaseModel):
-    """Each part: "ok", or the state that it is in; the reason is in the server's log."""
+    """State of each part: `ok`, or what is wrong. The server's log has the reason."""
 
     database: str = Field(examples=["ok"])
     bus: str = Field(examples=["ok"])

@@ -1,8 +1,8 @@
-"""The OpenAPI document, with what FastAPI cannot know.
+"""Completion of the OpenAPI document that FastAPI generates.
 
-Middleware reads `Idempotency-Key`, so no route declares it. `If-Match` is declared as optional, so
-that a route can answer 428 without it. And every refusal is the same document, which FastAPI would
-write out for each status of each route.
+FastAPI lacks three facts. Middleware reads `Idempotency-Key`, so no route declares this header.
+Routes declare `If-Match` as optional so that they can answer 428 without it, although some require
+it. And all errors have the same schema, which FastAPI would repeat for each status of each route.
 """
 
 from __future__ import annotations

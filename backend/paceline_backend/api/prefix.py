@@ -1,4 +1,4 @@
-"""A reverse proxy that serves this server below a path."""
+"""Path prefix below which a reverse proxy serves this server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class PathPrefix:
-    """ASGI middleware: requests come as if there was no prefix, and redirects lead below it.
+    """ASGI middleware that removes the prefix from requests and adds it to redirects.
 
-    It does not matter whether the proxy takes the prefix away.
-
-    Args:
-        app: what gets the requests.
-        prefix: such as `/paceline`; empty: none.
+    It works whether or not the proxy removes the prefix itself.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -21,7 +17,7 @@ class PathPrefix:
         self.prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on without the prefix."""
+        """Pass a request on without the prefix."""
         if not self.prefix or scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -39,7 +35,6 @@ class PathPrefix:
         )
 
     def _inner(self, scope: Scope) -> dict[str, object]:
-        """What of the request changes."""
         path: str = scope["path"]
         if path != self.prefix and not path.startswith(f"{self.prefix}/"):
             return {}

@@ -1,4 +1,4 @@
-"""REST: evaluations and training metrics of a run, and its target."""
+"""REST: evaluations, training metrics and the target of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
 class NewTarget(models.ChangeRequest):
-    """The target to set."""
+    """Request to set the target of a run."""
 
     metric: MetricName = Field(
         description="of evaluations, or `loss`: then the training loss counts if the script "
@@ -48,7 +48,7 @@ def list_evaluations(
     run: str,
     limit: Annotated[int, Query(ge=1, le=10_000, description="the newest so many")] = 1_000,
 ) -> Any:
-    """What the script measured on held-out data, oldest first."""
+    """List the evaluations of a run (measurements on held-out data), oldest first."""
     store = store_of(request)
     row = runs.get(store, run)
     with store.read() as connection:
@@ -60,7 +60,7 @@ def list_evaluations(
 
 @router.get("/best", response_model=list[BestValue], dependencies=[Depends(VIEWER)])
 def list_best(request: Request, run: str) -> Any:
-    """The best value of each metric of the evaluations, with when it was first measured."""
+    """List the best value of each metric of the evaluations, with its first occurrence."""
     return quality.best_of_run(store_of(request), run)
 
 
@@ -73,7 +73,7 @@ def list_best(request: Request, run: str) -> Any:
 def get_metrics(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
 ) -> Any:
-    """Training metrics that the script logs beside the loss, up to the newest complete step."""
+    """Return training metrics other than the loss, up to the newest complete step."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         return stored.columns(connection, key, (first, to), points)
@@ -88,7 +88,7 @@ def get_metrics(
 def set_target(
     request: Request, response: Response, run: str, expected: Expected, body: NewTarget
 ) -> Any:
-    """Says what the run's model is to reach, in place of what was said before."""
+    """Set or replace the target of a run."""
     by = requester_of(request, body.by, body.why, body.operator)
     target = {"metric": body.metric, "value": body.value, "direction": body.direction}
     requests.set_target(store_of(request), run, target, by, expected=expected)
@@ -109,7 +109,7 @@ def remove_target(
     by: Annotated[models.Name, Query(description="the program that asks")] = "api",
     why: Annotated[models.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """Takes a run's target away."""
+    """Remove the target of a run."""
     asks = requester_of(request, by, why)
     requests.set_target(store_of(request), run, None, asks, expected=expected)
     return _changed(request, response, run)

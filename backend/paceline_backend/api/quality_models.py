@@ -1,4 +1,4 @@
-"""Bodies about a run's metrics and its target; field names as in docs/rest.md."""
+"""Bodies about a run's metrics and its target. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Source = Literal["evaluations", "training"]
 
 
 class EvaluationInfo(BaseModel):
-    """What the script measured on held-out data."""
+    """An evaluation: measurements on held-out data after a step."""
 
     step: int = Field(description="the last one before it; -1: none", examples=[279])
     epoch: int = Field(description="of that step", examples=[19])
@@ -66,7 +66,7 @@ class Metrics(BaseModel):
 
 
 class Met(BaseModel):
-    """When a target was first met."""
+    """First evaluation that met a target."""
 
     step: int = Field(description="the last one before", examples=[279])
     epoch: int = Field(description="of that step", examples=[19])
@@ -80,7 +80,7 @@ class Met(BaseModel):
 
 
 class Target(BaseModel):
-    """What the operator wants of a run's model."""
+    """Target that an operator has set for a run."""
 
     metric: str = Field(examples=["accuracy"])
     value: float = Field(examples=[0.9])
@@ -94,7 +94,7 @@ class Target(BaseModel):
 
 
 class BestValue(BaseModel):
-    """The best, least or greatest value of a metric of evaluations, and when it was first."""
+    """Best, least or greatest value of a metric over the evaluations, and its first occurrence."""
 
     metric: str = Field(examples=["accuracy"])
     figure: Literal["best", "least", "greatest"] = Field(
@@ -111,7 +111,7 @@ class BestValue(BaseModel):
 
 
 class Quality(BaseModel):
-    """What became of a run's model, and when."""
+    """Metrics that a run's model has reached, and when."""
 
     queued_s: float | None = Field(description="as of the run", examples=[3.5])
     jct_s: float | None = Field(description="as of the run", examples=[100.5])

@@ -1,7 +1,7 @@
-"""Query parameters: a route refuses those that it does not have.
+"""Rejection of unknown query parameters.
 
-A misspelt parameter that is ignored makes the server answer another question than was asked:
-`?stat=running` would list all runs. `create_app` puts `known_parameters` before every route.
+If a misspelt parameter were ignored, the server would answer a different question: `?stat=running`
+would list all runs. `create_app` runs `known_parameters` before every route.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from fastapi.routing import APIRoute
 
 from paceline_backend.api.errors import FieldError, ProblemError, short
 
-_MOST_ERRORS = 20  # listed in an answer
+# Maximum number of errors in a response.
+_MOST_ERRORS = 20
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have.
-
-    Raises:
-        ProblemError: there are such parameters.
-    """
+    """Refuse query parameters that the route does not have."""
     if not request.query_params:
         return
     known = _names(request.scope["route"])

@@ -1,4 +1,4 @@
-"""Bodies of answers: what a run achieved, what it used, how its gradients met."""
+"""Bodies about a run's results, coverage, data and synchronisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.insight.report import FluidLimit
 
 
 class RoundInfo(BaseModel):
-    """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas."""
+    """A round: one partial reduction of gradients, or one mean of replicas."""
 
     attempt: int = Field(examples=[0])
     rank: int = Field(description="that told of it", examples=[0])
@@ -39,7 +39,7 @@ class RoundInfo(BaseModel):
 
 
 class NodeEpoch(BaseModel):
-    """An epoch on a node, where data lives on nodes; sums over the node's ranks."""
+    """Data traffic of a node in an epoch, where data lives on nodes; sums over the node's ranks."""
 
     attempt: int = Field(examples=[0])
     epoch: int = Field(examples=[3])
@@ -68,7 +68,7 @@ class NodeEpoch(BaseModel):
 
 
 class InForce(BaseModel):
-    """The rounds under one policy version."""
+    """Sums and means over the rounds under one policy version."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -98,7 +98,7 @@ class InForce(BaseModel):
 
 
 class RoundsOverTime(BaseModel):
-    """Rounds by the step in which they ended; steps without any are left out."""
+    """Rounds by the step in which they ended. Steps without rounds are left out."""
 
     bucket: int = Field(description="steps per point", examples=[1])
     step: list[int] = Field(description="of a bucket the first with a round", examples=[[64, 65]])
@@ -115,7 +115,7 @@ class RoundsOverTime(BaseModel):
 
 
 class Chosen(BaseModel):
-    """A policy's choice of another synchroniser, or of other parameters; or a version's first."""
+    """A policy's choice of a synchroniser and its parameters, or a version's first choice."""
 
     attempt: int = Field(examples=[0])
     version: int = Field(description="of the policy", examples=[1])
@@ -150,7 +150,7 @@ class Fallbacks(BaseModel):
 
 
 class Synchronisation(BaseModel):
-    """How gradients met, where a relaxed synchroniser was in force."""
+    """Gradient synchronisation under relaxed synchronisers."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -170,7 +170,7 @@ class Synchronisation(BaseModel):
 
 
 class EpochCoverage(BaseModel):
-    """Which samples an epoch used, counted from the records of ranks."""
+    """Samples that an epoch used, counted from the records of ranks."""
 
     epoch: int = Field(examples=[0])
     samples: int = Field(description="in the data set", examples=[1074])
@@ -190,7 +190,7 @@ class EpochCoverage(BaseModel):
 
 
 class Coverage(BaseModel):
-    """Of all epochs that the run has begun."""
+    """Coverage of all epochs that the run has begun."""
 
     epochs: list[EpochCoverage]
     exact: bool = Field(examples=[True])
@@ -198,7 +198,7 @@ class Coverage(BaseModel):
 
 
 class PresetReport(BaseModel):
-    """What a preset achieved, without its first steps; null where no step is left."""
+    """Results under a preset, without its first steps; null: no step remains."""
 
     steps: int = Field(examples=[100])
     step_time_s: float | None = Field(description="mean", examples=[0.26])

@@ -1,9 +1,9 @@
-"""Who may do what: each route has a rule, and nobody may use a route without one.
+"""Rules: which roles may use a route. A route without a rule is closed to everybody.
 
     @router.post("/runs", dependencies=[Depends(OPERATOR)])
 
-The guard asks `Rules` before it passes a request on, so that nothing of a request is read for
-somebody who may not make it. Packages that mount pages put the rules of their own routes into
+The guard evaluates `Rules` before it passes a request on, so the server reads nothing of a request
+that its caller may not make. Packages that mount pages put the rules of their own routes into
 `app.state.rules`, by the route's path.
 """
 
@@ -23,41 +23,41 @@ from paceline_backend.api.errors import ProblemError, forbidden
 from paceline_backend.api.identity import Identity, identity_of
 from paceline_backend.api.identity import Scope as Role
 
-# Each role includes those before it. `agent` stands apart: only `admin` includes it.
+# Each role includes those before it. `agent` is separate: only `admin` includes it.
 _LADDER: tuple[Role, ...] = ("viewer", "operator", "admin")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True)
 class Allow:
-    """A rule, and the dependency that holds a route to it."""
+    """A rule, and the dependency that enforces it. `roles` is None for a public route."""
 
-    roles: frozenset[Role] | None  # None: everybody, known or not
+    roles: frozenset[Role] | None
 
     async def __call__(self, request: HTTPConnection) -> None:
-        """Refuses who may not: the guard has done so before, where there is one."""
+        """Refuse a caller without a suitable role. The guard, if installed, has done so before."""
         if self.roles is not None and not self.admits(identity_of(request)):
             raise ProblemError(*forbidden(self.least, identity_of(request).scope))
 
     def admits(self, identity: Identity) -> bool:
-        """Whether somebody may."""
+        """Return whether the rule admits this caller."""
         return self.roles is None or identity.scope in self.roles
 
     @property
     def least(self) -> str:
-        """The roles that suffice, in words."""
+        """The least role that suffices, in words."""
         roles = self.roles or frozenset()
         least = next((role for role in _LADDER if role in roles), "admin")
         return "agent or admin" if least == "admin" and "agent" in roles else least
 
     @property
     def changes(self) -> bool:
-        """Whether it suits a route that changes something."""
+        """Return True if the rule suits a route that changes something."""
         return self.roles is None or "viewer" not in self.roles
 
 
 def allow(*least: Role) -> Allow:
-    """A rule: these roles, and each that includes one of them."""
+    """Return a rule that admits these roles and each role that includes one of them."""
     roles: set[Role] = {"admin", *least}
     for role in least:
         if role in _LADDER:
@@ -73,24 +73,23 @@ ADMIN = allow("admin")
 
 @dataclass(frozen=True)
 class Ruled:
-    """A route, and its rule if it has one."""
+    """A route, and its rule if it has one. `methods` is empty for a WebSocket."""
 
     path: str
-    methods: frozenset[str]  # empty: of a WebSocket
+    methods: frozenset[str]
     rule: Allow | None
     pattern: re.Pattern[str]
 
     def matches(self, scope: Scope) -> bool:
-        """Whether a request is for this path; another of its routes may have the method."""
+        """Return whether the path matches. The method is not compared."""
         websocket = scope["type"] == "websocket"
         return websocket == (not self.methods) and bool(self.pattern.match(scope["path"]))
 
 
 class Rules:
-    """The rules of an application, which may still get routes until the first request.
+    """The rules of an application's routes. Routes may be added until the first request.
 
-    Args:
-        app: with `state.rules`: rules of routes that have none of their own, by path.
+    `app.state.rules` has the rules of routes that declare none, by path.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -98,17 +97,20 @@ class Rules:
         self._table: list[Ruled] | None = None
 
     def __call__(self, scope: Scope) -> Allow | None:
-        """The rule of a request; None: nobody may make it. What is not there may be asked for."""
+        """Return the rule of a request; None: no caller may make it.
+
+        For an unknown path the rule is `VIEWER`, so that viewers get a 404.
+        """
         suitable = [ruled for ruled in self._routes() if ruled.matches(scope)]
         if not suitable:
             return VIEWER if scope["type"] == "http" else None
         method = scope.get("method", "")
-        # A method that no route has is refused by the router, who says which there are.
+        # If no route has the method, the router answers 405 and lists the methods.
         exact = (ruled for ruled in suitable if method in ruled.methods)
         return next(exact, suitable[0]).rule
 
     def methods(self, path: str) -> set[str]:
-        """The methods that the API's own routes have for a path."""
+        """Return the methods that the API's own routes have for a path."""
         suitable = (ruled for ruled in self._routes() if ruled.pattern.match(path))
         own = (ruled for ruled in suitable if ruled.path.startswith("/api/v1"))
         return {method for ruled in own for method in ruled.methods}
@@ -120,7 +122,7 @@ class Rules:
 
 
 def table(app: FastAPI) -> list[Ruled]:
-    """All routes with their rules, in the order in which they are tried."""
+    """List all routes with their rules, in the order in which they are matched."""
     return [_ruled(app, context) for context in iter_route_contexts(app.routes)]
 
 
@@ -135,7 +137,7 @@ def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
 
 
 def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
-    """The route's own rule: all that it depends on must admit somebody."""
+    """Return the intersection of the rules that a route depends on; None: the route has none."""
     declared: dict[str, Allow] = app.state.rules
     if path in declared:
         return declared[path]
@@ -145,5 +147,6 @@ def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContex
         return None
     limits = [rule.roles for rule in own if rule.roles is not None]
     rule = Allow(frozenset.intersection(*limits)) if limits else ANYBODY
-    # Who may only look must not change anything, whatever a router's default says.
+    # A viewer must not change anything. A route that changes something therefore needs a stricter
+    # rule than `VIEWER`, even if that is the default of its router.
     return rule if methods <= SAFE_METHODS or rule.changes else None

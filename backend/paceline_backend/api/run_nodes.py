@@ -1,4 +1,4 @@
-"""REST: the nodes of a run that trains on several."""
+"""REST: the nodes of a run that trains on several nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
 class RunNodeInfo(BaseModel):
-    """A node of a run that was launched on several."""
+    """A node of a run that was launched on several nodes."""
 
     node: str = Field(examples=["node-1"])
     host: bool = Field(description="it serves the rendezvous of the launch", examples=[True])
@@ -48,7 +48,7 @@ class RunNodeInfo(BaseModel):
 
 
 class Join(models.ChangeRequest):
-    """Which nodes join a run."""
+    """Request to add nodes to a run."""
 
     nodes: (
         Annotated[int, Field(ge=1, le=1000)]
@@ -60,7 +60,7 @@ class Join(models.ChangeRequest):
 
 
 class Replace(models.ChangeRequest):
-    """Which node takes a node's place."""
+    """Request to replace a node of a run."""
 
     node: models.NodeName | None = Field(
         default=None,
@@ -74,7 +74,7 @@ class Replace(models.ChangeRequest):
 
 
 class Replacement(BaseModel):
-    """A node that makes way, or made way, for another. Times of a step are means in seconds."""
+    """Replacement of a node by another one. Step times are means in seconds."""
 
     at: float = Field(examples=[1767225800.0])
     who: str = Field(examples=["ada"])
@@ -107,7 +107,7 @@ class Replacement(BaseModel):
     dependencies=[Depends(VIEWER)],
 )
 def list_run_nodes(request: Request, run: str) -> Any:
-    """The nodes that a run on several was launched on; empty of a run on one node."""
+    """List the nodes that a run was launched on; empty for a run on one node."""
     with store_of(request).read() as connection:
         return run_nodes.listed(connection, runs.key_of(connection, run))
 
@@ -120,7 +120,7 @@ def list_run_nodes(request: Request, run: str) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) -> Any:
-    """Launches a run on further nodes, up to `nodes_max`; they join when they are ready."""
+    """Launch a run on further nodes, up to `nodes_max`. They join when they are ready."""
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
     requests.join(store, bus, run, body.nodes, body.env, by, expected=expected)
@@ -143,7 +143,7 @@ def remove_run_node(
     by: Annotated[models.Name, Query(description="the program that asks")] = "api",
     why: Annotated[models.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """Ends a run's processes on one of its nodes; the others go on without it."""
+    """End a run's processes on one of its nodes. The other nodes continue without it."""
     store, bus = store_of(request), settings_of(request).bus
     who = requester_of(request, by, why)
     requests.leave(store, bus, run, node, who, cordon=cordon, expected=expected)
@@ -160,7 +160,11 @@ def remove_run_node(
 def replace_run_node(
     request: Request, run: str, node: str, expected: Expected, body: Replace | None = None
 ) -> Any:
-    """Lets another node join, and then this one leave; ranks meet once if all nodes are used."""
+    """Let another node join, and then this one leave.
+
+    If the run already trains on `nodes_max` nodes, the other one joins when this one leaves, so the
+    ranks restart only once.
+    """
     body = body or Replace()
     store, bus = store_of(request), settings_of(request).bus
     requests.replace(
@@ -188,7 +192,7 @@ def keep_run_node(
     by: Annotated[models.Name, Query(description="the program that asks")] = "api",
     why: Annotated[models.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """Takes back that a node is replaced, while the run's engine has not given another yet."""
+    """Cancel the replacement of a node, as long as the engine has not provided another node."""
     store, bus = store_of(request), settings_of(request).bus
     requests.withdraw(store, bus, run, node, requester_of(request, by, why), expected=expected)
     return list_run_nodes(request, run)
@@ -196,6 +200,6 @@ def keep_run_node(
 
 @router.get("/replacements", response_model=list[Replacement], dependencies=[Depends(VIEWER)])
 def list_replacements(request: Request, run: str) -> Any:
-    """Nodes that made way for others, oldest first, with a step's time before and after."""
+    """List replacements of nodes, oldest first, with step times before and after."""
     with store_of(request).read() as connection:
         return replacements.listed(connection, run)

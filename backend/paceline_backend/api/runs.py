@@ -1,4 +1,4 @@
-"""REST: the server, its nodes and policies, runs and what may be done to them."""
+"""REST: the server, its nodes and policies, and runs: start, stop, resume."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def store_of(request: Request) -> Store:
-    """The application's store."""
+    """Return the application's store."""
     store: Store = request.app.state.store
     return store
 
 
 def reused_of(request: Request) -> Reused:
-    """The application's answers that are given again."""
+    """Return the application's cache of results."""
     reused: Reused = request.app.state.reused
     return reused
 
 
 def settings_of(request: Request) -> Settings:
-    """The application's settings."""
+    """Return the application's settings."""
     settings: Settings = request.app.state.settings
     return settings
 
 
 def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs as the store gives them, with what each of them cost."""
+    """Return rows of runs with the cost of each run."""
     price = settings_of(request).hour_price
     return [{**row, "cost": costs.of_run(row["figures"], row["backend"], price)} for row in rows]
 
 
 def own_url(request: Request) -> str:
-    """Where ranks reach this server, as the requester did: with the path prefix of a proxy."""
+    """Return this server's URL for ranks: host as in the request, with a proxy's path prefix."""
     return str(request.base_url).rstrip("/") + settings_of(request).path_prefix
 
 
 @router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
 def version(request: Request) -> models.Version:
-    """Release, message protocol, which control plane this is, and where agents find its bus.
+    """Return the release, the protocol version, the control plane's ID, and the URL of its bus.
 
-    Only for an admin's token has the bus's address its password.
+    The URL includes the password only for an admin's token.
     """
     bus = _bus(request, settings_of(request).bus)
     return models.Version(
@@ -79,21 +79,21 @@ def version(request: Request) -> models.Version:
 
 
 def _bus(request: Request, url: str) -> str:
-    """The URL of the bus for who asks: our own bus is where its caller has found us."""
+    """Return the URL of the bus for the caller. The embedded bus listens on the server's host."""
     host = request.url.hostname
     return at_host(url, host) if settings_of(request).trust_network and host else url
 
 
 @router.get("/me", dependencies=[Depends(allow("viewer", "agent"))])
 def me(request: Request) -> models.Me:
-    """Who asks, and what it may do."""
+    """Return the caller's name and role."""
     identity = identity_of(request)
     return models.Me(name=identity.name, scope=identity.scope, shared=identity.shared)
 
 
 @router.get("/policies", dependencies=[Depends(VIEWER)])
 def list_policies() -> list[models.PolicyInfo]:
-    """All registered presets."""
+    """List all registered presets."""
     return [_policy_info(policies.get(name)) for name in policies.names()]
 
 
@@ -123,7 +123,7 @@ def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
     dependencies=[Depends(VIEWER)],
 )
 def list_nodes(request: Request) -> Any:
-    """All nodes that ever registered, those that answer first."""
+    """List all nodes that ever registered. Nodes whose agent answers come first."""
     with store_of(request).read() as connection:
         return nodes.listed(connection)
 
@@ -134,7 +134,7 @@ def list_nodes(request: Request) -> Any:
     dependencies=[Depends(allow("agent"))],
 )
 def create_node_session(request: Request, node: str) -> models.NodeSession:
-    """Credentials of a node's agent; from now on nobody else can speak for this node."""
+    """Return credentials for a node's agent; only their holder can act as the node from then on."""
     only = identity_of(request).node
     if only is not None and only != node:
         message = f"this token is for the node {only}: make another for {node} with --node {node}"
@@ -152,7 +152,7 @@ def create_node_session(request: Request, node: str) -> models.NodeSession:
     dependencies=[Depends(OPERATOR)],
 )
 def create_run_session(request: Request, run: str) -> models.RunSession:
-    """Credentials of a run that its caller starts; from now on nobody else can speak for it."""
+    """Return credentials for a run that its caller starts; only their holder can act as the run."""
     made = requests.sessions.of_run(store_of(request), settings_of(request).bus, run)
     return models.RunSession(bus=_bus(request, made.bus), key=made.key.hex())
 
@@ -165,7 +165,7 @@ def create_run_session(request: Request, run: str) -> models.RunSession:
     dependencies=[Depends(OPERATOR)],
 )
 def create_run(request: Request, body: models.RunCreate) -> Any:
-    """Records a run and, with `launch`, tells a node's agent or an engine to start it."""
+    """Create a run. With `launch`, ask a node's agent or an engine to start it."""
     store = store_of(request)
     new = NewRun(
         name=body.name or PurePath(body.script).stem or body.script,
@@ -179,7 +179,7 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
 
 @router.get("/runs/{run}/scenario", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
-    """What a simulated run simulates; null of another."""
+    """Return the scenario of a simulated run; null for any other run."""
     with store_of(request).read() as connection:
         return runs_store.scenario(connection, run)
 
@@ -191,7 +191,7 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
     dependencies=[Depends(VIEWER)],
 )
 def get_run(request: Request, response: Response, run: str) -> Any:
-    """One run. Its `ETag` is for the `If-Match` of a change."""
+    """Return a run. Its `ETag` is for the `If-Match` of a change."""
     [row] = with_costs(request, [runs_store.get(store_of(request), run)])
     row["notice"] = row["notice"] or _unsuited(store_of(request), row)
     response.headers["ETag"] = etag(row["revision"])
@@ -199,7 +199,7 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
-    """Why the policy that a run began under plans nothing of it; None: it plans, or is unknown."""
+    """Return why the run's policy cannot plan it; None: it can, or is unknown to this server."""
     streamed = run["attempt"] is not None and run["samples"] is None
     if run["token_budget"] is None and not streamed:
         return None
@@ -223,7 +223,10 @@ def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
 def stop_run(
     request: Request, run: str, expected: Expected, body: models.Stop | None = None
 ) -> Any:
-    """Stops a run at its next segment; with `force`, or before it trains, its processes now."""
+    """Stop a run at its next segment.
+
+    With `force`, or if the run does not train yet, end its processes now.
+    """
     body = body or models.Stop()
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
@@ -242,9 +245,9 @@ def stop_run(
 def resume_run(
     request: Request, run: str, expected: Expected, body: models.Resume | None = None
 ) -> Any:
-    """Lets a run that failed or was stopped go on, as a rule from its newest checkpoint.
+    """Resume a run that failed or was stopped, usually from its newest checkpoint.
 
-    It may do so on another backend, and on other numbers of nodes and ranks.
+    The run may continue on another backend, and with other numbers of nodes and ranks.
     """
     body = body or models.Resume()
     store, bus = store_of(request), settings_of(request).bus
@@ -265,6 +268,6 @@ def resume_run(
     dependencies=[Depends(VIEWER)],
 )
 def list_attempts(request: Request, run: str) -> Any:
-    """Where each attempt began, and which steps it trains again."""
+    """List the first step of each attempt, and the steps that the attempt repeats."""
     with store_of(request).read() as connection:
         return attempts.starts(connection, runs_store.key_of(connection, run))

@@ -1,4 +1,4 @@
-"""Bodies of answers about steps, workers and segments; field names as in docs/rest.md."""
+"""Bodies about steps, workers and segments. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_backend.api.quality_models import EvaluationInfo
 from paceline_backend.store.rollups.metrics import METRICS
 
 Column = list[float | None]
-# Columns of a rank's step that are there when somebody asks for them.
+# Columns of rank steps that a response has only on request.
 MoreColumn = Literal[
     "data_s",
     "sync_s",
@@ -29,7 +29,7 @@ MoreColumn = Literal[
 
 
 class DeviceInfo(BaseModel):
-    """What a rank computes on, as it said itself."""
+    """Device of a rank, as the rank reported it."""
 
     kind: str = Field(description="torch's type of device", examples=["cuda"])
     name: str = Field(description="its model", examples=["NVIDIA A100-SXM4-80GB"])
@@ -48,7 +48,7 @@ class DeviceInfo(BaseModel):
 
 
 class WorkerSummary(BaseModel):
-    """A rank, over the last steps; means, unless said otherwise."""
+    """Means over a rank's newest steps, unless a field states otherwise."""
 
     rank: int = Field(examples=[0])
     steps: int = Field(description="how many of them it reported", examples=[50])
@@ -91,7 +91,6 @@ class _StepColumns(_Span):
 
 
 def _metric_fields() -> dict[str, Any]:
-    """One column per metric, and its extremes where buckets hold several steps."""
     fields: dict[str, Any] = {name: (Column, Field(examples=[[0.21, 0.2]])) for name in METRICS}
     for name in METRICS:
         for extreme in ("min", "max"):
@@ -108,7 +107,7 @@ StepColumns = create_model(
 
 
 class WorkerStepColumns(_Span):
-    """Each rank's steps: ``column[rank][step]``, ranks in the order of `ranks`; null: no record."""
+    """Steps of each rank: ``column[rank][step]``, in the order of `ranks`; null: no record."""
 
     ranks: list[int] = Field(examples=[[0, 1]])
     compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
@@ -138,7 +137,7 @@ class WorkerStepColumns(_Span):
 
 
 class Lines(_Span):
-    """Of at most 16 ranks: ``column[rank][step]``; no ranks where there are more."""
+    """Steps of at most 16 ranks: ``column[rank][step]``. If there are more, `ranks` is empty."""
 
     ranks: list[int] = Field(examples=[[0, 1]])
     compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
@@ -149,7 +148,7 @@ class Lines(_Span):
 
 
 class Heat(_Span):
-    """Times of computing of all ranks: rows of ranks, columns of steps, each cell the greatest.
+    """Heat map of compute times: rows of ranks, columns of steps, the maximum in each cell.
 
     The columns ``compute_…`` and ``share_…`` are quantiles over the rows of means.
     """
@@ -178,7 +177,7 @@ class Coast(RootModel[tuple[int, int]]):
 
 
 class SegmentInfo(BaseModel):
-    """A plan that ran."""
+    """A segment that ran."""
 
     attempt: int = Field(examples=[0])
     seq: int = Field(examples=[12])
@@ -215,7 +214,7 @@ class SegmentInfo(BaseModel):
 
 
 class RangeView(BaseModel):
-    """What charts need of a range of steps."""
+    """Data of the charts for a range of steps."""
 
     run: RunInfo
     begins: int | None = Field(description="its first complete step", examples=[0])

@@ -1,4 +1,4 @@
-"""REST: what a run's ranks reported."""
+"""REST: telemetry that a run's ranks reported."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from paceline_backend.store.details.moments import steps_between
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-_MOST_CHOICES = 200  # of synchronisers: a chart cannot tell more apart
-BIGGEST = 2**63 - 1  # that a database takes
+# Maximum number of choices of synchronisers. A chart cannot show more of them distinctly.
+_MOST_CHOICES = 200
+# Greatest integer that a database can store.
+BIGGEST = 2**63 - 1
 From = Annotated[
     int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
 ]
@@ -40,18 +42,19 @@ Until = Annotated[
 Ranks = Annotated[
     str | None,
     Query(
-        # Not more than a database takes in a list.
+        # Bounds the number of ranks to what a database accepts in a list.
         max_length=50_000,
         pattern=r"^\d{1,9}(,\d{1,9})*$",
         description="only these",
         examples=["0,3"],
     ),
 ]
-_MOST_ROWS = 2_000_000  # that are read for columns of which there are no roll-ups
+# Maximum number of rows to read for columns that have no roll-ups.
+_MOST_ROWS = 2_000_000
 
 
 def ranks_of(given: str | None) -> list[int] | None:
-    """Ranks as numbers; None: all."""
+    """Parse a list of ranks; None: all ranks."""
     return None if given is None else [int(rank) for rank in given.split(",")]
 
 
@@ -61,7 +64,7 @@ def list_workers(
     run: str,
     last: Annotated[int, Query(ge=1, le=1000, description="over so many steps")] = 50,
 ) -> Any:
-    """How each rank has been doing lately."""
+    """List the ranks with means over their newest steps."""
     store = store_of(request)
     asked = switches.rows(store, run)
     predictor = _predictor(asked[-1]) if asked else None
@@ -78,7 +81,7 @@ def list_workers(
 
 
 def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
-    """Of a policy in force; None where this server does not have that policy any more."""
+    """Return the predictor of a policy; None: this server no longer has the policy."""
     try:
         return policies.make(switch["policy"], switch["parameters"]).predictor
     except ValueError as error:
@@ -96,7 +99,7 @@ def list_steps(
     since: Since = None,
     until: Until = None,
 ) -> Any:
-    """Complete steps as columns."""
+    """Return complete steps as columns."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         span = steps_between(connection, key, since, until, (first, to))
@@ -120,9 +123,10 @@ def list_worker_steps(
         Query(max_length=20, description="further columns", examples=[["data_s", "loss"]]),
     ] = [],  # noqa: B006
 ) -> Any:
-    """Each rank's steps as columns.
+    """Return the steps of each rank as columns.
 
-    Of more than 1,024 ranks each k-th and fewer points, unless some ranks are named.
+    With more than 1,024 ranks, the response has every k-th rank and fewer points, unless the
+    request names ranks.
     """
     only = ranks_of(ranks)
     store = store_of(request)
@@ -140,7 +144,6 @@ def list_worker_steps(
 
 
 def _refuse_long(span: reads.Range, world: int | None) -> None:
-    """Refuses a range that would take too long to read row by row."""
     first, last = span
     if first is None or last is None or (last - first + 1) * (world or 1) <= _MOST_ROWS:
         return
@@ -160,7 +163,7 @@ def list_segments(
     to: To = None,
     limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
 ) -> Any:
-    """The plans that ran, in order."""
+    """List the segments that ran, in order."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.segment_rows(connection, key, (first, to), limit)
@@ -170,7 +173,7 @@ def list_segments(
 def list_coasts(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
 ) -> Any:
-    """Spans of steps that no controller planned: first and last of each."""
+    """List spans of steps that no controller planned: first and last step of each."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.coasts(connection, key, (first, to), points)
@@ -184,7 +187,7 @@ def list_rounds(
     to: To = None,
     limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
 ) -> Any:
-    """Rounds of relaxed synchronisers, in order; of an all-reduce there are none."""
+    """List rounds of relaxed synchronisers, in order. An all-reduce has no rounds."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return rounds.rows(connection, key, (first, to), limit)
@@ -196,7 +199,7 @@ def list_data(
     run: str,
     limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
 ) -> Any:
-    """Where data lives on nodes: what moved to each for each epoch, and what steps waited for."""
+    """List the data that each node fetched per epoch, and how long steps waited for data."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return data_epochs.rows(connection, key, limit)
@@ -206,8 +209,9 @@ def list_data(
 def get_synchronisation(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 200
 ) -> Any:
-    """How gradients met: by the policy in force, over time, what policies chose, and fallbacks.
+    """Return how gradients were synchronised.
 
+    The response has sums per policy version, values over time, choices of policies, and fallbacks.
     An all-reduce has no rounds.
     """
     with store_of(request).read() as connection:
@@ -222,6 +226,6 @@ def get_synchronisation(
 
 @router.get("/coverage", response_model=report_models.Coverage)
 def get_coverage(request: Request, run: str) -> Any:
-    """Whether each epoch used each sample once, and how many gradients were dropped."""
+    """Return whether each epoch used each sample once, and the number of dropped samples."""
     with store_of(request).read() as connection:
         return coverage.coverage(connection, runs_store.key_of(connection, run))

@@ -1,4 +1,4 @@
-"""REST: tokens, and links by which a browser logs in."""
+"""REST: tokens, and links that log a browser in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterVal
 
 
 class TokenCreate(BaseModel):
-    """A token to make."""
+    """Request to create a token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ class TokenCreate(BaseModel):
 
 
 class Token(BaseModel):
-    """A token, or a browser that is logged in; never its secret."""
+    """A token or a logged-in browser, without its secret."""
 
     id: str = Field(examples=["9f31c0de"])
     kind: str = Field(examples=["token"])
@@ -87,13 +87,13 @@ class Token(BaseModel):
 
 
 class NewToken(Token):
-    """A token that was made now."""
+    """A token that the request has just created, with its secret."""
 
     token: str = Field(description="shown only here", examples=["pl_9f31c0de_…"])
 
 
 class LoginLink(BaseModel):
-    """A link that lets a browser in once."""
+    """A link that logs a browser in, once."""
 
     path: str = Field(examples=["/login?code=pl_9f31c0de_…"])
     expires_at: float
@@ -119,18 +119,14 @@ def list_tokens(request: Request) -> Any:
     dependencies=[Depends(ADMIN)],
 )
 def create_token(request: Request, body: TokenCreate) -> Any:
-    """Makes a token. The answer has its secret, which the server does not keep."""
+    """Create a token. The response contains the secret, which the server does not keep."""
     with store_of(request).write() as connection:
         made = issue(connection, body, requester_of(request))
         return {**(tokens.get(connection, made.id) or {}), "token": str(made)}
 
 
 def issue(connection: Connection, new: TokenCreate, by: Requester) -> tokens.Secret:
-    """Stores a new token, and who made it.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Store a new token, and record in the audit log who created it."""
     expires_at = None if new.expires_s is None else time.time() + new.expires_s
     details = {"scope": new.scope, "expires_at": expires_at, "node": new.node}
     audit.record(connection, by, "token.create", target=new.name, details=details)
@@ -167,9 +163,10 @@ def revoke_token(request: Request, token: str) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def create_login_link(request: Request) -> Any:
-    """A link that lets one browser in within ten minutes, with the rights of who asks for it.
+    """Create a link that logs one browser in, within ten minutes, with the caller's rights.
 
-    A user whom a proxy names gets none: a link ends with the token that it belongs to.
+    A user whom a proxy names gets no link, because a link is revoked with the token that created
+    it.
     """
     who = identity_of(request)
     if not who.token:

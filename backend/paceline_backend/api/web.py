@@ -1,4 +1,4 @@
-"""The web process."""
+"""The web process. The supervisor starts it, or `paceline server --only web`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-_GRACE_S = 5  # for calls in progress; event streams end by themselves
+# Time for requests in progress at shutdown. Event streams end automatically.
+_GRACE_S = 5  # seconds
 
 
 def run(settings: Settings, listener: socket.socket) -> int:
-    """Serves on a bound socket until SIGTERM or SIGINT; its exit code.
-
-    Raises:
-        StoreError: the database cannot be used.
-    """
+    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code."""
     tracing.configure("web")
     with Store.open(settings.database) as store:
         app = create_app(store, settings)
@@ -36,7 +33,8 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
-                proxy_headers=False,  # `ProxyIdentity` does this, for trusted proxies alone
+                # `ProxyIdentity` does this, for trusted proxies only.
+                proxy_headers=False,
             )
         )
         app.state.closing = lambda: server.should_exit
@@ -46,9 +44,9 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 
 def _import_policies() -> None:
-    """Imports policies and their solvers: neither the start nor the first switch waits for them."""
+    """Import policies and solvers in advance, so that the first switch does not wait for it."""
     policies.names()
-    # What stays for ever is not searched for garbage again: that held up one answer in twenty for
-    # a tenth of a second.
+    # Exclude all objects that exist now from garbage collection: they stay for the lifetime of the
+    # process, and collections over them delayed one response in twenty by 0.1 s.
     gc.collect()
     gc.freeze()

@@ -1,5 +1,5 @@
-"""What the command line of a control plane does.
+"""Commands of a control plane.
 
-`access` (tokens, `open`) and `database` are groups of commands; `parts` starts the processes of
+`access` (tokens, `open`), `database` and `server` are commands; `parts` starts the processes of
 `paceline server`.
 """

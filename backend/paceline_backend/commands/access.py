@@ -29,7 +29,7 @@ app = typer.Typer(help="Makes, lists and revokes tokens of a server.", no_args_i
 
 
 def register(parent: typer.Typer) -> None:
-    """Adds `token` and `open` to the command line."""
+    """Add `token` and `open` to the command line."""
     parent.add_typer(app, name="token")
     parent.command("open")(open_link)
 
@@ -59,7 +59,7 @@ def create(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Makes a token and prints it: the only time that it is shown."""
+    """Create a token and print it. It is shown only this once."""
     body = {"name": name, "scope": scope, "expires_s": _seconds(expires), "node": node}
     if database is not None:
         made = _made_in(database, body)
@@ -79,7 +79,7 @@ def list_tokens(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists tokens, and the browsers that are logged in."""
+    """List tokens, and the browsers that are logged in."""
     with connected(server, token, token_file) as client:
         rows = client.call("GET", "/tokens")
     if as_json:
@@ -96,7 +96,7 @@ def revoke(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Makes a token worthless, and with it the browsers that its links let in."""
+    """Revoke a token and log out the browsers that used it."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
         raise InputError(f"{token_id} is no token's id: `paceline token list` shows them")
     with connected(server, token, token_file) as client:
@@ -113,7 +113,7 @@ def open_link(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Prints a link that lets one browser in, within ten minutes."""
+    """Print a link that logs one browser in, within ten minutes."""
     with connected(server, token, token_file) as client:
         link = client.call("POST", "/login-links")
         url = client.server + link["path"]
@@ -124,7 +124,7 @@ def open_link(
 
 
 def _made_in(database: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A token of a database: whoever can write there may make any."""
+    """Create a token in a database. Write access to the database is the only right needed."""
     from pydantic import ValidationError
 
     from paceline_backend.api.tokens import TokenCreate, issue

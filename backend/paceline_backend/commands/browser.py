@@ -1,4 +1,4 @@
-"""How `paceline up` and `demo` let a browser in."""
+"""Login of a browser for `paceline up` and `paceline demo`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _err = Console(stderr=True, highlight=False)
 
 
 def let_in(stack: Stack, page: str) -> None:
-    """Prints a link that logs a browser in, and opens it where somebody sits at the screen."""
+    """Print a link that logs a browser in, and open it if this machine has a screen."""
     link = f"{stack.login_link()}&next={quote(page)}"
     _err.print(f"Log a browser in, once, within ten minutes: {link}", soft_wrap=True)
     other = "" if stack.url == DEFAULT_SERVER else f" --server {stack.url}"
     _err.print(f"`paceline open{other}` prints another link.", soft_wrap=True)
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     if screen and _err.is_terminal:
-        # Other users can read a browser's arguments: the link goes there by a file.
+        # Other users of the machine can read a browser's arguments, so a file passes the link.
         path = (stack.data / "open.html").resolve()
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""`paceline db`: what an operator does with the database as a whole. No server needs to run."""
+"""Command `paceline db`: maintenance of the whole database. No server needs to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from paceline_backend.store.upkeep import check as checks
 from paceline_backend.store.upkeep import prune as pruning
 from paceline_backend.store.upkeep import secret as rotation
 
-_FAILED, _ENVIRONMENT = 1, 3  # exit codes, docs/internals.md
+# Exit codes; see docs/internals.md.
+_FAILED, _ENVIRONMENT = 1, 3
 _MIB = 2**20
 
 app = typer.Typer(no_args_is_help=True, help="Upgrades, checks, prunes and copies the database.")
@@ -30,12 +31,12 @@ app = typer.Typer(no_args_is_help=True, help="Upgrades, checks, prunes and copie
 
 @contextmanager
 def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[Store]:
-    """The database as it is, not migrated; errors end the command."""
+    """Open the database without migrating it. Errors end the command."""
     from paceline_backend.server.supervisor import embedded_database
 
     try:
         with Store(database or embedded_database(data)) as store:
-            # SQLite would make an empty file of a mistyped name.
+            # For a mistyped name, SQLite would create an empty file.
             if store.is_sqlite and not new and not Path(str(store.url.database)).exists():
                 raise PacelineError(f"there is no database {store.name}")
             yield store
@@ -54,7 +55,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
 
 @app.command()
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
-    """Check that the file is whole, the tables are migrated, and the roll-ups are true."""
+    """Check that the file is intact, the tables are migrated, and the roll-ups are correct."""
     with _opened(database, data) as store:
         faults = list(checks.faults(store))
     if as_json:
@@ -80,7 +81,7 @@ def prune(
     data: Data = DATA,
     as_json: Json = False,
 ) -> None:
-    """Deletes runs that are over, the oldest first; a server may go on beside it."""
+    """Delete runs that have ended, oldest first. A server may run meanwhile."""
     keep = pruning.Keep(keep_days, keep_runs, keep_bytes)
     if keep.everything:
         raise typer.BadParameter("give at least one of --keep-days, --keep-runs, --keep-bytes")
@@ -109,10 +110,10 @@ def rotate_secret(
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Replaces the server's secret after somebody else may have read it: stop all servers first.
+    """Replace the server's secret after somebody else may have read it: stop all servers first.
 
     Agents get new keys when the server is back. Active runs train on without the server until they
-    are resumed. Browsers log in again; webhooks must be created again.
+    are resumed. Browsers must log in again; webhooks must be created again.
     """
     with _opened(database, data) as store:
         with store.read() as connection:
@@ -133,7 +134,7 @@ def backup(
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Copies the database to a file while servers go on; of Postgres, by pg_dump."""
+    """Copy the database to a file; servers may run meanwhile. Postgres is copied by pg_dump."""
     with _opened(database, data) as store:
         copies.backup(store, file)
         typer.echo(f"{file} is a copy of {store.name}: it holds the server's secret, keep it safe")
@@ -148,7 +149,7 @@ def restore(
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Puts a copy back: stop all servers first. Of Postgres, by pg_restore."""
+    """Restore the database from a copy: stop all servers first. Postgres uses pg_restore."""
     with _opened(database, data, new=True) as store:
         copies.restore(store, file, replace=replace)
         typer.echo(f"{store.name} is as in {file}")

@@ -1,4 +1,4 @@
-"""Options that several commands of the control plane have."""
+"""Options that several commands of the control plane share."""
 
 from __future__ import annotations
 

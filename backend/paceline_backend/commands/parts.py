@@ -1,6 +1,6 @@
-"""What `paceline server` starts: all parts of a control plane, or one of them.
+"""Start of a control plane for `paceline server`: all parts, or one of them.
 
-Each part imports what only it needs, as the start shall be quick.
+Each function imports what only its part needs, so that the command starts quickly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def everything(settings: Settings, data: Path, name: str | None) -> int:
-    """Starts all parts; an empty database or bus is embedded. Returns the exit code."""
+    """Start all parts. Embed a database or bus that is not given. Return the exit code."""
     from paceline_backend.server import token_file
     from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
     from paceline_backend.store import Store
@@ -44,7 +44,7 @@ def everything(settings: Settings, data: Path, name: str | None) -> int:
         beyond = embedded is not None and not is_loopback(settings.host)
         trusted = settings.trust_network and beyond
         settings = replace(settings, database=database, bus=bus, port=port, trust_network=trusted)
-        # Migrated here, before the parts start: they need not wait for each other.
+        # Migrate the database before the parts start, so that they need not wait for each other.
         with Store.open(database) as store:
             if settings.token is None:
                 folder = None if directory is None else directory.path
@@ -66,19 +66,20 @@ def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:
 
 
 def worker(settings: Settings, name: str | None) -> int:
-    """Works as the worker process; returns the exit code."""
+    """Run the worker process. Return the exit code."""
     from paceline_backend.control import worker as process
 
     return process.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
 
 
 def web(settings: Settings, fd: int | None) -> int:
-    """Works as the web process, on the listening socket `fd` if it is given."""
+    """Run the web process, on the listening socket `fd` if given. Return the exit code."""
     from paceline_backend.api import web as process
     from paceline_backend.server.supervisor import listen
 
     listener = listen(settings) if fd is None else socket.socket(fileno=fd)
-    if settings.token is None and fd is None:  # with it, the parent has seen to a first token
+    # With a socket from its parent, the parent has created the first token.
+    if settings.token is None and fd is None:
         command = "paceline token create NAME --scope admin --database URL"
         typer.echo(f"paceline server: without --token, `{command}` makes a first one", err=True)
     return process.run(settings, listener)

@@ -1,4 +1,4 @@
-"""`paceline server`: its options, and what becomes of them."""
+"""Command `paceline server`: its options, and the `Settings` built from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
 
-_ENVIRONMENT = 3  # exit code, docs/internals.md
+# Exit code; see docs/internals.md.
+_ENVIRONMENT = 3
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
@@ -192,7 +193,7 @@ def server(
     name: WorkerName = None,
     fd: ListeningSocket = None,
 ) -> None:
-    """Starts the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
+    """Start the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
     try:
         logs.to_stderr(logging.getLogger(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
         os.environ[users.SHARE] = "1" if share_bus_password else "0"
@@ -210,7 +211,7 @@ def server(
             path_prefix=path_prefix,
             hour_price=Price.of(hour_price),
             webhook_origins=Origins.of(webhook_to),
-            # A part alone has a bus that somebody gave, unless its parent started it.
+            # A part that runs alone has no embedded bus, unless a parent process started it.
             trust_network=trust_network and (only is None or fd is not None),
             tls_cert=tls_cert,
             tls_key=tls_key,

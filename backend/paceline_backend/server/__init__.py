@@ -1,9 +1,9 @@
-"""Starting the processes of the control plane, and what they share.
+"""Processes of the control plane, and the modules that they share.
 
-`Settings` says which database and bus to use and where to listen. The `Supervisor` in `supervisor`
-starts web and worker processes and restarts those that end; `embedded` runs a bus of our own;
-`heartbeat` tells on the bus that a worker works; `stack` starts a whole control plane for demo and
-tests. Called by `paceline server`, and by `paceline demo`.
+`Settings` has the database, the bus and the address to listen on. The `Supervisor` in `supervisor`
+starts the web and worker processes and restarts those that end. `embedded` runs an embedded bus,
+and `heartbeat` reports on the bus that a worker is alive. `stack` starts a whole control plane for
+`paceline demo` and for tests.
 
     settings = Settings(database, bus, port=8000)
     Supervisor(settings, listener, embedded=None, name="host:8000").run()

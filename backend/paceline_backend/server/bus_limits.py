@@ -1,9 +1,9 @@
-"""Limits that keep one client from taking the memory of the bus.
+"""Limits that keep one client from exhausting the memory of the bus.
 
-The embedded bus starts with them, `docker/compose.yaml` sets the same, and the worker compares
-an external bus with them when it starts. `Guard` (in `floods`) bounds what is stored on the bus;
-these limits bound what clients hold there: unfinished commands, unread replies and idle
-connections.
+The embedded bus starts with these limits, and `docker/compose.yaml` sets the same. The worker
+checks at its start whether an external bus has them. They limit what clients hold in the memory of
+the bus: unfinished commands, unread replies and idle connections. `Guard` in `floods` limits what
+is stored on the bus.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import redis
 
 # The largest message that ingest reads. The bus refuses a longer argument of a command at once.
-LARGEST_ARGUMENT = 32 * 2**20
+LARGEST_ARGUMENT = 32 * 2**20  # bytes
 
-# Names and values as in a configuration file. Ranks send a message at least every few seconds, so
-# a client that is idle for ten minutes is not one of ours, or connects again.
+# Names and values as in a configuration file. Ranks send a message at least every few seconds. A
+# client that is idle for ten minutes is therefore no rank, or it reconnects.
 LIMITS = {
     "proto-max-bulk-len": f"{LARGEST_ARGUMENT}",
     "client-query-buffer-limit": f"{2 * LARGEST_ARGUMENT}",
@@ -27,14 +27,11 @@ LIMITS = {
 
 
 def missing(client: redis.Redis) -> list[str] | None:
-    """Return the names of limits that a bus lacks or has far higher; None if it does not show them.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the names of limits that a bus lacks or has set far higher; None: it hides them."""
     try:
         shown: Any = client.config_get(*LIMITS)
-    except redis.ResponseError:  # managed services forbid CONFIG
+    except redis.ResponseError:
+        # Managed services forbid CONFIG.
         return None
     return [name for name in LIMITS if not _is_limit(name, str(_text(shown, name)))]
 
@@ -45,7 +42,7 @@ def _text(shown: dict[Any, Any], name: str) -> Any:
 
 
 def _is_limit(name: str, value: str) -> bool:
-    """Return whether a value limits anything: Redis's defaults are 0, 512 MiB or 1 GiB."""
+    """Return whether a value is a limit at all: Redis's defaults are 0, 512 MiB or 1 GiB."""
     if name == "client-output-buffer-limit":
         words = value.split()
         hard = words[words.index("normal") + 1] if "normal" in words[:-1] else "0"

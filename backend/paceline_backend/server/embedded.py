@@ -1,4 +1,4 @@
-"""The embedded bus: a Valkey server from a wheel, with an append-only file."""
+"""Embedded bus: a Valkey server from a wheel, with an append-only file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.node.processes import die_with_parent, number_of, reserved_port
 from paceline.wire.bus import is_loopback
 from paceline_backend.server import bus_limits
 
-# Each rank has a connection. The server takes fewer where it may not open so many files.
+# Each rank has a connection. The server accepts fewer if its limit of open files is lower.
 MOST_CLIENTS = 100_000
 
 _LOOPBACK = "127.0.0.1"
@@ -41,9 +41,9 @@ def _binary() -> str:
 
 
 def password(directory: Path) -> str:
-    """The password of a directory's bus: whoever writes to the bus can start programs.
+    """Return the password of a directory's bus, which is created once.
 
-    It is made once, and only this user can read it.
+    Only this user can read it, because any client that can write to the bus can start programs.
     """
     path = directory / "password"
     try:
@@ -61,11 +61,11 @@ def password(directory: Path) -> str:
 
 
 class EmbeddedBus:
-    """A Redis-protocol server of our own; a context manager. Its data survives a kill -9.
+    """A Redis-protocol server as a child process; a context manager. Its data survive a kill -9.
 
     Args:
-        directory: where its append-only file and log live; made if missing.
-        port: to listen on; None takes a free one.
+        directory: folder of its append-only file and log; created if missing.
+        port: port to listen on; None: any free port.
         host: further address to listen on. Users and passwords are sent in clear text.
     """
 
@@ -73,42 +73,45 @@ class EmbeddedBus:
         self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self._password = password(directory)
-        self._reserved: socket.socket | None = None  # a free port, until the server listens there
+        # Holds a free port until the server listens there.
+        self._reserved: socket.socket | None = None
         if not port:
             self._reserved = reserved_port()
             port = number_of(self._reserved)
         self.port = port
         self._addresses = [_LOOPBACK, *([] if is_loopback(host) else [host])]
-        if host == "0.0.0.0":  # includes loopback
+        # This address includes loopback.
+        if host == "0.0.0.0":
             self._addresses = [host]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """redis:// address, with the password."""
+        """Return the redis:// URL with the password."""
         return f"redis://:{self._password}@{_LOOPBACK}:{self.port}/0"
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
+        """Return the PID of the running server."""
         assert self._process is not None
         return self._process.pid
 
     def start(self, timeout_s: float = 15.0) -> EmbeddedBus:
-        """Starts the server and waits until it answers (it loads its file first).
+        """Start the server, and wait until it has loaded its file and answers.
 
         Raises:
-            PacelineError: it did not come up; the message ends with the end of its log.
+            PacelineError: the server did not start; the message ends with the end of its log.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it
+        # A user may have deleted the folder since the object was created.
+        self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "bus.log"
         options = {
             "port": self.port,
             "dir": str(self.directory),
             "appendonly": "yes",
-            # With "everysec" the server holds its writes back while the disk is busy, and a kill
-            # then loses up to two seconds. With "no" a kill loses nothing; a power cut loses what
-            # the kernel had not written, most of which is in the database by then.
+            # With "everysec", the server holds writes back while the disk is busy, and a kill then
+            # loses up to two seconds. With "no", a kill loses nothing. A power cut loses what the
+            # kernel has not written yet; most of that is in the database by then.
             "appendfsync": "no",
             "save": "",
             "logfile": str(log),
@@ -120,11 +123,14 @@ class EmbeddedBus:
         config += "".join(f"{name} {value}\n" for name, value in bus_limits.LIMITS.items())
         config += f"bind {' '.join(map(_quoted, self._addresses))}\n"
         self._process = subprocess.Popen(
-            [_binary(), "-"],  # every user of the machine can read arguments
+            # The configuration goes through stdin, because every user of the machine can read
+            # the arguments of a process.
+            [_binary(), "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches us, not it: telemetry outlives the ranks
+            # Ctrl-C must not end the bus before ranks have sent their last telemetry.
+            start_new_session=True,
             preexec_fn=die_with_parent,
         )
         assert self._process.stdin is not None
@@ -136,10 +142,11 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # Another program's server may have the port: ours ends then.
+                    # Another program's server may have the port. The embedded one ends then.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
-                except redis.RedisError:  # refused, or still loading its file
+                except redis.RedisError:
+                    # The server does not listen yet, or it is still loading its file.
                     pass
                 time.sleep(0.02)
         finally:
@@ -151,17 +158,17 @@ class EmbeddedBus:
         raise PacelineError(f"the embedded bus did not start on port {self.port}:\n{tail}")
 
     def alive(self) -> bool:
-        """Whether the server process runs."""
+        """Return whether the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """kill -9, as a fault."""
+        """Kill the server with SIGKILL, to test faults."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> None:
-        """Ends the server; what it holds is on disk."""
+        """Stop the server. Its data are on disk."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -181,5 +188,4 @@ class EmbeddedBus:
 
 
 def _quoted(value: str) -> str:
-    """A value in the server's configuration, whatever characters a path has."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,11 +1,12 @@
-"""Keeps one writer from filling the bus: who writes too much is switched off for a while.
+"""Rate limiter that keeps one writer from filling the bus.
 
-Each run and each node writes to a stream of its own as a user of its own. `Guard.look_at_all`
-switches the writer of a stream off that is over its bounds, so that ranks spool what they have to
-say, and trims a run's stream where it is at twice its bounds although ingest stores it: only a
-flood gets there.
-`Guard.switch_on` lets writers back. Who is off until when stands on the bus, so any worker may let
-them back.
+Each run and each node writes to a stream of its own, as a user of its own. `Guard.look_at_all`
+switches off the writer of a stream that exceeds its bounds; the ranks then spool their messages. It
+also trims a run's stream that has reached twice its bounds although ingest stores entries from it:
+only a flood gets there. `Guard.switch_on` switches writers on again. The bus itself stores which
+writer is off until when, so any worker can switch it on.
+
+All public functions raise `redis.RedisError` while the bus is away.
 """
 
 from __future__ import annotations
@@ -21,53 +22,59 @@ from paceline.wire import writer_of
 
 log = logging.getLogger(__name__)
 
-OFF = "paceline:off"  # user → until when, and its stream
-FLOODS = "paceline:floods"  # what was ever done: counts by name
+# Hash: user → time until which it is off, and its stream.
+OFF = "paceline:off"
+# Hash: name → count since the bus was created.
+FLOODS = "paceline:floods"
 
 _PATTERN = "paceline:*:*:telemetry"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much may wait on one writer's stream."""
+    """Maximum backlog of one writer's stream."""
 
     entries: int = 500_000
     bytes: int = 512 * 2**20
-    off_s: float = 10.0  # how long a writer stays off: a silent run is soon taken for lost
+    # Time for which a writer stays off. It is short because a silent run soon counts as lost.
+    off_s: float = 10.0  # seconds
 
 
 class _Size(NamedTuple):
-    """How much waits on a stream."""
-
     entries: int
     bytes: int
 
     def over(self, bounds: Bounds) -> float:
-        """How much of its bounds a stream takes: 1 is all of them."""
+        """Return the backlog as a fraction of the bounds: 1 is the limit."""
         return max(self.entries / bounds.entries, self.bytes / bounds.bytes)
 
 
 @dataclass(frozen=True)
 class Flood:
-    """A stream that was over its bounds, and what was done about it."""
+    """A stream that exceeded its bounds, and what the guard did about it.
+
+    `off` means that its writer was switched off. It is False if the bus has no user for this
+    writer, or does not let the guard change users. `news` is False if a guard has already reported
+    the same state in its previous check.
+    """
 
     stream: str
     entries: int
     bytes: int
     dropped: int  # entries
-    off: bool  # the writer was switched off; else this bus has no such user, or not for us
-    news: bool  # this did not stand so at the last look of any guard
+    off: bool
+    news: bool
 
     @property
     def run(self) -> str | None:
-        """The run whose stream it is."""
+        """Return the run that writes to the stream; None: a node writes to it."""
         kind, name = writer_of(self.stream)
         return name if kind == "run" else None
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the guards of this bus have done."""
+    """Numbers of writers and entries that the guards of a bus have acted on."""
 
     off_now: int  # writers
     switched_off: int
@@ -75,34 +82,25 @@ class Counts:
 
 
 class Guard:
-    """Looks at streams of runs and nodes.
+    """Rate limiter for the streams of runs and nodes.
 
-    Args:
-        client: of a user that may change users; without that right, runs' streams are only trimmed.
-        bounds: of each stream.
+    If the client's user may not change users, runs' streams are only trimmed.
     """
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:
         self._client = client
         self.bounds = bounds or Bounds()
         self._warned = False
-        self._oldest: dict[str, bytes] = {}  # streams over their bounds at the last look
+        # Stream that exceeded its bounds at the last check → its oldest entry.
+        self._oldest: dict[str, bytes] = {}
 
     def streams(self) -> Iterator[str]:
-        """The streams of all runs and nodes.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Yield the streams of all runs and nodes."""
         for name in self._client.scan_iter(match=_PATTERN, count=1_000, _type="stream"):
             yield name.decode(errors="backslashreplace")
 
     def look_at_all(self) -> list[Flood]:
-        """Switches off the writers of all streams that are over their bounds.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Switch off the writers of all streams that exceed their bounds. Return these streams."""
         streams = list(self.streams())
         there = set(streams)
         self._oldest = {each: first for each, first in self._oldest.items() if each in there}
@@ -111,11 +109,7 @@ class Guard:
         return [flood for flood in floods if flood is not None]
 
     def switch_on(self) -> list[str]:
-        """Lets those back whose time is over and whose streams have drained; the users.
-
-        Raises:
-            redis.RedisError: the bus is away.
-        """
+        """Switch on writers whose time is over and whose streams have drained; return the users."""
         back = []
         now = self._now()
         known: Any = self._client.hgetall(OFF)
@@ -124,7 +118,8 @@ class Guard:
             if float(until) > now or self._measure([stream])[0].over(self.bounds) > 0.5:
                 continue
             name = user.decode()
-            # At once: whoever makes users meanwhile looks here who is off.
+            # Change both in one transaction, because `users.make` reads from this hash which users
+            # must stay off.
             pipeline = self._client.pipeline(transaction=True)
             pipeline.hdel(OFF, name)
             if self._exists(name):
@@ -134,7 +129,6 @@ class Guard:
         return back
 
     def _enforce(self, stream: str, size: _Size) -> Flood | None:
-        """Does what the size of a stream asks for."""
         over = size.over(self.bounds)
         if over <= 1:
             self._oldest.pop(stream, None)
@@ -146,12 +140,13 @@ class Guard:
         return Flood(stream, size.entries, size.bytes, dropped, off, news)
 
     def _measure(self, streams: Sequence[str]) -> list[_Size]:
-        """The sizes of streams, in two round trips however many there are."""
+        """Return the sizes of streams. This takes two round trips for any number of streams."""
         pipeline = self._client.pipeline(transaction=False)
         for stream in streams:
             pipeline.xlen(stream)
         lengths: list[int] = pipeline.execute()
-        # Ingest deletes what it has stored, so most streams are empty. One entry may be huge.
+        # Most streams are empty, because ingest deletes what it has stored. The others are also
+        # measured in bytes, because a single entry may be huge.
         filled = [stream for stream, length in zip(streams, lengths, strict=True) if length]
         for stream in filled:
             pipeline.memory_usage(stream)
@@ -162,16 +157,15 @@ class Guard:
         ]
 
     def _first(self, stream: str) -> bytes:
-        """The number of the oldest entry."""
         entries: Any = self._client.xrange(stream, count=1)
         return entries[0][0] if entries else b""
 
     def _trim(self, stream: str, kept: int) -> int:
-        """Drops the oldest entries of a flood; how many.
+        """Drop the oldest entries of a flood. Return the number of dropped entries.
 
-        A node's stream is left alone: what its agent sent it has deleted. So is a stream of which
-        ingest has stored nothing since the last look: a healthy run's gets so long, too, while the
-        database is away.
+        Two kinds of streams are not trimmed. One is a node's stream, because its agent has deleted
+        its own copy of what it sent. The other is a stream of which ingest has stored nothing since
+        the last check: while the database is away, the stream of a normal run grows as long.
         """
         kind, _ = writer_of(stream)
         first = self._first(stream)
@@ -182,29 +176,30 @@ class Guard:
         return dropped
 
     def _switch_off(self, stream: str) -> tuple[bool, bool]:
-        """Whether the writer is off now, and whether it was on."""
+        """Return whether the writer is off now, and whether it was on before."""
         user = user_of(stream)
         try:
             if not self._exists(user):
                 return False, False
-            # First, so that somebody switches it on again whatever happens to this process.
+            # Record this first, so that a worker switches the user on even if this process dies.
             until = self._now() + self.bounds.off_s
             newly = bool(self._client.hset(OFF, user, f"{until} {stream}"))
             self._acl("SETUSER", user, "off")
-        except redis.ResponseError as error:  # of a missing right, too
+        except redis.ResponseError as error:
+            # The usual reason is that this user may not change users.
             if not self._warned:
                 log.warning("the bus does not let us switch %s off: %s", user, error)
             self._warned = True
             self._client.hdel(OFF, user)
             return False, False
-        # A user that is off keeps the connections that it has.
+        # The bus keeps open connections of a user that is off, so they must be closed.
         self._client.execute_command("CLIENT", "KILL", "USER", user)  # type: ignore[no-untyped-call]
         if newly:
             self._client.hincrby(FLOODS, "switched_off", 1)
         return True, newly
 
     def _exists(self, user: str) -> bool:
-        """A user must exist to be changed: else the bus would make one of this name."""
+        """Return whether the bus has a user. Changing an unknown user would create it."""
         return self._acl("GETUSER", user) is not None
 
     def _acl(self, *arguments: str) -> Any:
@@ -216,16 +211,12 @@ class Guard:
 
 
 def user_of(stream: str) -> str:
-    """The user of the bus that writes to a stream of a run or a node."""
+    """Return the user of the bus that writes to the stream of a run or a node."""
     return "paceline-{}-{}".format(*writer_of(stream))
 
 
 def counts(client: redis.Redis) -> Counts:
-    """What the guards of this bus have done.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return what the guards of this bus have done."""
     done: Any = client.hgetall(FLOODS)
     switched_off, dropped = (int(done.get(name, 0)) for name in (b"switched_off", b"dropped"))
     return Counts(int(client.hlen(OFF)), switched_off, dropped)

@@ -1,4 +1,8 @@
-"""How a worker process says on the bus that it works, and how the web process knows."""
+"""Heartbeats of worker processes on the bus.
+
+A worker calls `beat` every second; the web process reads `beats` for `/readyz` and metrics. All
+functions raise `redis.RedisError` while the bus is away.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,41 @@ import msgspec
 import redis
 
 _PREFIX = "paceline:worker:"
-BEAT_S = 1.0
-_EXPIRES_S = 10
+BEAT_S = 1.0  # seconds
+_EXPIRES_S = 10  # seconds
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """One worker's sign of life, with what its ingest has done since it started."""
+    """Heartbeat of one worker, with counts of its ingest since it started.
+
+    `lag` counts entries on its streams that are not stored yet. `leases_taken` counts runs that it
+    began to plan, and `leases_lost` those of them that another worker took over.
+    """
 
     owner: str
-    rows: int  # records of worker steps, repeated ones included
+    # Records of worker steps, including repeated ones.
+    rows: int
     batches: int  # transactions
-    lag: int  # entries on the streams that it reads, not yet stored
+    lag: int  # entries
     last_commit_at: float | None  # Unix time
-    leases_taken: int = 0  # runs that it began to plan
-    leases_lost: int = 0  # of these, runs that another worker took over
+    leases_taken: int = 0  # runs
+    leases_lost: int = 0  # runs
 
 
 def beat(client: redis.Redis, sign: Beat) -> None:
-    """Says that this worker works; forgotten after 10 s.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Report that this worker is alive. The report expires after 10 s."""
     client.set(_PREFIX + sign.owner, msgspec.msgpack.encode(sign), ex=_EXPIRES_S)
 
 
 def goodbye(client: redis.Redis, owner: str) -> None:
-    """Takes the sign back.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Delete the heartbeat of a worker that ends."""
     client.delete(_PREFIX + owner)
 
 
 def beats(client: redis.Redis) -> list[Beat]:
-    """All workers that work.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the heartbeats of all workers that are alive."""
     values = (client.get(key) for key in client.scan_iter(match=f"{_PREFIX}*", count=1000))
-    # redis-py types answers as bytes or str; ours is not set to decode them.
+    # redis-py declares values as bytes or str. This client does not decode them, so they are bytes.
     return [
         msgspec.msgpack.decode(value, type=Beat) for value in values if isinstance(value, bytes)
     ]

@@ -1,7 +1,7 @@
 """Keys of nodes and runs, derived from the control plane's secret.
 
-A node's key depends on a seed, too, which each admission of the node replaces. So a node that was
-revoked or forgotten has no key that counts, although its name stays the same.
+A node's key also depends on a seed, which each admission of the node replaces. The key of a revoked
+or deleted node is therefore invalid, although the name of the node stays the same.
 """
 
 from __future__ import annotations
@@ -14,40 +14,39 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Keys:
-    """What nodes and runs have to show, and what proves to them who speaks.
+    """Keys and passwords of nodes, runs and webhooks.
 
-    Args:
-        secret: of the control plane (`store.meta.secret`).
-        seeds: of nodes (`store.nodes.seeds`). The key of a node without one is in nobody's hands.
+    `secret` is that of the control plane (`store.meta.secret`); `seeds` maps nodes to seeds
+    (`store.nodes.seeds`). No node has ever received a key without a seed.
     """
 
     secret: bytes = field(repr=False)
     seeds: Mapping[str, str] = field(repr=False, default_factory=lambda: MappingProxyType({}))
 
     def of_node(self, node: str) -> bytes:
-        """The key of a node: for MACs of its commands, and to seal what only it may read."""
+        """Return the key of a node: for MACs of its commands, and to encrypt data for it."""
         return self._derived(b"node-key", self._seeded(node))
 
     def of_run(self, run: str) -> bytes:
-        """The key of a run: for MACs of what its leader is told."""
+        """Return the key of a run: for MACs of messages to its leader."""
         return self._derived(b"run-key", run)
 
     def of_webhook(self, webhook: str) -> bytes:
-        """The secret of a webhook: for the signatures of what it is told."""
+        """Return the secret of a webhook: for signatures of its deliveries."""
         return self._derived(b"webhook-key", webhook)
 
     def node_password(self, node: str) -> str:
-        """The password of a node's user of the bus."""
+        """Return the password of a node's user of the bus."""
         return self._derived(b"node-bus", self._seeded(node)).hex()
 
     def run_password(self, run: str) -> str:
-        """The password of a run's user of the bus."""
+        """Return the password of a run's user of the bus."""
         return self._derived(b"run-bus", run).hex()
 
     def _seeded(self, node: str) -> str:
         return f"{node}\0{self.seeds.get(node, '')}"
 
     def _derived(self, purpose: bytes, name: str) -> bytes:
-        # `person` keeps purposes apart; it holds at most 16 bytes.
+        # `person` separates the purposes. It has at most 16 bytes.
         digest = hashlib.blake2b(name.encode(), digest_size=32, key=self.secret, person=purpose)
         return digest.digest()

@@ -1,4 +1,7 @@
-"""Origins that the operator allows, as `--webhook-to` names them."""
+"""Origins of webhooks that the operator allows with `--webhook-to`.
+
+Functions raise `PacelineError` for a text that is not an origin or not a URL.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True)
 class Origin:
-    """Scheme, host and port. A host `*.example.com` stands for all names below example.com."""
+    """Scheme, host and port. The host `*.example.com` covers all names below example.com."""
 
     scheme: str
     host: str
     port: int
 
     def covers(self, other: Origin) -> bool:
-        """Whether another origin is this one, or below it."""
+        """Return whether another origin equals this one, or is below it."""
         if (self.scheme, self.port) != (other.scheme, other.port):
             return False
         if self.host.startswith("*."):
@@ -29,22 +32,14 @@ class Origin:
 
 
 class Origins:
-    """A list of origins.
-
-    Args:
-        texts: each as `https://hooks.example.com`, `https://*.example.com` or
-            `http://10.0.0.7:9093`.
-
-    Raises:
-        PacelineError: what is no origin.
-    """
+    """A list of origins, such as `https://*.example.com` or `http://10.0.0.7:9093`."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts = tuple(texts)
         self._origins = [_origin_only(text) for text in self._texts]
 
     def covers(self, url: str) -> bool:
-        """Whether an URL is at one of the origins.
+        """Return whether a URL is at one of the origins.
 
         Raises:
             PacelineError: it is no `http` or `https` URL, or has a user, password or fragment.
@@ -54,7 +49,7 @@ class Origins:
 
     @property
     def text(self) -> str:
-        """As `--webhook-to` takes it."""
+        """Return the origins in the format of `--webhook-to`."""
         return ",".join(self._texts)
 
     def __bool__(self) -> bool:
@@ -68,20 +63,12 @@ class Origins:
 
     @classmethod
     def of(cls, text: str | None) -> Origins:
-        """As the command line and the environment say it: `https://a,http://b:9093`.
-
-        Raises:
-            PacelineError: as the class.
-        """
+        """Parse the value of `--webhook-to` or of its variable: `https://a,http://b:9093`."""
         return cls(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def origin_of(url: str) -> Origin:
-    """The origin of an URL.
-
-    Raises:
-        PacelineError: see `Origins.covers`.
-    """
+    """Return the origin of a URL. It raises the errors of `Origins.covers`."""
     parts = _split(url)
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")
@@ -115,7 +102,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _shown(url: str) -> str:
-    """A URL without what follows its host: paths of webhooks are often secrets."""
+    """Return a URL up to its host. The paths of webhooks are often secrets."""
     scheme, separator, rest = url.partition("://")
     host = rest.split("/", 1)[0].rsplit("@", 1)[-1]
     return f"{scheme}{separator}{host}"[:200]

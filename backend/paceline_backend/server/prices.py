@@ -1,4 +1,7 @@
-"""The price of a worker-hour, which turns time into money."""
+"""Price of a worker-hour, which converts time into money.
+
+An invalid price raises `PriceError`.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,28 @@ from dataclasses import dataclass
 
 from paceline.core.errors import PacelineError
 
-MOST = 1e6  # of an hour: more is a slip of the pen
+# Bound on the price of an hour, to detect typing errors.
+MOST = 1e6
 LONGEST_CURRENCY = 10
 
 
 class PriceError(PacelineError):
-    """What is no price: a negative amount, no number, or no currency."""
+    """Error: a price is negative or not a number, or its currency is invalid."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """What an hour of a worker costs.
+    """Price of one worker-hour.
 
-    Args:
-        amount: of money, 0 or more.
-        currency: letters, such as EUR.
-
-    Raises:
-        PriceError: amount or currency is none.
+    `amount` is 0 or more, and less than `MOST`. `currency` consists of letters, such as EUR.
     """
 
     amount: float
     currency: str
 
     def __post_init__(self) -> None:
-        if not 0 <= self.amount < MOST:  # neither is NaN
+        # The comparison also refuses NaN.
+        if not 0 <= self.amount < MOST:
             raise PriceError(f"amount is {self.amount}: give 0 or more, and less than {MOST:,.0f}")
         if not self.currency.isalpha() or len(self.currency) > LONGEST_CURRENCY:
             raise PriceError(
@@ -39,21 +39,17 @@ class Price:
             )
 
     def of_time(self, seconds: float) -> float:
-        """Return what so much time of workers costs."""
+        """Return the cost of worker time."""
         return self.amount * seconds / 3600
 
     @property
     def text(self) -> str:
-        """As `--hour-price` takes it."""
+        """Return the price in the format of `--hour-price`."""
         return f"{self.amount!r} {self.currency}"
 
     @classmethod
     def of(cls, text: str | None) -> Price | None:
-        """As the command line and the environment say it: `2.50 EUR`.
-
-        Raises:
-            PriceError: it is no amount with a currency.
-        """
+        """Parse the value of `--hour-price` or of its variable: `2.50 EUR`."""
         if not text:
             return None
         amount, _, currency = text.strip().partition(" ")

@@ -1,4 +1,7 @@
-"""What a control plane process needs to know."""
+"""Settings of a control plane process, from the command line and the environment.
+
+Invalid settings raise `PacelineError`, such as a public address without a token.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,24 @@ from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 
 PROXY_ROLES = ("viewer", "operator", "admin")
-MAX_STREAMS = 100  # pages of an operator: each has one event stream
-MAX_BODY_BYTES = 2**20  # the largest bodies are scenarios and policies of 10,000 ranks
+# Event streams per client. Each page that an operator opens has one.
+MAX_STREAMS = 100
+# The largest request bodies are scenarios and policies for 10,000 ranks.
+MAX_BODY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Proxies:
-    """Whose word about a client is taken: HTTP proxies in front of the server.
+    """HTTP proxies in front of the server whose headers are trusted.
 
-    Raises:
-        PacelineError: what is no address, or no role, or a header from nobody.
+    Headers count only from the addresses and networks in `trusted`. `header` is the header in which
+    these proxies name the user whom they have authenticated. `roles` maps users to roles; other
+    users are viewers.
     """
 
-    trusted: tuple[str, ...] = ()  # addresses and networks; from all others no such header counts
-    header: str | None = None  # in which they name the user whom they have authenticated
-    roles: Mapping[str, str] = field(default_factory=dict)  # by user; others are viewers
+    trusted: tuple[str, ...] = ()
+    header: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for address in self.trusted:
@@ -48,20 +54,17 @@ class Proxies:
             )
 
     def trusts(self, address: str) -> bool:
-        """Whether this is a trusted proxy's address."""
+        """Return whether this is the address of a trusted proxy."""
         try:
             parsed = ipaddress.ip_address(address)
-        except ValueError:  # such as the path of a socket
+        except ValueError:
+            # The client's address may also be the path of a socket.
             return False
         return any(parsed in ipaddress.ip_network(network) for network in self.trusted)
 
     @classmethod
     def of(cls, trusted: str | None, header: str | None, roles: str | None) -> Proxies:
-        """As the command line and the environment say it: `a,b`, `X-User`, `user=role,…`.
-
-        Raises:
-            PacelineError: as the class.
-        """
+        """Parse the values of options or variables: `a,b`, `X-User`, `user=role,…`."""
         by_user: dict[str, str] = {}
         for pair in _parts(roles):
             user, equals, role = pair.rpartition("=")
@@ -71,7 +74,7 @@ class Proxies:
         return cls(tuple(_parts(trusted)), header or None, by_user)
 
     def options(self) -> dict[str, str]:
-        """As a server's child process gets it, by its environment."""
+        """Return the environment variables that pass these settings to a child process."""
         return {
             "PACELINE_TRUSTED_PROXY": ",".join(self.trusted),
             "PACELINE_TRUST_PROXY_HEADER": self.header or "",
@@ -85,34 +88,39 @@ def _parts(text: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, and which database and bus to use.
+    """Settings of a control plane process."""
 
-    Raises:
-        PacelineError: listening beyond this machine without a token.
-    """
-
-    database: str  # SQLAlchemy URL
-    bus: str  # redis URL, as agents must be able to reach it
+    # SQLAlchemy URL.
+    database: str
+    # redis URL, which agents must be able to reach.
+    bus: str
     host: str = "127.0.0.1"
     port: int = 8000
-    # By configuration; the database has further ones.
-    token: str | None = None  # an admin's
+    # Tokens from the configuration; the database has others. `token` is an admin's.
+    token: str | None = None
     agent_token: str | None = None
     viewer_token: str | None = None
-    # Without `token` the server makes one, for its own user on this machine. Else somebody makes
-    # the first one by `paceline token create --database`.
+    # Without `token`, the server creates one for its own user on this machine. If this is False, an
+    # operator creates the first one with `paceline token create --database`.
     makes_token: bool = True
-    max_body_bytes: int = MAX_BODY_BYTES  # of a request; larger ones are refused
-    tls_cert: Path | None = None  # PEM, with the chain; None: plain HTTP
-    tls_key: Path | None = None  # PEM; None: it is in `tls_cert`
+    # Requests with larger bodies are refused.
+    max_body_bytes: int = MAX_BODY_BYTES
+    # PEM file with the certificate chain; None: plain HTTP.
+    tls_cert: Path | None = None
+    # PEM file; None: the key is in `tls_cert`.
+    tls_key: Path | None = None
     proxies: Proxies = Proxies()
-    # The embedded bus listens on `host`, and nodes find it where they have found this server.
+    # The embedded bus listens on `host`, and nodes connect to it at the host of this server's URL.
     trust_network: bool = False
-    max_streams: int = MAX_STREAMS  # event streams of a client; further ones are refused
-    path_prefix: str = ""  # below which a reverse proxy serves this server, such as `/paceline`
-    webhook_origins: Origins = field(default_factory=Origins)  # where webhooks may be
-    hour_price: Price | None = None  # of a worker; None: nothing costs money
-    # What stays of runs that are over; None: no limit.
+    # Maximum number of event streams per client.
+    max_streams: int = MAX_STREAMS
+    # Path below which a reverse proxy serves this server, such as `/paceline`.
+    path_prefix: str = ""
+    # Origins to which alerts may be sent.
+    webhook_origins: Origins = field(default_factory=Origins)
+    # Price of a worker-hour; None: costs are not shown.
+    hour_price: Price | None = None
+    # Retention of runs that have ended; None: no limit.
     keep_days: float | None = None
     keep_runs: int | None = None
     keep_bytes: int | None = None
@@ -147,7 +155,7 @@ class Settings:
 
     @property
     def tokens(self) -> dict[str, str]:
-        """The configured tokens, as the environment of parts; the file was read already."""
+        """Environment variables that pass the tokens to child processes, without the token file."""
         return {
             "PACELINE_TOKEN": self.token or "",
             "PACELINE_TOKEN_FILE": "",
@@ -157,14 +165,14 @@ class Settings:
 
     @property
     def limits(self) -> dict[str, str]:
-        """What stays of runs that are over, as the worker's environment."""
+        """Environment variables that pass the retention limits to the worker."""
         names = ("keep_days", "keep_runs", "keep_bytes")
         given = {name: getattr(self, name) for name in names}
         return {f"PACELINE_{k.upper()}": str(v) for k, v in given.items() if v is not None}
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds us."""
+        """URL of this server for a browser on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         scheme = "http" if self.tls_cert is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"

@@ -1,4 +1,7 @@
-"""The embedded default as one thing: control plane, dashboard, bus, database and one agent."""
+"""A complete local setup: control plane, dashboard, bus, database and one agent.
+
+`paceline up`, `paceline demo` and tests use it.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,16 @@ from paceline.node.processes import die_with_parent
 
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
-_STOP_S = 35.0  # an agent ends its ranks within 28 s, a server its streams well before
+# An agent ends its ranks within 28 s; a server ends its streams well before.
+_STOP_S = 35.0  # seconds
 
 
 class Stack:
-    """`paceline server` and `paceline agent` as child processes of this one; a context manager.
+    """`paceline server` and `paceline agent` as child processes; a context manager.
 
-    Args:
-        data: directory for database, bus file, logs and runs; made if missing.
-        port: of REST and dashboard; 0 takes any free one.
-        host: to listen on.
-        token: wanted from clients; needed beyond loopback.
-        database: SQLAlchemy URL; None: SQLite in `data`.
+    `data` is the directory for database, bus file, logs and runs; it is created if missing. Port 0
+    is any free port. `token` is required beyond loopback. Without `database`, SQLite in `data` is
+    used.
     """
 
     def __init__(
@@ -44,20 +45,23 @@ class Stack:
         self.data = data
         self.host = host
         self.port = port
-        self.url = ""  # of dashboard and REST; the server says it when it is ready
+        # URL of dashboard and REST. The server prints it when it is ready.
+        self.url = ""
         self.server: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self._token = token
         self.database = database
-        self.agent_env: dict[str, str] = {}  # further variables of the agent and its runs
+        # Further variables for the agent and its runs.
+        self.agent_env: dict[str, str] = {}
         self._client: Client | None = None
-        self._said_before: dict[str, int] = {}  # bytes in each log when its process started
+        # Name → size of its log when its process started.
+        self._said_before: dict[str, int] = {}  # bytes
 
     def start(self) -> Stack:
-        """Starts both and waits until the server is ready and the agent registered.
+        """Start both, and wait until the server is ready and the agent is registered.
 
         Raises:
-            PacelineError: one of them ended or did not become ready; with its own last words.
+            PacelineError: one of them ended or did not become ready; with the end of its log.
         """
         try:
             self.data.mkdir(0o700, parents=True, exist_ok=True)
@@ -71,51 +75,53 @@ class Stack:
         try:
             self.start_server()
             self.start_agent()
-        except BaseException:  # a signal, too
+        except BaseException:
+            # Signals raise exceptions as well.
             self.stop()
             raise
         return self
 
     def start_server(self) -> None:
-        """Starts the control plane (again, after a fault) and waits until it is ready."""
+        """Start the control plane, also after a fault, and wait until it is ready."""
         where = ["--host", self.host, "--port", str(self.port), "--data", str(self.data)]
         self.server = self._spawn("server", *where)
-        # Its own word, not an answer on the port: that might be another server's.
+        # Wait for the server's own output: on the port, another server might answer.
         self._wait(self.server, "server", lambda: _READY.search(self._said("server")))
         url, port = _READY.findall(self._said("server"))[-1]
-        self.port = int(port)  # the same again after a fault
+        # Keep the port for a restart after a fault.
+        self.port = int(port)
         self.url = url
         if self._client is not None:
             self._client.close()
         self._client = Client(url, self._token)
 
     def start_agent(self) -> None:
-        """Starts the agent and waits until the server knows its node."""
+        """Start the agent, and wait until the server has registered its node."""
         where = ["--server", self.url, "--data", str(self.data)]
         started = time.time()
         self.agent = self._spawn("agent", *where)
         self._wait(self.agent, "agent", lambda: self._registered(started))
 
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call below ``/api/v1``; its JSON. Raises what `Client.call` does.
+        """Send a request to a path below ``/api/v1``, and return its JSON.
 
-        A change is made whatever others have done.
+        A change is made at any revision (`If-Match: *`). Errors are those of `Client.call`.
         """
         assert self._client is not None
         if_match = None if method == "GET" else "*"
         return self._client.call(method, path, body, if_match=if_match)
 
     def client(self) -> Client:
-        """A connection of its own to the server, such as for another thread."""
+        """Return a further client of the server, such as for another thread."""
         assert self._client is not None
         return self._client.twin()
 
     def login_link(self) -> str:
-        """A link that lets one browser in, within ten minutes."""
+        """Return a link that logs one browser in, within ten minutes."""
         return self.url + str(self.api("POST", "/login-links")["path"])
 
     def stop(self) -> None:
-        """Ends the agent with its runs, then the server with its bus. Idempotent."""
+        """Stop the agent with its runs, then the server with its bus. Idempotent."""
         for child in (self.agent, self.server):
             if child is not None and child.poll() is None:
                 child.send_signal(signal.SIGTERM)
@@ -130,7 +136,7 @@ class Stack:
             self._client = None
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
-        # Settings of another server, such as PACELINE_DATABASE, are not meant for this one.
+        # Variables such as PACELINE_DATABASE are meant for another server, not for this one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
         if arguments[0] == "agent":
             environment |= self.agent_env
@@ -146,8 +152,10 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                umask=private.given_umask(),  # it has its own, which its runs shall not have
-                start_new_session=True,  # Ctrl-C is ours: we stop them in order
+                # The child sets its own umask, which its runs must not inherit.
+                umask=private.given_umask(),
+                # Ctrl-C must reach only this process, which then stops the children in order.
+                start_new_session=True,
                 preexec_fn=die_with_parent,
             )
 
@@ -167,7 +175,7 @@ class Stack:
         raise PacelineError(f"paceline {name} {why}: " + words.removeprefix(f"paceline {name}: "))
 
     def _said(self, name: str) -> str:
-        """What a child has written since it was started last."""
+        """Return what a child has written since its last start."""
         with (self.data / f"{name}.log").open("rb") as log:
             log.seek(self._said_before[name])
             return log.read().decode(errors="replace")

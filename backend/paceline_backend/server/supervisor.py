@@ -1,4 +1,7 @@
-"""Supervision: the bus, the web process and the worker, kept alive as children of one process."""
+"""Supervision of the control plane: the bus, the web process and the worker.
+
+They are child processes of the process of `paceline server`, which restarts them when they end.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,29 @@ from paceline_backend.server.settings import Settings
 log = logging.getLogger(__name__)
 
 _DATABASE = "paceline.db"
-_INTERRUPTED = 130  # exit code, docs/internals.md
+# Exit code; see docs/internals.md.
+_INTERRUPTED = 130
 _TICK_S = 0.2
 _STOP_S = 10.0
-_PORT_S = 5.0  # for an orphaned bus to save its data and go
+# Time for an orphaned bus to save its data and exit.
+_PORT_S = 5.0  # seconds
 _READY_S = 180.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S = 30.0  # a process that lived so long starts again after the shortest pause
+# A process that ran for this time is restarted after the shortest pause.
+_STEADY_S = 30.0  # seconds
 
 
 def embedded_database(data: Path) -> str:
-    """URL of the database in a data directory."""
+    """Return the URL of the database in a data directory."""
     return f"sqlite:///{data / _DATABASE}"
 
 
 class DataDirectory:
-    """The directory of the embedded default, held by one server at a time; a context manager.
-
-    Args:
-        path: made if missing.
+    """Directory of the embedded database and bus, locked by one server; a context manager.
 
     Raises:
-        PacelineError: it cannot be written, another user owns something in it, or another server
-            uses it.
+        PacelineError: the directory cannot be written, another user owns something in it, or
+            another server uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,13 +82,13 @@ class DataDirectory:
         return embedded_database(self.path)
 
     def bus(self, host: str = "127.0.0.1") -> EmbeddedBus:
-        """The embedded bus, not yet started, on its old port: agents and ranks come back to it.
+        """Return the embedded bus, not yet started.
 
-        Args:
-            host: further address to listen on.
+        It keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
+        further address to listen on.
 
         Raises:
-            PacelineError: that port is taken by something else.
+            PacelineError: another program uses the port.
         """
         directory = self.path / "bus"
         directory.mkdir(0o700, exist_ok=True)
@@ -105,7 +108,7 @@ class DataDirectory:
 
 
 def _end_orphan(bus: EmbeddedBus) -> None:
-    """Ends a bus that outlived the server whose lock on its directory we hold now."""
+    """Stop a bus that outlived its server. This process holds the lock on its directory."""
     port, directory = bus.port, bus.directory
     deadline = time.monotonic() + _PORT_S
     while _listening(port):
@@ -130,10 +133,12 @@ def _listening(port: int) -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A listening socket. The web process inherits it: no call is refused while that restarts.
+    """Return a listening socket.
+
+    The web process inherits it, so that no request is refused while that process restarts.
 
     Raises:
-        PacelineError: the port is in use, or the address is not ours.
+        PacelineError: the port is in use, or the address is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -144,16 +149,15 @@ def listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); "
             "choose another with --port, or end the program that uses it"
         ) from error
-    # Connections inherit it. asyncio sets it only where a socket names its protocol, which sockets
-    # of `create_server` do not: each answer's body would wait 40 ms for its header to be confirmed.
+    # Connections inherit this option. asyncio sets it only on sockets that name their protocol,
+    # which those of `create_server` do not. Without it, the body of each response would be sent
+    # 40 ms late, after the acknowledgement of its header.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 @dataclass
 class _Child:
-    """One process that shall run, and when it may start again."""
-
     name: str
     command: list[str]
     env: dict[str, str]
@@ -164,7 +168,6 @@ class _Child:
     not_before: float = field(default=0.0)
 
     def tend(self) -> None:
-        """Starts it if it does not run and its pause is over."""
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             self.process = None
@@ -180,17 +183,16 @@ class _Child:
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=self.fds,
-                start_new_session=True,  # Ctrl-C reaches the supervisor, which stops all in order
+                # Ctrl-C must reach only the supervisor, which then stops the children in order.
+                start_new_session=True,
                 preexec_fn=die_with_parent,
             )
 
     def terminate(self) -> None:
-        """SIGTERM."""
         if self.process is not None:
             self.process.terminate()
 
     def wait(self) -> None:
-        """Waits until it has ended; SIGKILL if that takes too long."""
         if self.process is None:
             return
         try:
@@ -203,13 +205,10 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the parts of a control plane alive until it is told to stop.
+    """Supervisor that keeps the parts of a control plane running until a signal arrives.
 
-    Args:
-        settings: for the children.
-        listener: the web process's socket.
-        bus: the embedded one, not yet started; None: somebody else runs it.
-        name: of the worker.
+    `listener` is the socket of the web process. `bus` is the embedded bus, not yet started; None:
+    the bus is external. `name` is that of the worker.
     """
 
     def __init__(
@@ -220,7 +219,8 @@ class Supervisor:
         self._bus_retry_at = 0.0
         self._stop = threading.Event()
         self._code = 0
-        # Not as arguments: every user of the machine can read those.
+        # Settings are passed in the environment, because every user of the machine can read
+        # the arguments of a process.
         env = {
             **os.environ,
             "PACELINE_DATABASE": settings.database,
@@ -246,7 +246,10 @@ class Supervisor:
         ]
 
     def run(self) -> int:
-        """Works until SIGINT or SIGTERM; on the main thread, as children die with their thread.
+        """Run until SIGINT or SIGTERM.
+
+        This must run on the main thread, because child processes are killed when the thread that
+        started them ends.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.
@@ -293,7 +296,7 @@ class Supervisor:
         headers = {"Host": "localhost"}
         deadline = time.monotonic() + _READY_S
         last = "no answer"
-        # Whether the certificate fits its name is for clients to judge.
+        # Do not verify the certificate here: its name need not be that of the local address.
         own = httpx.Client(
             base_url=self.settings.url, headers=headers, trust_env=False, verify=False
         )

@@ -1,4 +1,7 @@
-"""The token of a server to which nobody gave one: files that only its user can read."""
+"""Files with the token that a server creates if the configuration has none.
+
+A file that cannot be written raises `PacelineError`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def write(path: Path, token: str) -> None:
-    """Writes a token where only this user can read it.
-
-    Raises:
-        PacelineError: the file cannot be written.
-    """
+    """Write a token to a file that only this user can read."""
     part = path.with_suffix(".new")
     try:
         part.unlink(missing_ok=True)
@@ -32,15 +31,10 @@ def write(path: Path, token: str) -> None:
 
 @contextmanager
 def kept(server: str, token: str, data: Path | None) -> Iterator[None]:
-    """Lets clients of this user find the token while the server works.
+    """Let clients of this user find the token while the server runs.
 
-    Args:
-        server: URL at which it listens.
-        token: an admin's.
-        data: directory that gets the file `token`, which stays; None: there is none.
-
-    Raises:
-        PacelineError: no file can be written: nobody would ever get in.
+    `data` is a directory that gets the file `token`, which stays there. If neither this file nor
+    that of the user can be written, no client could ever log in, so the function raises an error.
     """
     if data is not None:
         write(data / "token", token)

@@ -1,7 +1,7 @@
-"""OpenTelemetry by option: spans and metrics of requests, of ingest's batches and of plans.
+"""Optional OpenTelemetry: spans and metrics of requests, of ingest batches and of plans.
 
-The usual ``OTEL_…`` variables say where they go; without any of them, or without the extra `otel`,
-nothing is measured. FastAPI itself makes the spans of requests.
+The standard ``OTEL_…`` variables configure the exporters. Without any of them, or without the extra
+`otel`, nothing is measured. FastAPI itself creates the spans of requests.
 
     tracing.configure("worker")
     with tracing.now().batch(entries=12) as batch:
@@ -26,16 +26,12 @@ from paceline.core.version import __version__
 log = logging.getLogger(__name__)
 
 _HTTP = "http/protobuf"
-_EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}  # names of entry points
+# Protocol → name of the exporter's entry point.
+_EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class Observed:
-    """What is measured, and where that goes.
-
-    Args:
-        tracers: makes tracers.
-        meters: makes meters.
-    """
+    """Instruments of this process."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
         self.tracers = tracers
@@ -48,11 +44,7 @@ class Observed:
 
     @contextmanager
     def batch(self, entries: int) -> Iterator[Span]:
-        """Measures one batch of ingest.
-
-        Args:
-            entries: of the bus, in the batch.
-        """
+        """Measure one ingest batch with this number of entries from the bus."""
         began = time.perf_counter()
         with self._tracer.start_as_current_span("ingest", attributes={"entries": entries}) as span:
             yield span
@@ -61,12 +53,7 @@ class Observed:
 
     @contextmanager
     def plan(self, run: str, policy: str) -> Iterator[Span]:
-        """Measures one plan.
-
-        Args:
-            run: public id.
-            policy: that plans.
-        """
+        """Measure one plan."""
         began = time.perf_counter()
         attributes = {"run": run, "policy": policy}
         with self._tracer.start_as_current_span("plan", attributes=attributes) as span:
@@ -78,13 +65,13 @@ _now = Observed(NoOpTracerProvider(), NoOpMeterProvider())
 
 
 def now() -> Observed:
-    """What this process measures."""
+    """Return the instruments of this process."""
     return _now
 
 
 @contextmanager
 def using(observed: Observed) -> Iterator[None]:
-    """Measures with this meanwhile."""
+    """Replace the instruments of this process until the block ends."""
     global _now
     before, _now = _now, observed
     try:
@@ -94,13 +81,10 @@ def using(observed: Observed) -> Iterator[None]:
 
 
 def configure(part: str) -> None:
-    """Measures from now on, if the environment says where to.
+    """Start measuring if the environment configures an exporter.
 
-    What cannot be observed is logged: the server works without.
-
-    Args:
-        part: of the control plane: its service is called ``paceline-PART`` unless the environment
-            says otherwise.
+    The service is called ``paceline-PART`` unless the environment gives another name. Errors are
+    only logged: the server works without OpenTelemetry.
     """
     global _now
     names = {signal: _exporter(signal) for signal in ("TRACES", "METRICS")}
@@ -110,12 +94,13 @@ def configure(part: str) -> None:
         _now = Observed(*_providers(names, part))
     except ImportError as error:
         log.warning("OTEL_… is ignored: install paceline[otel] (%s)", error)
-    except Exception as error:  # an exporter's own, of a wrong variable
+    except Exception as error:
+        # An exporter raises errors of its own for a wrong variable.
         log.warning("OTEL_… is ignored: %s: %s", type(error).__name__, error)
 
 
 def end() -> None:
-    """Sends what was measured and not sent yet. For forks, which run no exit handlers."""
+    """Export what is still pending. Forked processes need this: they run no exit handlers."""
     for provider in (_now.tracers, _now.meters):
         shutdown = getattr(provider, "shutdown", None)
         if shutdown is not None:
@@ -123,7 +108,7 @@ def end() -> None:
 
 
 def _exporter(signal: str) -> str | None:
-    """The entry point of a signal's exporter; None: it goes nowhere."""
+    """Return the entry point of a signal's exporter; None: the signal is not exported."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     asked = "otlp" if any(map(os.environ.get, endpoints)) else "none"
     name = os.environ.get(f"OTEL_{signal}_EXPORTER") or asked

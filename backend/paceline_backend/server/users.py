@@ -1,9 +1,11 @@
-"""Users of the bus: each node and each run reaches its own streams only.
+"""Users of the bus, which restrict each node and each run to its own streams.
 
-They are the bus's access control list (ACL). A bus forgets them when it restarts, so the worker
-makes missing users again. Where the bus does not let the control plane make users, nodes and runs
-get no credentials, unless the server was started with ``--share-bus-password``: then they get the
-URL of the control plane itself.
+They are the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
+worker creates missing users again. If the bus does not let the control plane create users, nodes
+and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
+get the URL of the control plane itself.
+
+Functions that take a client raise `redis.RedisError` while the bus is away.
 """
 
 from __future__ import annotations
@@ -25,40 +27,46 @@ from paceline_backend.server.keys import Keys
 log = logging.getLogger(__name__)
 
 _NODE, _RUN = "paceline-node-", "paceline-run-"
-# All that agents, ranks and simulations send; XLEN says only how long a stream is.
+# All commands that agents, ranks and simulations send. XLEN reveals only the length of a stream.
 _COMMANDS = ("xadd", "xread", "xrevrange", "xlen", "ping", "hello", "auth")
 _CONNECTING = ("client|setname",)
-_SET_INFO = "client|setinfo"  # sent by clients that connect; Redis 7.0 does not have it
+# Clients send this command when they connect. Redis 7.0 does not have it.
+_SET_INFO = "client|setinfo"
 
-RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"  # that `make` needs
-SHARE = "PACELINE_SHARE_BUS_PASSWORD"  # "1": nodes and runs may get the control plane's own URL
+# Rights that `make` and `forget` need, for messages.
+RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"
+# Environment variable; "1": nodes and runs may get the control plane's own URL.
+SHARE = "PACELINE_SHARE_BUS_PASSWORD"
 
 
 @dataclass(frozen=True)
 class User:
-    """A user of the bus, with streams that it writes and a stream that it reads."""
+    """A user of the bus.
+
+    `writes` are patterns of the streams that it may write; `reads` is the stream that it may read.
+    """
 
     name: str
     password: str = field(repr=False)
-    writes: tuple[str, ...]  # patterns
+    writes: tuple[str, ...]
     reads: str
 
     @property
     def digest(self) -> str:
-        """Of the password, as the bus keeps it."""
+        """SHA-256 of the password, as the bus stores it."""
         return hashlib.sha256(self.password.encode()).hexdigest()
 
     def url(self, bus_url: str) -> str:
-        """The URL of this bus for this user."""
+        """Return the URL of this bus for this user."""
         return as_user(bus_url, self.name, self.password)
 
     def rules(self, database: int = 0, *, off: bool = False, info: bool = True) -> list[str]:
-        """The arguments of ``ACL SETUSER``, which has nothing of an earlier definition left.
+        """Return the arguments of ``ACL SETUSER``, which replace any earlier definition.
 
         Args:
-            database: of the bus. Clients select it if it is not 0. Otherwise they select none:
-                nobody looks for floods in the others.
-            off: it may not log in.
+            database: number of the bus's database. The user may call SELECT only if it is not 0.
+                Otherwise it cannot reach other databases, where no guard checks for floods.
+            off: the user may not log in.
             info: the bus has the command CLIENT SETINFO.
         """
         selecting = ("select",) if database else ()
@@ -76,7 +84,7 @@ def name_of_node(node: str) -> str:
 
 
 def of_node(keys: Keys, node: str) -> User:
-    """The user of a node's agent."""
+    """Return the user of a node's agent."""
     password = keys.node_password(node)
     writes = (node_telemetry(node), answers(node, "*"))
     return User(name_of_node(node), password, writes, commands(node))
@@ -88,26 +96,21 @@ def name_of_run(run: str) -> str:
 
 
 def of_run(keys: Keys, run: str) -> User:
-    """The user of a run's ranks."""
+    """Return the user of a run's ranks."""
     password = keys.run_password(run)
     return User(name_of_run(run), password, (run_telemetry(run),), control(run))
 
 
 def shared() -> bool:
-    """Return whether nodes and runs may get the URL of the control plane where it has no users."""
+    """Return whether nodes and runs may get the control plane's URL on a bus without users."""
     return os.environ.get(SHARE) == "1"
 
 
 def make(client: redis.Redis, users: Iterable[User]) -> str | None:
-    """Makes users, or makes them what they should be. Who was switched off stays so.
+    """Create or update users. A user that was switched off stays off.
 
-    A user whose password changes loses its connections: whoever has the old one is out.
-
-    Returns:
-        None; or why this bus has no such users.
-
-    Raises:
-        redis.RedisError: the bus is away.
+    A user whose password changes loses its connections, so that the old password gives no access.
+    Return None, or the reason why this bus does not have the users.
     """
     wanted = {user.name: user for user in users}
     pending, off = list(wanted.values()), _off(client)
@@ -116,13 +119,13 @@ def make(client: redis.Redis, users: Iterable[User]) -> str | None:
         if reason is not None:
             return reason
         now_off = _off(client)
-        changed = off ^ now_off  # meanwhile, and we may have undone it
+        # A guard has switched these users on or off meanwhile, and `_make` may have undone that.
+        changed = off ^ now_off
         pending, off = [wanted[name] for name in sorted(changed & wanted.keys())], now_off
     return None
 
 
 def _with_other_passwords(client: redis.Redis, users: Sequence[User]) -> set[str]:
-    """Return those of some users that the bus knows by another password."""
     pipeline = client.pipeline(transaction=False)
     for user in users:
         pipeline.acl_getuser(user.name)
@@ -138,7 +141,7 @@ def _off(client: redis.Redis) -> set[str]:
 def _make(
     client: redis.Redis, users: Sequence[User], off: set[str], *, info: bool = True
 ) -> str | None:
-    # In one transaction: a bus that refuses one command, or goes away, has done none of them.
+    # Use one transaction: if the bus refuses a command or goes away, it has executed none of them.
     pipeline: Any = client.pipeline(transaction=True)
     database = int(client.get_connection_kwargs().get("db") or 0)
     try:
@@ -152,42 +155,36 @@ def _make(
     except redis.ResponseError as error:
         answers = [error]
     for answer in answers:
-        # Subclasses, such as a full memory's, pass: nobody may get more rights by an outage.
+        # Only these two types mean that the bus refuses users. Subclasses, such as that for a full
+        # memory, are raised: an outage must not lead to shared credentials with more rights.
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            return str(answer).rpartition("caused error: ")[2]  # without the command, its digests
+            # Cut the command off, because it contains digests of passwords.
+            return str(answer).rpartition("caused error: ")[2]
         if isinstance(answer, Exception):
             raise answer
     return None
 
 
 def names(client: redis.Redis) -> set[str]:
-    """The users of nodes and runs that the bus knows.
-
-    Raises:
-        redis.RedisError: the bus is away, or does not tell.
-    """
+    """Return the users of nodes and runs that the bus has."""
     known: Any = client.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
     texts = {name.decode(errors="replace") for name in known}
     return {name for name in texts if name.startswith((_NODE, _RUN))}
 
 
 def runs(names: Iterable[str]) -> set[str]:
-    """The runs whose users have these names; names of other users are left out."""
+    """Return the runs whose users have these names. Names of other users are ignored."""
     return {name.removeprefix(_RUN) for name in names if name.startswith(_RUN)}
 
 
 def nodes(names: Iterable[str]) -> set[str]:
-    """Return the nodes whose users have these names; names of other users are left out."""
+    """Return the nodes whose users have these names. Names of other users are ignored."""
     return {name.removeprefix(_NODE) for name in names if name.startswith(_NODE)}
 
 
 def forget(client: redis.Redis, names: Iterable[str]) -> None:
-    """Remove users; their connections end.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Delete users and close their connections."""
     if listed := sorted(names):
         client.execute_command("ACL", "DELUSER", *listed)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Contract suites for whoever writes a policy, or a backend (`testing.engines`, for pytest).
+"""Contract suites for authors of policies and of backends (`testing.engines`, for pytest).
 
 from paceline_backend.testing import check_policy
 

@@ -21,34 +21,32 @@ _WAIT_S = 300.0
 
 
 class Server(Protocol):
-    """A control plane that a test can kill and ask."""
+    """A control plane that a test can kill and send requests to."""
 
     folder: Path
     server: subprocess.Popen[str] | None
     url: str
 
     def start_server(self) -> None:
-        """Starts the control plane, again where it was."""
+        """Start the control plane; after a kill, on the same port and data."""
 
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call below ``/api/v1``."""
+        """Send a request to a path below ``/api/v1``, and return its JSON."""
 
     def run(self, run: str) -> dict[str, Any]:
-        """A run as REST shows it."""
+        """Return a run as REST shows it."""
 
     def reaches(self, run: str, step: int, world: int, timeout_s: float = _WAIT_S) -> None:
-        """Waits until a run of so many ranks has come to a step."""
+        """Wait until a run with `world` ranks has completed a step."""
 
     def ends(self, run: str, timeout_s: float = _WAIT_S) -> dict[str, Any]:
-        """Waits for a run's end; the run."""
+        """Wait until a run has ended, and return it."""
 
 
 class ControlPlane:
     """`paceline server` with a database and a bus of its own; a context manager.
 
-    Args:
-        folder: for everything that it writes.
-        host: address that it listens on, and by which nodes reach it.
+    All its files are in `folder`. It listens on `host`, at which nodes must reach it.
     """
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
@@ -75,7 +73,7 @@ class ControlPlane:
             self.server.stdout.close()
 
     def start_server(self) -> None:
-        """Starts the control plane, again where it was."""
+        """Start the control plane; after a kill, on the same port and data."""
         words = [sys.executable, "-m", "paceline", "server", "--trust-network"]
         words += ["--host", self._host, "--port", str(self._port)]
         words += ["--data", str(self.folder / "server")]
@@ -92,18 +90,18 @@ class ControlPlane:
         self.url = f"http://{self._host}:{self._port}"
 
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call below ``/api/v1``."""
+        """Send a request to a path below ``/api/v1``, and return its JSON."""
         with Client(self.url, self.token) as client:
             if_match = None if method == "GET" else "*"
             return client.call(method, path, body, if_match=if_match)
 
     def run(self, run: str) -> dict[str, Any]:
-        """A run as REST shows it."""
+        """Return a run as REST shows it."""
         shown: dict[str, Any] = self.api("GET", f"/runs/{run}")
         return shown
 
     def reaches(self, run: str, step: int, world: int, timeout_s: float = _WAIT_S) -> None:
-        """Waits until a run of so many ranks has come to a step."""
+        """Wait until a run with `world` ranks has completed a step."""
 
         def there() -> bool:
             shown = self.run(run)
@@ -113,7 +111,7 @@ class ControlPlane:
         until(there, f"step {step} of {run} with {world} ranks", timeout_s, 0.1)
 
     def ends(self, run: str, timeout_s: float = _WAIT_S) -> dict[str, Any]:
-        """Waits for a run's end; the run."""
+        """Wait until a run has ended, and return it."""
         until(lambda: self.run(run)["state"] in _FINAL, f"the end of {run}", timeout_s, 0.1)
         return self.run(run)
 
@@ -121,13 +119,10 @@ class ControlPlane:
 def until(
     condition: Callable[[], T], what: str, timeout_s: float = _WAIT_S, pause_s: float = 0.1
 ) -> T:
-    """The condition's first true value.
+    """Call the condition until its value is true, and return that value.
 
-    Args:
-        condition: asked again and again.
-        what: what is waited for, for the message of a failure.
-        timeout_s: when the test fails; generous, as a passing test never waits so long.
-        pause_s: between two questions.
+    `what` describes it in the error message. `timeout_s` is generous, because a passing test never
+    waits that long.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

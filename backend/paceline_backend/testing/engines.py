@@ -1,13 +1,13 @@
-"""What each engine has to do: cases for pytest that a small harness runs over a real one.
+"""Contract of engines: pytest cases that run against a real engine through a small harness.
 
-A test module of an engine has a fixture `harness`, and takes the cases in:
+The test module of an engine defines a fixture `harness` and imports the cases:
 
     from paceline_backend.testing.engines import ControlPlane, EngineContract
 
     class TestMyEngine(EngineContract):
         pass
 
-`docs/backends/writing-a-backend.md` says more. Cases that take minutes have the mark `long`.
+See `docs/backends/writing-a-backend.md`. Cases that take minutes have the mark `long`.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ WAIT_S = 300.0
 
 
 class Harness(Protocol):
-    """A control plane beside a real engine, which has two nodes for the runs of one test.
+    """A control plane next to a real engine, which has two nodes for the runs of one test.
 
-    A `ControlPlane` serves as `cluster`.
+    A `ControlPlane` can serve as `cluster`.
     """
 
     cluster: Server
     backend: str
 
     def options(self) -> dict[str, Any]:
-        """`backend_options` of a run that writes only below `cluster.folder`."""
+        """Return `backend_options` for a run that writes only below `cluster.folder`."""
 
     def jobs(self) -> Sequence[str]:
-        """What the engine calls the jobs that wait or run, but for `occupy`'s."""
+        """Return the engine's names of all jobs that wait or run, except those of `occupy`."""
 
     def occupy(self) -> None:
-        """Takes all nodes away from runs; `jobs` of runs wait then."""
+        """Occupy all nodes, so that jobs of runs have to wait."""
 
     def free(self) -> None:
-        """Gives them back."""
+        """Release the nodes that `occupy` has taken."""
 
     def cancel(self, job: str) -> None:
-        """Somebody ends a job by the engine's own means."""
+        """Cancel a job with the engine's own tools, as a user would."""
 
     def duplicate(self, job: str) -> None:
-        """Submits a job with the label of another, as a worker does that was cut off."""
+        """Submit a job with the label of another, as a disconnected worker does."""
 
     def kill_nodes(self, job: str) -> None:
-        """Ends all processes of a job by SIGKILL, as if its nodes had lost power."""
+        """Kill all processes of a job by SIGKILL, as if its nodes had lost power."""
 
     def vanish(self) -> None:
-        """The engine answers nobody from now on; its jobs go on."""
+        """Make the engine unreachable. Its jobs continue."""
 
     def come_back(self) -> None:
-        """It answers again."""
+        """Make the engine reachable again."""
 
     def secrets_seen(self, job: str) -> str:
-        """All that other users see of a job: what the engine shows, and command lines."""
+        """Return all that other users see of a job: the engine's output and command lines."""
 
 
 def start(harness: Harness, least: int, most: int, epochs: int = 1000) -> str:
-    """Asks for a run; its id."""
+    """Create a run, and return its ID."""
     folder = Path(tempfile.mkdtemp(prefix="shared-", dir=harness.cluster.folder))
     body = {
         "script": str(SCRIPT),
@@ -85,7 +85,7 @@ def start(harness: Harness, least: int, most: int, epochs: int = 1000) -> str:
 
 
 def queued(harness: Harness, run: str) -> str:
-    """Waits until the engine has a run's first job; its name there."""
+    """Wait until the engine has a run's first job, and return its name there."""
 
     def job() -> str | None:
         shown = harness.cluster.run(run)
@@ -97,12 +97,15 @@ def queued(harness: Harness, run: str) -> str:
 
 
 def gone(harness: Harness) -> None:
-    """Waits until no job is left."""
+    """Wait until no job is left."""
     until(lambda: not harness.jobs(), "the end of all jobs", WAIT_S, 0.2)
 
 
 def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
-    """Lets a run end with its epoch: it finishes, and each epoch used each sample once."""
+    """End a run with its current epoch, and check its coverage.
+
+    The run must finish, and each epoch must have used each sample once.
+    """
     Path(harness.cluster.run(run)["args"][0], "enough").touch()
     ended = harness.cluster.ends(run, WAIT_S)
     assert ended["state"] == "finished", ended["message"]
@@ -114,7 +117,7 @@ def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
 
 
 def kill_server(cluster: Server) -> None:
-    """Ends the control plane by SIGKILL, which ends its parts, too."""
+    """Kill the control plane by SIGKILL, which ends its child processes, too."""
     assert cluster.server is not None
     assert cluster.server.stdout is not None
     cluster.server.kill()
@@ -123,7 +126,7 @@ def kill_server(cluster: Server) -> None:
 
 
 def forget_job(cluster: Server, run: str) -> None:
-    """A worker was killed after it submitted a job and before it noted that."""
+    """Delete the record of a job, as if its worker was killed right after submitting it."""
     database = cluster.folder / "server" / "paceline.db"
     with sqlite3.connect(database) as connection:
         asked = json.dumps({"launch": 0, "jobs": {"0": None}})
@@ -133,7 +136,7 @@ def forget_job(cluster: Server, run: str) -> None:
 
 
 class EngineContract:
-    """The cases. Each notes engine and version in pytest's report (``--junitxml``)."""
+    """Cases of the contract. Each reports engine and version to pytest (``--junitxml``)."""
 
     @pytest.fixture(autouse=True)
     def _note_engine(self, harness: Harness, request: pytest.FixtureRequest) -> None:
@@ -164,7 +167,8 @@ class EngineContract:
         until(lambda: away in str(harness.cluster.run(run)["message"]), "the outage", WAIT_S, 0.1)
 
         def is_shown_away() -> bool:
-            [backend] = _backends(harness)  # a few seconds old at most
+            # The control plane caches this answer for a few seconds.
+            [backend] = _backends(harness)
             return not backend["reachable"] and bool(backend["problem"])
 
         until(is_shown_away, "that it is not reachable", WAIT_S, 0.1)
@@ -204,7 +208,7 @@ class EngineContract:
 
     @pytest.mark.long
     def test_nobody_submits_a_run_twice(self, harness: Harness) -> None:
-        """Neither a worker that was killed before it noted a job, nor the one after it."""
+        """Check that a job is submitted once, even if the worker is killed before it records it."""
         harness.occupy()
         run = start(harness, 1, 1)
         job = queued(harness, run)
@@ -245,7 +249,6 @@ class EngineContract:
 
     @pytest.mark.long
     def test_a_run_grows_and_shrinks(self, harness: Harness) -> None:
-        """From one node to two and back, as somebody asks; each sample is used once."""
         run = start(harness, 1, 2)
         harness.cluster.reaches(run, 4, 2)
         self._let_go(harness, run)
@@ -258,7 +261,6 @@ class EngineContract:
 
     @staticmethod
     def _let_go(harness: Harness, run: str) -> None:
-        """A node leaves that does not serve the rendezvous, and its job ends."""
         rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
         leaves = next(row for row in rows if row["state"] == "running" and not row["host"])
         harness.cluster.api("DELETE", f"/runs/{run}/nodes/{leaves['node']}")

@@ -1,11 +1,11 @@
-"""What every policy must keep, as a test for whoever writes one.
+"""Contract of policies, as a test for their authors.
 
     from paceline_backend.testing import check_policy
 
     def test_contract() -> None:
         check_policy(preset)
 
-Needs nothing but Paceline. docs/writing-a-policy.md tells the rules in words.
+It needs no package besides Paceline. docs/writing-a-policy.md explains the contract.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _EPOCHS = 3
 
 @dataclass(frozen=True)
 class _Case:
-    """One small training with one set of legal parameters."""
-
     hello: Hello
     devices: Emulation
     parameters: Mapping[str, Any]
-    foreign: int  # before this step another policy plans
+    # First step that the policy plans. Another policy plans the steps before.
+    foreign: int
 
     def __str__(self) -> str:
         hello = self.hello
@@ -54,19 +53,19 @@ class _Case:
 
 
 def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None:
-    """Trains small virtual clusters under a policy and checks each plan against the contract.
+    """Train small virtual clusters under a policy, and check each plan against the contract.
 
-    The clusters are drawn at random: few samples and odd batches, sizes of zero, one rank, more
-    ranks than samples, uneven and noisy devices, memory limits and profiles, every parameter's
-    legal values, a policy before.
+    The clusters are drawn at random. They cover few samples and odd batches, sizes of zero, a
+    single rank, more ranks than samples, uneven and noisy devices, memory limits and profiles, all
+    legal values of parameters, and a switch from another policy.
 
     Args:
         preset: the policy.
-        cases: how many clusters.
-        seed: of the draw.
+        cases: number of clusters.
+        seed: seed of the random draw.
 
     Raises:
-        AssertionError: it breaks the contract; the message says how, and in which case.
+        AssertionError: the policy breaks the contract. The message names the rule and the case.
     """
     _check_preset(preset)
     rng = np.random.default_rng(seed)
@@ -126,7 +125,7 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
 
 
 def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
-    """The same training in steps of a token budget, perhaps with limits that just hold them."""
+    """Return the same training with a token budget, perhaps with limits that only just suffice."""
     longest = max(1.0, float(hello.sizes_array().max()))
     limits = longest * rng.choice([0.0, 1.0, 1.5, 4.0], hello.world)
     limits[rng.integers(hello.world)] += longest
@@ -142,7 +141,7 @@ def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
 
 
 def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:
-    """Limits that together hold a global batch, some of them just so."""
+    """Draw limits that together hold a global batch, some of them only just."""
     limits = rng.integers(0, global_batch + 1, world)
     limits[rng.integers(world)] += max(0, global_batch - limits.sum())
     return [int(limit) for limit in limits]
@@ -154,7 +153,6 @@ def _profiles(devices: Emulation) -> list[list[tuple[int, float]]]:
 
 
 def _choose(schema: Mapping[str, Any], rng: np.random.Generator) -> Any:
-    """Some legal value of a parameter."""
     if "enum" in schema:
         return schema["enum"][int(rng.integers(len(schema["enum"])))]
     if schema["type"] == "boolean":
@@ -189,7 +187,7 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
 
 
 def _check_plan(simulation: Simulation) -> None:
-    """That the next plan is legal, repeatable, and leaves its arguments as they were."""
+    """Check that the next plan is legal and repeatable, and leaves its arguments unchanged."""
     shuffle = simulation.history.must_shuffle(simulation.version)
     problem = simulation.history.problem(3, simulation.version, shuffle=shuffle)
     feedback = single_batches(simulation.window.feedback(), simulation.history.newest)
@@ -201,7 +199,8 @@ def _check_plan(simulation: Simulation) -> None:
     for name, value in _values(made).items():
         equal = np.array_equal(value, _values(again)[name])
         assert equal, f"{name} differs when planned again from the same arguments"
-    if problem.token_budget is not None:  # which samples a step has decides how many they are
+    # With a token budget, the number of samples in a step depends on which samples they are.
+    if problem.token_budget is not None:
         _check_plain(made, problem)
     _check_legal(made, problem)
     if simulation.policy.plain_batches:
@@ -209,7 +208,7 @@ def _check_plan(simulation: Simulation) -> None:
 
 
 def _check_plain(made: Plan, problem: Problem) -> None:
-    """That global batches are those of plain DDP, as the policy says of itself."""
+    """Check that global batches are those of plain DDP, as the policy claims."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
     expected = np.split(order[: len(made.batches.samples)], ends)
@@ -276,7 +275,6 @@ def _check_budget(made: Plan, problem: Problem) -> None:
 
 
 def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:
-    """Copies of all arrays that a policy is given."""
     return {
         f"{type(owner).__name__}.{field.name}": np.copy(value)
         for owner in (problem, feedback)

@@ -1,8 +1,10 @@
-"""The training of the engines' contract: it goes on from checkpoints.
+"""Training script for the contract of engines. It resumes from checkpoints.
 
-python training.py DIRECTORY EPOCHS EVERY SECONDS: checkpoints in DIRECTORY/checkpoints, each EVERY
-steps; a step takes SECONDS more than its work. It ends with the epoch in which DIRECTORY/enough
-appears, where that comes first.
+    python training.py DIRECTORY EPOCHS EVERY SECONDS
+
+It writes a checkpoint to DIRECTORY/checkpoints every EVERY steps. A step takes SECONDS longer than
+its computation. The training ends after EPOCHS epochs, or with the epoch in which the file
+DIRECTORY/enough appears.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ SAMPLES, BATCH = 96, 12
 
 
 class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Numbers, and what a small network is to learn of them."""
+    """Random vectors, and a function of them that a small network can learn."""
 
     def __init__(self) -> None:
         self.x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(1))
@@ -36,7 +38,7 @@ class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 def main() -> None:
-    """Trains."""
+    """Train until the end of the last epoch."""
     directory, epochs, every, seconds = Path(sys.argv[1]), *map(float, sys.argv[2:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,1 +1,1 @@
-"""What only administrators change: the control plane itself, not a run."""
+"""REST: routes about the control plane itself, which only administrators may change."""

@@ -1,4 +1,4 @@
-"""REST: messages that ingest could not store."""
+"""REST: rejected messages, which ingest could not store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from paceline_backend.requests import rejected
 
 router = APIRouter(prefix="/rejected")
 
-_NUMBER = r"^[0-9]{1,15}-[0-9]{1,15}$"  # the bus refuses numbers of more than 64 bits
+# An entry's ID on the bus. The bus refuses numbers of more than 64 bits.
+_NUMBER = r"^[0-9]{1,15}-[0-9]{1,15}$"
 _REFUSALS = documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class RejectedMessage(BaseModel):
-    """A message that could not be stored."""
+    """A message that ingest could not store."""
 
     entry: str = Field(examples=["1767225600000-0"])
     run: str | None = Field(description="named by the message", examples=["3f9a1c07be52"])
@@ -37,7 +38,7 @@ class RejectedMessage(BaseModel):
 
 
 class RejectedMessages(BaseModel):
-    """Messages that could not be stored, newest first."""
+    """Messages that ingest could not store, newest first."""
 
     items: list[RejectedMessage]
     kept: int = Field(description="number of messages that can be listed", examples=[2])
@@ -48,7 +49,7 @@ class RejectedMessages(BaseModel):
     "", response_model=RejectedMessages, responses=_REFUSALS, dependencies=[Depends(OPERATOR)]
 )
 def list_rejected(request: Request, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Any:
-    """Messages that could not be stored, newest first."""
+    """List the messages that ingest could not store, newest first."""
     with connect(settings_of(request).bus) as bus:
         kept, ever = rejected.counts(bus)
         return {"items": rejected.newest(bus, limit), "kept": kept, "ever": ever}
@@ -64,7 +65,7 @@ def drop_rejected(
     request: Request,
     entry: Annotated[str, Path(pattern=_NUMBER, description="of `GET /rejected`")],
 ) -> Any:
-    """Drop a rejected message."""
+    """Delete a rejected message."""
     with connect(settings_of(request).bus) as bus:
         try:
             return rejected.drop(store_of(request), bus, entry, requester_of(request))

@@ -1,1 +1,1 @@
-"""REST: alerts, their rules, and webhooks that are told of them."""
+"""REST: alerts, alert rules, and webhooks that receive alerts."""

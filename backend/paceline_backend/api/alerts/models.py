@@ -1,4 +1,4 @@
-"""Bodies about alerts; field names as in docs/rest.md."""
+"""Request and response bodies about alerts. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Seconds = Annotated[float, Field(ge=0, le=7 * 86_400)]
 
 
 class Alert(BaseModel):
-    """Something that is wrong, or was."""
+    """An alert, active or resolved."""
 
     id: int = Field(examples=[17])
     state: Literal["raised", "resolved"] = Field(examples=["raised"])
@@ -40,7 +40,7 @@ class Alert(BaseModel):
 
 
 class AlertCounts(BaseModel):
-    """How many alerts go on, whatever was asked for."""
+    """Number of active alerts, independent of the filter of the request."""
 
     raised: int = Field(examples=[3])
     unacknowledged: int = Field(description="of these", examples=[2])
@@ -56,11 +56,11 @@ class AlertPage(BaseModel):
 
 
 class Acknowledgement(models.ChangeRequest):
-    """Who looks after an alert, and why nobody else needs to."""
+    """Acknowledgement of an alert: who takes care of it, and why no one else needs to."""
 
 
 class AlertRule(BaseModel):
-    """When an alert is raised, and when it is resolved."""
+    """Condition on which an alert is raised and resolved."""
 
     name: str = Field(examples=["run-held-up"])
     words: str = Field(description="what holds then, as a clause")
@@ -80,7 +80,7 @@ class AlertRule(BaseModel):
 
 
 class RuleChange(models.ChangeRequest):
-    """What changes of a rule; what is left out stays."""
+    """Change of an alert rule. Fields that are left out keep their values."""
 
     enabled: bool | None = None
     threshold: Annotated[float | None, Field(ge=0, le=1e9)] = None
@@ -90,7 +90,7 @@ class RuleChange(models.ChangeRequest):
 
 
 class NewWebhook(models.In):
-    """Who is to be told."""
+    """Request to create a webhook."""
 
     name: models.Name = Field(examples=["on-call"])
     url: Annotated[str, Field(min_length=8, max_length=2_000)] = Field(
@@ -103,7 +103,7 @@ class NewWebhook(models.In):
 
 
 class Webhook(BaseModel):
-    """Who is told of alerts."""
+    """A webhook: a URL that receives alerts, and the state of its newest delivery."""
 
     id: str = Field(examples=["9f31c0de5a7b"])
     name: str = Field(examples=["on-call"])
@@ -122,7 +122,7 @@ class Webhook(BaseModel):
 
 
 class CreatedWebhook(Webhook):
-    """A webhook that was made now."""
+    """A webhook that the request has just created, with its secret."""
 
     secret: str = Field(
         description="for checking signatures; shown only here", examples=["whsec_…"]
@@ -130,7 +130,7 @@ class CreatedWebhook(Webhook):
 
 
 class WebhookTest(BaseModel):
-    """What became of a test."""
+    """Result of a test delivery."""
 
     sent: bool = Field(description="whether it was taken", examples=[True])
     status: int | None = Field(description="HTTP status; null: no answer", examples=[200])

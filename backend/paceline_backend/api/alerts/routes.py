@@ -1,4 +1,4 @@
-"""REST: alerts and their rules."""
+"""REST: alerts and alert rules."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def list_alerts(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Any:
-    """Alerts, newest first; also of runs that are gone."""
+    """List alerts, newest first, including alerts about deleted runs."""
     wanted: AlertState | None = state
     which = rows.AlertFilter(wanted, rule, run, severity, acknowledged, since)
     try:
@@ -82,7 +82,7 @@ def acknowledge_alert(
     alert: Annotated[int, Path(ge=1, le=2**63 - 1)],
     body: models.Acknowledgement | None = None,
 ) -> Any:
-    """Says that somebody looks after an alert. It goes on, but is no longer counted as new."""
+    """Acknowledge an alert. It stays active, but no longer counts as unacknowledged."""
     body = body or models.Acknowledgement()
     by = requester_of(request, body.by, body.why, body.operator)
     try:
@@ -106,7 +106,7 @@ def acknowledge_alert(
 
 @router.get("/rules", response_model=list[models.AlertRule], dependencies=[Depends(VIEWER)])
 def list_rules(request: Request) -> Any:
-    """When alerts are raised and resolved."""
+    """List the alert rules: when an alert is raised, and when it is resolved."""
     with store_of(request).read() as connection:
         return [_shown(rule) for rule in _rules(connection).values()]
 
@@ -120,7 +120,7 @@ def list_rules(request: Request) -> Any:
 def change_rule(
     request: Request, rule: str, body: models.RuleChange, if_match: IfMatch = None
 ) -> Any:
-    """Changes a rule, from the next look on."""
+    """Change an alert rule. The change applies from the next check on."""
     _check(rule)
     by = requester_of(request, body.by, body.why, body.operator)
     given = body.model_dump(include=set(_CHANGEABLE), exclude_none=True)
@@ -139,7 +139,7 @@ def change_rule(
     dependencies=[Depends(ADMIN)],
 )
 def restore_rule(request: Request, rule: str, if_match: IfMatch = None) -> Any:
-    """Gives a rule its defaults back."""
+    """Restore the defaults of an alert rule."""
     _check(rule)
     with store_of(request).write() as connection:
         _locked(connection, rule, if_match)
@@ -153,11 +153,7 @@ def _rules(connection: Connection) -> dict[str, Rule]:
 
 
 def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
-    """The rule, which no other request changes until the transaction ends.
-
-    Raises:
-        ProblemError: the change is meant for other values of the rule.
-    """
+    """Lock a rule until the transaction ends, and return it."""
     changed_rules.lock(connection, rule)
     known = _rules(connection)[rule]
     _check_seen(known, if_match)
@@ -169,11 +165,6 @@ def _shown(rule: Rule) -> dict[str, Any]:
 
 
 def _check_seen(rule: Rule, if_match: str | None) -> None:
-    """Refuses a change that is meant for other values of the rule.
-
-    Raises:
-        ProblemError: the rule has another revision; the error says who changed it, and when.
-    """
     if if_match is None or if_match.strip() in ("*", etag(rule.revision)):
         return
     who = f"{rule.changed_by} changed" if rule.changed_by else "somebody gave its defaults to"

@@ -1,4 +1,4 @@
-"""REST: webhooks, which are told of alerts."""
+"""REST: webhooks, which receive alerts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(
 
 @router.get("", response_model=list[models.Webhook])
 def list_webhooks(request: Request) -> Any:
-    """Who is told of alerts, and what became of the newest delivery to each."""
+    """List the webhooks, each with the result of its newest delivery."""
     with store_of(request).read() as connection:
         return webhooks.listed(connection)
 
@@ -43,7 +43,7 @@ def list_webhooks(request: Request) -> Any:
     responses=documented(HTTPStatus.BAD_REQUEST, _INVALID),
 )
 def create_webhook(request: Request, body: models.NewWebhook) -> Any:
-    """Makes a webhook. The answer has its secret, which is shown only here."""
+    """Create a webhook. The response is the only one that shows its secret."""
     try:
         origin = addresses.check(body.url, settings_of(request).webhook_origins)
     except addresses.AddressError as error:
@@ -51,7 +51,7 @@ def create_webhook(request: Request, body: models.NewWebhook) -> Any:
     store, by = store_of(request), requester_of(request)
     with store.write() as connection:
         made = webhooks.create(connection, body.name, body.url, body.severity, by.name)
-        # Paths of webhooks are often secrets: the audit log has the host only.
+        # The path of a webhook's URL is often a secret, so the audit log gets only the host.
         details = {"id": made, "host": origin.host, "severity": body.severity}
         audit.record(connection, by, "webhook.create", target=body.name, details=details)
         return {**webhooks.get(connection, made), "secret": sending.secret_text(_key(store, made))}
@@ -61,7 +61,7 @@ def create_webhook(request: Request, body: models.NewWebhook) -> Any:
     "/{webhook}", response_model=models.Webhook, responses=documented(_MISSING, _INVALID)
 )
 def delete_webhook(request: Request, webhook: str) -> Any:
-    """Removes a webhook: it is told nothing more, not even what is due."""
+    """Delete a webhook. Deliveries that are still due are dropped."""
     try:
         with store_of(request).write() as connection:
             known = webhooks.get(connection, webhook)
@@ -79,7 +79,7 @@ def delete_webhook(request: Request, webhook: str) -> Any:
     responses=documented(_MISSING, _INVALID),
 )
 def test_webhook(request: Request, webhook: str) -> Any:
-    """Sends a test now, once; the answer says what became of it."""
+    """Send one test delivery now, without retries, and return its result."""
     store = store_of(request)
     try:
         with store.write() as connection:

@@ -1,7 +1,8 @@
-"""REST: who changed what, and that nobody overwrites a change that they have not seen.
+"""REST: the audit log, and protection against lost updates (`If-Match`).
 
-A route that changes a run takes `Expected` as a parameter and hands it to the store. Who asks is
-`requester_of`. Both go to the functions of `requests`, or to `store.audit` directly.
+A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
+seen. `requester_of` returns who sends the request. The route passes both to functions of
+`requests`, or directly to `store.audit`.
 """
 
 from paceline_backend.api.audit.precondition import CHANGE_REFUSALS, Expected, etag, requester_of

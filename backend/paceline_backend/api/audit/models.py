@@ -1,4 +1,4 @@
-"""Bodies about changes; field names as in docs/rest.md."""
+"""Bodies about changes in the audit log. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunChanges(BaseModel):
 
 
 class AuditEntry(RunChange):
-    """A change of whatever kind."""
+    """A change of any kind, of a run or of the control plane."""
 
     scope: str = Field(
         description="what who asked may do; empty: the control plane", examples=["operator"]

@@ -1,4 +1,4 @@
-"""`If-Match`: a change says which revision of the run it is meant for."""
+"""Precondition `If-Match`: the revision of a run that a change is meant for."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.store.audit import Requester
 
-# What a route that changes a run answers, besides a run's other refusals.
+# Errors of a route that changes a run, in addition to `RUN_REFUSALS`.
 CHANGE_REFUSALS = documented(HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED)
 
-_NO_REVISION = -1  # that no run ever has
+# No run ever has this revision, so a malformed `If-Match` matches none.
+_NO_REVISION = -1
 _ETAG = re.compile(r'"(\d{1,18})"')
 
 
 def etag(revision: int) -> str:
-    """The header `ETag` of a run with this revision."""
+    """Return the value of the `ETag` header for a revision."""
     return f'"{revision}"'
 
 
 def requester_of(request: Request, via: str = "", why: str = "", operator: str = "") -> Requester:
-    """Who asks, for the audit log.
+    """Return who sends a request, for the audit log.
 
     Args:
-        request: what is asked.
-        via: the program that asks, as it calls itself.
-        why: the reason that was given.
-        operator: the name that who asks gave; a token of one person has its own.
+        request: the request, which the guard has authenticated.
+        via: name of the calling program.
+        why: reason that the caller gives.
+        operator: name that the caller gives. A personal token has its own name, which takes
+            precedence.
     """
     identity = identity_of(request)
     given = operator.strip() if identity.shared else ""
@@ -48,11 +50,6 @@ def _expected(
         ),
     ] = None,
 ) -> int | None:
-    """The revision that a change is meant for; None: any.
-
-    Raises:
-        ProblemError: the request does not say.
-    """
     if if_match is None:
         raise ProblemError(
             HTTPStatus.PRECONDITION_REQUIRED,

@@ -1,4 +1,4 @@
-"""REST: the lists of changes."""
+"""REST: the audit log, of all runs or of one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_changes(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Any:
-    """Who changed what, newest first; also of runs that are gone."""
+    """List who changed what, newest first, including changes of deleted runs."""
     narrowed = {"run": run, "who": who, "action": action, "since": since}
     return _page(request, limit=limit, cursor=cursor, **narrowed)
 
@@ -52,7 +52,7 @@ def list_changes(
 def list_changes_of_run(
     request: Request, run: str, limit: Limit = 50, cursor: Cursor = None
 ) -> Any:
-    """Who changed the run, newest first."""
+    """List who changed the run, newest first."""
     store: Store = request.app.state.store
     with store.read() as connection:
         key_of(connection, run)

@@ -1,7 +1,8 @@
-"""Who asks, and whether they may: the part in front of all routes.
+"""Authentication and authorisation of every request, before a route runs.
 
-`Authentication` is ASGI middleware. It asks `CredentialCheck` who brings a request, and `api.rules`
-whether they may; `Login` is its page for browsers. `ProxyIdentity` takes a trusted proxy's word.
+`Authentication` is ASGI middleware. It identifies the caller with `CredentialCheck` and asks
+`api.rules` whether the caller may make the request. `Login` serves the login page for browsers.
+`ProxyIdentity` accepts the user name that a trusted proxy sends.
 """
 
 from fastapi import Security
@@ -11,7 +12,7 @@ from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
 from paceline_backend.api.auth.guard import Authentication
 from paceline_backend.api.auth.proxies import ProxyIdentity
 
-# For OpenAPI only: the guard has checked them before a route is asked.
+# For OpenAPI only: the guard checks credentials before a route runs.
 CREDENTIALS = [
     Security(HTTPBearer(auto_error=False, description="a token: `paceline token create`")),
     Security(

@@ -1,4 +1,7 @@
-"""Whose a token, a cookie or a link is: the server's own token, and those in the database."""
+"""Check of tokens, cookies and login links against the configuration and the database.
+
+Every public method except `touch` raises `StoreError` if it needs the database and cannot use it.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ log = logging.getLogger(__name__)
 
 COOKIE = "paceline"
 _SALT = "paceline session"
-_UNGUESSABLE = 20  # characters of a token that nobody finds by trying
-_NOTED_S = 60.0  # how exactly the last use of a token is known
+# Characters from which on a token cannot be found by trying.
+_UNGUESSABLE = 20
+# Resolution of the time at which a token was last used.
+_NOTED_S = 60.0  # seconds
 
 
 class CredentialCheck:
-    """Checks what clients bring.
+    """Check of the credentials that clients send.
 
-    Args:
-        store: that holds tokens.
-        configured: the admin's token that the server's configuration gives.
-        further: tokens of other roles that it gives.
+    `configured` is the admin's token from the server's configuration; `further` has its tokens for
+    other roles.
     """
 
     def __init__(
@@ -52,16 +55,11 @@ class CredentialCheck:
         self._touching = False
 
     def of_token(self, text: bytes, *, throttled: bool = False) -> Holder | None:
-        """Whose token this is, if it is anybody's; it may be `refused`.
+        """Return the holder of a token, who may be `refused`; None: the token is unknown.
 
-        Args:
-            text: what was sent.
-            throttled: its sender has guessed too often. A token that could be found by trying is
-                not compared then. All others are: the sender may share an address with somebody
-                who guesses.
-
-        Raises:
-            StoreError: or one of its kinds.
+        `throttled` means that the client's address has sent too many wrong tokens. Tokens that are
+        short enough to be guessed are not compared then. All others still are, because the client
+        may share its address with an attacker.
         """
         for configured, holder in self._configured.items():
             guessable = len(configured) < _UNGUESSABLE
@@ -75,11 +73,7 @@ class CredentialCheck:
             return tokens.checked(connection, words)
 
     def of_cookie(self, value: str) -> Holder | None:
-        """Who has logged in with this browser, not too long ago, by what is still valid.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Return the holder of a login cookie; None: it is invalid, too old, or revoked."""
         try:
             identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
         except BadData:
@@ -88,10 +82,9 @@ class CredentialCheck:
             return tokens.of_cookie(connection, str(identity), self._by_id)
 
     def holds(self, identity: str) -> bool:
-        """Whether what let somebody in, by its id, is still valid; "": a proxy's word, which is.
+        """Return whether the credential with this ID is still valid.
 
-        Raises:
-            StoreError: or one of its kinds.
+        The empty ID belongs to a user whom a trusted proxy names, and is always valid.
         """
         if not identity or identity in self._by_id:
             return True
@@ -99,11 +92,7 @@ class CredentialCheck:
             return tokens.is_valid(connection, identity, self._by_id)
 
     def enter_by_link(self, code: str, address: str) -> str | None:
-        """Use up a link; return the cookie of the browser that it lets in, None: it lets none in.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Use up a login link, and return a browser's cookie; None: the link is not valid."""
         if tokens.parsed(code) is None:
             return None
         with self._store.write() as connection:
@@ -114,22 +103,14 @@ class CredentialCheck:
         return self._cookie(browser)
 
     def enter(self, holder: Holder, address: str) -> str:
-        """Log a browser in with a token; return its cookie, which has no secret of the token.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Log a browser in with a token. The returned cookie contains no part of the token."""
         with self._store.write() as connection:
             browser = tokens.enter(connection, holder)
             _record(connection, "login", browser, address, {"browser": browser.id})
         return self._cookie(browser)
 
     def leave(self, browser: Holder, address: str) -> None:
-        """Log a browser out, and the browsers that came by its links.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Log a browser out, together with the browsers that logged in by its links."""
         with self._store.write() as connection:
             tokens.revoke(connection, browser.id)
             _record(connection, "logout", browser, address, {"browser": browser.id})
@@ -138,7 +119,7 @@ class CredentialCheck:
         return str(self._serializer.dumps(browser.id))
 
     def touch(self, holder: Holder) -> None:
-        """Notes that a token or a browser is being used; best effort, one at a time."""
+        """Record that a credential is in use. Best effort: database errors are only logged."""
         if not holder.id or holder.id in self._by_id or self._touching:
             return
         if holder.used_at is not None and time.time() - holder.used_at < _NOTED_S:
@@ -164,7 +145,10 @@ def _record(
 
 
 def _configured(text: str, role: tokens.Scope) -> Holder:
-    """A configured token's; a browser that it let in is shut out when the configuration changes."""
+    """Return the holder of a token from the configuration.
+
+    Its ID depends on the token: when the configuration changes, its browsers are logged out.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = "configured" if role == "admin" else f"configured {role}"
     return Holder(f"configured-{digest[:16]}", name, role)

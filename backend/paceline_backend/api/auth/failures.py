@@ -1,4 +1,4 @@
-"""Failed logins: each is a line in the log and a row in the audit log, at a bounded rate."""
+"""Record of failed logins in the log and, at a bounded rate, in the audit log."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from paceline_backend.store.audit import UNKNOWN, Requester
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 60  # rows per minute
+MOST_ROWS = 60  # per minute
 _MINUTE_S = 60.0
-_QUIET_S = 600.0  # after which a client that repeats an old token is recorded again
-_MOST_REPEATING = 4096  # remembered clients
+# A client that repeats a wrong token is recorded again after this time.
+_QUIET_S = 600.0  # seconds
+# Maximum number of remembered clients.
+_MOST_REPEATING = 4096
 
 
 class FailedLogins:
     """Recorder of failed logins. Thread-safe.
 
-    An attacker with many addresses must not fill the database, so at most `MOST_ROWS` rows are
-    written in a minute; the next row says how many were left out.
-
-    Args:
-        store: database of the audit log.
-        clock: monotonic time in seconds.
+    An attacker with many addresses must not fill the database. At most `MOST_ROWS` rows are
+    therefore written per minute; the next row counts those that were left out.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,13 +39,9 @@ class FailedLogins:
         self._repeating: OrderedDict[tuple[str, str, str], float] = OrderedDict()
 
     def record(self, address: str, holder: Holder | None, way: str, reason: str) -> None:
-        """Record a failed login; a failure of the database is logged only.
+        """Record a failed login. An error of the database is only logged.
 
-        Args:
-            address: of the client.
-            holder: of the token that was refused; None: the token is unknown.
-            way: `login page` or `link`.
-            reason: for the refusal.
+        `holder` is None for an unknown token. `way` is `login page`, `link` or `request`.
         """
         left_out = self._admitted()
         if left_out is None:
@@ -63,7 +57,7 @@ class FailedLogins:
             log.warning("the failed login is missing in the audit log: %s", error)
 
     def record_request(self, address: str, holder: Holder | None, reason: str) -> None:
-        """Record a request with a wrong token, once for a client that repeats it."""
+        """Record a request with a wrong token, but only once while a client repeats the token."""
         key = (network_of(address), "" if holder is None else holder.id, reason)
         with self._lock:
             now = self._clock()
@@ -75,7 +69,7 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Return how many rows were left out before this one; None: leave this one out, too."""
+        """Return the number of rows left out before this one; None: leave this one out, too."""
         with self._lock:
             now = self._clock()
             if len(self._written) == MOST_ROWS and now - self._written[0] < _MINUTE_S:

@@ -1,4 +1,4 @@
-"""The guard in front of everything: who asks, and whether they may."""
+"""Guard in front of all routes: identify the caller, then check the caller's role."""
 
 from __future__ import annotations
 
@@ -28,19 +28,15 @@ _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class Authentication:
-    """ASGI middleware in front of everything, WebSockets included.
+    """ASGI middleware in front of all routes and WebSockets.
 
-    A request must bring a token, or the cookie that `/login` set, or come from a trusted proxy that
-    names its user; not even this machine's users are trusted without. A browser sends cookies along
-    for a page from elsewhere, too: such a page is told by its `Origin`, and changes nothing.
+    A request needs a token, the cookie that `/login` sets, or a trusted proxy that names its user.
+    Not even users of this machine are trusted without one of these. A browser sends the cookie also
+    with requests that a page of another site makes. The guard recognises such requests by their
+    `Origin` header and refuses those that change something.
 
-    Args:
-        app: what to guard.
-        credentials: what is valid.
-        rules: who may make a request; None: nobody.
-        throttle: of wrong logins.
-        bearers: of wrong tokens in requests. They are counted apart: a client that goes on with an
-            old token shall not keep its neighbours from logging in.
+    `rules` returns the rule of a request's route. `throttle` limits wrong logins, `bearers` wrong
+    tokens in requests: a client with an outdated token must not block logins from its address.
     """
 
     def __init__(
@@ -58,14 +54,15 @@ class Authentication:
         self.login = login.Login(credentials, throttle or LoginThrottle())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what is allowed; answers the rest."""
+        """Pass an allowed request on; answer any other."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         try:
             answer = await self._answer(scope, receive)
         except StoreError as error:
-            log.warning("nobody can be known: %s", error)  # a stranger learns nothing of it
+            # The response must not show the error to a client that is not authenticated.
+            log.warning("nobody can be known: %s", error)
             answer = problem_response(_AWAY, "the database does not answer: try again later")
         if isinstance(answer, Response):
             await _refuse(answer, scope, receive, send)
@@ -75,7 +72,7 @@ class Authentication:
             await run_in_threadpool(self.credentials.touch, answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Holder | None:
-        """A refusal or the page to log in; or whose request is passed on, None: anybody's."""
+        """Return a refusal, or the holder whose request is passed on; None: the route is public."""
         if scope["type"] == "http":
             if scope["path"] == login.PATH:
                 return await self.login(Request(scope, receive))
@@ -100,7 +97,6 @@ class Authentication:
         return holder
 
     async def _holder(self, scope: Scope) -> Holder | Response:
-        """Who asks, or why nobody is known."""
         headers = Headers(scope=scope)
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -112,7 +108,7 @@ class Authentication:
         holder = holder or proxies.user_of(scope)
         if holder is None:
             return _unknown(scope, headers)
-        # A browser sends it along for pages of any port of our host.
+        # A browser sends the cookie also for pages that other ports of this host serve.
         return _from_elsewhere(scope, headers) or holder
 
     async def _bearer(self, scope: Scope, token: bytes) -> Holder | Response:
@@ -144,7 +140,6 @@ async def _refuse(answer: Response, scope: Scope, receive: Receive, send: Send) 
 
 
 def _unknown(scope: Scope, headers: Headers) -> Response:
-    """Leads a browser to the page to log in; tells others what to send."""
     wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
     if wants_page and not scope["path"].startswith("/api/"):
         query = scope["query_string"].decode("latin-1")
@@ -162,7 +157,7 @@ def _unauthorised(message: str) -> Response:
 
 
 def _from_elsewhere(scope: Scope, headers: Headers) -> Response | None:
-    """Refuses what a page of another origin makes a browser do, except to read."""
+    """Refuse a changing request that a page of another origin made the browser send."""
     host, origin = headers.get("host", ""), headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
     if changes and origin is not None and origin.partition("://")[2] != host:

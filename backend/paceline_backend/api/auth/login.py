@@ -1,4 +1,7 @@
-"""Login of a browser, by a token or by a link that is good once; and its logout."""
+"""Login of a browser with a token or a one-time link, and its logout.
+
+Public methods raise `StoreError` while the database is unavailable.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,14 @@ _templates = Jinja2Templates(Path(__file__).parents[1] / "templates")
 
 
 class Login:
-    """Answers `/login`.
-
-    Args:
-        credentials: what is valid.
-        throttle: of wrong logins.
-    """
+    """Request handler of `/login` and `/logout`."""
 
     def __init__(self, credentials: CredentialCheck, throttle: LoginThrottle) -> None:
         self.credentials = credentials
         self.throttle = throttle
 
     async def __call__(self, request: Request) -> Response:
-        """The page, or where a browser goes that has logged in.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Return the login page, or log the browser in and redirect it."""
         target = request.query_params.get("next", "/")
         code = request.query_params.get("code")
         if request.method == "GET" and code is not None:
@@ -57,11 +51,7 @@ class Login:
         return await self._by_token(request, token, _local(form.get("next", ["/"])[0]))
 
     async def leave(self, request: Request) -> Response:
-        """Log the browser out that sends this request, and lead it to the login page.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Log out the browser that sends this request, and redirect it to the login page."""
         if request.method != "POST":
             message = "send a POST to log out"
             refused = problem_response(HTTPStatus.METHOD_NOT_ALLOWED, message)
@@ -95,7 +85,8 @@ class Login:
                 await self._failed(address, holder, "login page", f"the token is {problem}")
             return _page(request, target, f"The token {holder.name} is {problem}.", status)
         if not wait_s:
-            self.throttle.right(address)  # whatever the database says to what follows
+            # The token was right, even if the database fails in the next line.
+            self.throttle.right(address)
         cookie = await run_in_threadpool(self.credentials.enter, holder, address)
         return _entered(request, cookie, target)
 
@@ -114,11 +105,11 @@ class Login:
         return _entered(request, cookie, target)
 
     def _counted(self, address: str) -> int:
-        """Count the attempt as failed up front, so that concurrent ones cannot pass the limit.
+        """Count the attempt as failed up front: concurrent attempts cannot bypass the limit.
 
-        Returns:
-            Seconds that the address must wait, except with a token that cannot be guessed: it may
-            share the address with an attacker. 0: the attempt is counted.
+        Return the seconds that the address must wait; 0: the attempt is counted. Callers accept a
+        token that cannot be guessed without the wait: its owner may share the address with an
+        attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
@@ -162,12 +153,11 @@ def _address(request: Request) -> str:
 def _page(
     request: Request, target: str, message: str = "", status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
-    """The page to log in, which leads to `target`."""
     context = {"next": target, "message": message}
     return _templates.TemplateResponse(request, "login.html", context, status)
 
 
 def _local(target: str) -> str:
-    """A path of this server: a login must not lead elsewhere."""
+    """Return the target if it is a path of this server, else `/`: a login must not lead away."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if safe and "\n" not in target and "\r" not in target else "/"

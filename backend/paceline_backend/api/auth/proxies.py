@@ -1,4 +1,4 @@
-"""What proxies in front of the server say about a client, where they are trusted."""
+"""User names and client addresses that trusted proxies in front of the server send."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ from paceline_backend.server.settings import Proxies
 from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import RESERVED
 
-_USER = "proxy_user"  # in a request's state
+# Key in the state of a request.
+_USER = "proxy_user"
 _DEFAULT = "viewer"
 
 
 class ProxyIdentity:
-    """ASGI middleware that takes trusted proxies' word for who and where a client is.
+    """ASGI middleware that accepts the user and the client address from trusted proxies.
 
-    Uvicorn does the latter by itself, but trusts this machine's users: so it is turned off there,
-    and done here for the same proxies.
-
-    Args:
-        app: what gets the requests.
-        proxies: whom to trust.
+    Uvicorn can set the client address itself, but then trusts every user of this machine. That is
+    why it is turned off in Uvicorn, and done here for the same proxies as the user names.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:
         self.app = app
         self.proxies = proxies
-        # Uvicorn's types of ASGI are not Starlette's.
+        # The ASGI types of Uvicorn differ from Starlette's.
         self._addressed = ProxyHeadersMiddleware(app, list(proxies.trusted))  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Notes the user; passes everything on, with the client's own address."""
+        """Store the user in the request's state, and pass the request on."""
         peer = scope["client"][0] if scope.get("client") else ""
         if scope["type"] == "lifespan" or not self.proxies.trusts(peer):
             await self.app(scope, receive, send)
             return
         header = self.proxies.header
         names = Headers(scope=scope).getlist(header) if header is not None else []
-        # Several: the client has sent one, too.
+        # If there are several headers, the client has sent one as well, so none is trusted.
         if len(names) == 1 and names[0] and names[0] not in RESERVED:
             role = self.proxies.roles.get(names[0], _DEFAULT)
-            holder = Holder("", names[0], role)  # type: ignore[arg-type]  # settings checks roles
+            # The settings have checked that the role exists.
+            holder = Holder("", names[0], role)  # type: ignore[arg-type]
             scope.setdefault("state", {})[_USER] = holder
         await self._addressed(scope, receive, send)  # type: ignore[arg-type]
 
 
 def user_of(scope: Scope) -> Holder | None:
-    """The user whom a trusted proxy has named."""
+    """Return the user whom a trusted proxy has named; None: no trusted proxy named one."""
     holder = scope.get("state", {}).get(_USER)
     return holder if isinstance(holder, Holder) else None

@@ -1,4 +1,4 @@
-"""REST: training backends, and what the nodes ask that engines or their users start."""
+"""REST: training backends, and requests from nodes that an engine or a user has started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
-_KEPT_S = 5.0  # what an engine said about itself: anybody may ask often
+# Clients may send this request often, so the answer of an engine is cached for this time.
+_KEPT_S = 5.0  # seconds
 
 
 class BackendInfo(BaseModel):
@@ -40,7 +41,7 @@ class BackendInfo(BaseModel):
 
 
 class Adopt(models.In):
-    """A run that somebody starts on nodes of their own, as each of the nodes asks for it."""
+    """Request of each node to adopt a run that a user starts on nodes of their own."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -66,14 +67,13 @@ class Adopt(models.In):
 
 
 class _Facts:
-    """What engines said lately. Thread-safe."""
+    """Cache of what engines report about themselves. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, backends.Facts]] = {}
 
     def of(self, engine: backends.Engine) -> backends.Facts:
-        """An engine's facts, a few seconds old at most."""
         with self._lock:
             at, facts = self._known.get(engine.name, (0.0, backends.Facts(False)))
             if not at or time.monotonic() - at > _KEPT_S:
@@ -87,7 +87,7 @@ _facts = _Facts()
 
 @router.get("/backends", dependencies=[Depends(VIEWER)])
 def list_backends() -> list[BackendInfo]:
-    """All training backends, what a run may ask of each, and whether it answers."""
+    """List the training backends, each with its run options and whether it is reachable."""
     return [_shown(backends.get(name)) for name in backends.names()]
 
 
@@ -114,7 +114,10 @@ def _shown(backend: backends.Backend) -> BackendInfo:
     dependencies=[Depends(OPERATOR)],
 )
 def adopt_run(request: Request, body: Adopt) -> Adoption:
-    """Asked by `paceline node SCRIPT`: the run of a key, which is recorded for the first node."""
+    """Return the run of a key. The request of the first node creates the run.
+
+    `paceline node SCRIPT` sends this request.
+    """
     who = identity_of(request)
     new = NewRun(
         name=body.name or PurePath(body.script).stem or body.script,
@@ -137,7 +140,10 @@ def join_run(
         models.NodeName | None, Query(description="what the engine calls this machine")
     ] = None,
 ) -> Enlisted:
-    """Asked by `paceline node`: launches the run on this node, or says that it may go."""
+    """Launch the run on this node, or report that the node is not needed.
+
+    `paceline node` sends this request.
+    """
     who = identity_of(request)
     if who.run not in (None, run) or who.node not in (None, node):
         only = f"the run {who.run}" if who.run else f"the node {who.node}"

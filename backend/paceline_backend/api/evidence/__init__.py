@@ -1,1 +1,1 @@
-"""Why a run is as fast as it is: who is slow, who hangs, and what another policy would change."""
+"""REST: why a run is slow or hangs, and what another policy would change."""

@@ -1,4 +1,4 @@
-"""REST: who is slow, and why."""
+"""REST: attribution, i.e. which ranks are slow, and for which cause."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 
 
 class Shares(BaseModel):
-    """What part each cause has in the SP of all steps; they add up to 1, or are all 0."""
+    """Fraction of the SP of all steps for each cause. They add up to 1, or are all 0."""
 
     data: float = Field(description="sizes in the batches", examples=[0.1])
     node: float = Field(description="lasting speeds", examples=[0.8])
@@ -42,7 +42,7 @@ class Shares(BaseModel):
 
 
 class AttributedWorker(BaseModel):
-    """A rank, over the window. `data`, `node`, `transient`, `input` add up to `caused`."""
+    """A rank over the range of steps. `data`, `node`, `transient`, `input` add up to `caused`."""
 
     rank: int = Field(examples=[3])
     on_node: str | None = Field(description="that it is on; null: unknown", examples=["n2"])
@@ -69,7 +69,7 @@ class AttributedWorker(BaseModel):
 
 
 class AttributionOverTime(BaseModel):
-    """Seconds of SP per step, by cause; means over `bucket` steps."""
+    """SP per step and cause, in seconds; means over `bucket` steps."""
 
     bucket: int = Field(description="steps per point", examples=[1])
     step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
@@ -80,7 +80,7 @@ class AttributionOverTime(BaseModel):
 
 
 class RunAttribution(BaseModel):
-    """Why the ranks of a run wait for each other."""
+    """Reasons why the ranks of a run wait for each other."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -116,7 +116,7 @@ class RunAttribution(BaseModel):
 def get_attribution(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 200
 ) -> Any:
-    """Why ranks wait: data, node, transient or input. By default in the newest 100 steps."""
+    """Return why ranks wait, by default in the newest 100 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
     asked = ("attribution", key, first, to, points)
@@ -125,11 +125,13 @@ def get_attribution(
 
 def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:
     seen, verdict, placement = judged(request, run, span)
-    if len(seen.step):  # the verdict may be some seconds old: what came since is not its
+    # The verdict may be some seconds old: leave out the steps that have completed since.
+    if len(seen.step):
         span = (span[0], int(seen.step[-1]))
     with store_of(request).read() as connection:
         rows = read_rows(connection, run, span, placement)
-    result = attribute(rows)  # takes a while: without a connection
+    # This takes a while, so no database connection is held during the call.
+    result = attribute(rows)
     nodes = None if placement is None else placement.nodes
     slow, forecast, gpus = slow_node(verdict), None, []
     if slow is not None and placement is not None:

@@ -23,6 +23,9 @@ def get_hang(
         float, Query(ge=0, le=86_400, description="so long nothing has happened at least")
     ] = hangs.LEAST_S,
 ) -> hangs.Hang:
-    """Whether the run hangs: no step for this long, and for 10 times a step's time; who waits."""
+    """Return whether the run hangs, and which ranks wait.
+
+    A run hangs if no step has completed for `after_s`, and for 10 times the duration of a step.
+    """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)

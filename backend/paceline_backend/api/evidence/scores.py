@@ -1,4 +1,4 @@
-"""REST: how right forecasts were, over all runs."""
+"""REST: forecast accuracy over all runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(
 
 
 class Scores(BaseModel):
-    """Forecasts against outcomes."""
+    """Forecasts compared with what was measured after the switch."""
 
     all: scores.Score
     presets: list[scores.PresetScore] = Field(description="those with most outcomes first")
@@ -46,7 +46,7 @@ def get_scores(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Scores:
-    """How right forecasts were; also of runs that are gone."""
+    """Return the accuracy of forecasts, including those for deleted runs."""
     which = OutcomeFilter(since, until, policy, nodes, simulated)
     try:
         with store_of(request).read() as connection:

@@ -1,7 +1,7 @@
-"""REST: where in its code each rank of a run is.
+"""REST: the Python stacks of a run's ranks.
 
-Stacks are for operators: they name files and functions of the script, and to write them each rank
-gets a signal.
+Only operators may request stacks: they name files and functions of the script, and each rank gets a
+signal to write them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from paceline_backend.requests import ConflictError
 from paceline_backend.requests.asking import Asker
 from paceline_backend.store import Store, runs
 
-WRITING_S = 3.0  # a rank that can write its stacks does so within a fraction of a second
+# Deadline for ranks. A rank that is able to write its stacks takes a fraction of a second.
+WRITING_S = 3.0  # seconds
 
-_PAUSE_S = 0.15  # between looks at what ranks have written
+_PAUSE_S = 0.15  # seconds between two polls
 
 router = APIRouter(
     prefix="/runs/{run}",
@@ -42,7 +43,7 @@ router = APIRouter(
 
 
 class RankStack(BaseModel):
-    """Where in its code a rank is."""
+    """Python stacks of one rank."""
 
     rank: int = Field(examples=[2])
     node: str = Field(examples=["node-1"])
@@ -58,7 +59,7 @@ class RankStack(BaseModel):
 
 
 class RunStacks(BaseModel):
-    """Where in their code the ranks of a run are."""
+    """Python stacks of the ranks of a run."""
 
     run: str = Field(examples=["3f9a1c07be52"])
     nodes: list[AskedNode]
@@ -73,10 +74,10 @@ async def get_stacks(
         int | None, Query(ge=0, lt=10**9, description="only this one; default: all")
     ] = None,
 ) -> Any:
-    """The Python stacks of a run's ranks, as they are now; of each node at most 64 ranks.
+    """Return the current Python stacks of a run's ranks, at most 64 ranks per node.
 
-    The agents send each rank a signal that `paceline.Session` has set up for this. It also works
-    while the rank hangs, in Python or in C.
+    The agents send each rank a signal whose handler `paceline.Session` has installed. This works
+    even while the rank hangs, in Python or in C.
     """
     store, asker = store_of(request), request.app.state.asker
     row = await run_in_threadpool(runs.get, store, run)
@@ -111,7 +112,6 @@ async def get_stacks(
 async def _written(
     store: Store, asker: Asker, run: str, holder: LogHolder, dumps: Dumps
 ) -> list[dict[str, Any]]:
-    """What the ranks of a node write, once nothing more comes."""
     stacks = {dump.rank: Stack(dump.rank, "", "", dump.why) for dump in dumps.ranks}
     since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
     until = time.monotonic() + WRITING_S
@@ -122,7 +122,7 @@ async def _written(
             break
         ended = {stack.rank for stack in answer.stacks if stack == stacks[stack.rank]}
         stacks.update({stack.rank: stack for stack in answer.stacks})
-        # A rank whose text has not grown since the last look has written all of it.
+        # A rank whose text has not grown since the previous poll has written all of it.
         since = [(r, offset) for r, offset in since if r not in ended or not stacks[r].text]
     return [_shown(holder.node, stack) for stack in stacks.values()]
 

@@ -1,4 +1,4 @@
-"""REST: what ranks did within a few steps, phase by phase."""
+"""REST: the phases of ranks within a few steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from paceline_backend.store.telemetry.timeline import newest_steps, timeline
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-_STEPS = 3  # unless a range is given
+# Number of steps if the request gives no range.
+_STEPS = 3
 _MOST_STEPS = 50
 _MOST_RANKS = 64
 
@@ -25,7 +26,7 @@ Column = list[float | None]
 
 
 class RunTimeline(BaseModel):
-    """Each rank's phases: ``column[rank][step]``, ranks in the order asked; null: no record."""
+    """Phases of each rank: ``column[rank][step]``, ranks in the given order; null: no record."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -59,7 +60,7 @@ def get_timeline(
     first: From = None,
     to: To = None,
 ) -> Any:
-    """What ranks did, phase by phase, in at most 50 steps; by default in the newest 3."""
+    """Return the phases of ranks in at most 50 steps, by default the newest 3."""
     chosen = list(dict.fromkeys(map(int, ranks.split(","))))
     if len(chosen) > _MOST_RANKS:
         raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")

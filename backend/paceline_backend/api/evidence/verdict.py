@@ -1,4 +1,4 @@
-"""REST: who holds a run up, why, since when, and what it costs."""
+"""REST: the verdict on a run, i.e. which ranks slow it down, why, since when, and the time lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 
 
 class Cause(BaseModel):
-    """One cause of lost time."""
+    """A cause of lost time."""
 
     kind: str = Field(
         description="node, transient, periodic, input, data, network, between or planning",
@@ -57,7 +57,7 @@ class Cause(BaseModel):
 
 
 class RunVerdict(BaseModel):
-    """Why a run takes longer than it could."""
+    """Reasons why a run takes longer than it could."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -100,14 +100,14 @@ class RunVerdict(BaseModel):
 
 
 class Price(BaseModel):
-    """What an hour of a worker costs."""
+    """Price of one worker-hour."""
 
     amount: float = Field(examples=[2.5])
     currency: str = Field(examples=["EUR"])
 
 
 class PricedVerdict(RunVerdict):
-    """A run's verdict, and what its worker-hours cost."""
+    """A run's verdict, with the price of a worker-hour."""
 
     price: Price | None = Field(
         description="of a worker-hour, as `paceline server --hour-price` says; null: there is "
@@ -117,7 +117,7 @@ class PricedVerdict(RunVerdict):
 
 @router.get("/verdict", response_model=PricedVerdict)
 def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
-    """Who holds the run up, why, since when, and what it costs; by default in 500 steps."""
+    """Return the causes of lost time and their costs, by default in the newest 500 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         simulated = runs.terms(connection, [run])[run].backend == SIMULATED
@@ -130,18 +130,17 @@ def get_verdict(request: Request, run: str, first: From = None, to: To = None) -
 def judged(
     request: Request, run: int, span: Range
 ) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
-    """What ranks reported of a range of steps, the verdict on it, and where they were at its end.
+    """Return a range of steps, the verdict on it, and the placement of ranks at its end.
 
-    Args:
-        request: of whoever asks.
-        run: key of the run.
-        span: first and last step; None: as far as a verdict goes.
+    The result may be some seconds old. Without `span`, it covers as many of the newest steps as a
+    verdict can.
     """
 
     def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
         with store_of(request).read() as connection:
             placement = attempts.placement(connection, run, span[1])
             seen = verdicts.read_observed(connection, run, span, placement)
-        return seen, verdicts.judge(seen), placement  # takes a while: without a connection
+        # The judgement takes a while, so no database connection is held during the call.
+        return seen, verdicts.judge(seen), placement
 
     return reused_of(request).get(("verdict", run, span), judge)

@@ -1,4 +1,4 @@
-"""REST: what other policies would take, and what `auto` may do about it."""
+"""REST: forecasts of what other policies would take, and what `auto` may do with them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, audit, runs
 from paceline_backend.store.outcomes import forecasts
 
-_FRESH_STEPS = 100  # a forecast holds for so many steps,
-_FRESH_S = 60.0  # or for so long
+# A stored forecast is fresh for this number of steps or for this time, whichever is longer.
+_FRESH_STEPS = 100
+_FRESH_S = 60.0  # seconds
 
 
 @asynccontextmanager
@@ -49,13 +50,13 @@ async def what_if(
     ] = STEPS,
     refresh: Annotated[bool, Query(description="also if a fresh one is kept")] = False,
 ) -> Any:
-    """What each preset would take. The first answer takes seconds, the next ones are kept."""
+    """Return forecasts for each preset. The first request takes seconds; its result is reused."""
     store = store_of(request)
     asked = time.time()
     forecast = await run_in_threadpool(_kept, store, run, steps, 0.0)
     if forecast is None or refresh:
         async with request.app.state.forecasting:
-            # While this call waited for its turn, another may have made it.
+            # Another request may have stored a forecast while this one waited for the lock.
             since = asked if refresh else 0.0
             forecast = await run_in_threadpool(_kept, store, run, steps, since)
             if forecast is None:
@@ -73,7 +74,10 @@ async def what_if(
 
 
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
-    """The newest forecast, if it was made since then and is fresh; it rests on `STEPS` steps."""
+    """Return the newest stored forecast if it is fresh and was made at or after `made_since`.
+
+    Only forecasts over `STEPS` steps are stored, so any other number of steps returns None.
+    """
     with store.read() as connection:
         key = runs.key_of(connection, run)
         bodies = forecasts.bodies(connection, key)
@@ -98,7 +102,7 @@ def _keep(store: Store, forecast: Forecast) -> None:
 
 @router.get("/auto", response_model=whatif_models.Auto, dependencies=[Depends(VIEWER)])
 def get_auto(request: Request, run: str) -> Any:
-    """What `auto` may do with the run, and what it decided last."""
+    """Return what `auto` may do with the run, and its last decision."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         auto = forecasts.auto(connection, key)
@@ -115,7 +119,7 @@ def get_auto(request: Request, run: str) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def set_auto(request: Request, run: str, expected: Expected, body: whatif_models.AutoMode) -> Any:
-    """Whether the run's forecasts are only shown, recommended, or acted upon."""
+    """Set whether the run's forecasts are only shown, recommend a policy, or switch to it."""
     by = requester_of(request, body.by, body.why, body.operator)
     details = {"mode": body.mode, "relaxed": body.relaxed}
     with store_of(request).write() as connection:

@@ -1,4 +1,4 @@
-"""Bodies about forecasts and `auto`; field names as in docs/rest.md."""
+"""Bodies about forecasts and `auto`. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paceline_backend.insight.whatif.answer import (
 
 
 class QualityNow(BaseModel):
-    """What a run's model has reached so far."""
+    """Target of a run, and its newest evaluation."""
 
     target: Target | None = Field(description="as of the run; null: nobody has set one")
     evaluation: EvaluationInfo | None = Field(description="the newest; null: there is none")
 
 
 class WhatIf(BaseModel):
-    """What each preset would take, best first; or `reason` why nothing can be said."""
+    """Forecasts for each preset, best first. If no forecast is possible, `reason` explains why."""
 
     run: str = Field(examples=["3f9a1c07be52"])
     made_at: float = Field(description="Unix time", examples=[1767225700.0])
@@ -61,7 +61,7 @@ class WhatIf(BaseModel):
 
 
 class AutoMode(ChangeRequest):
-    """What `auto` may do."""
+    """Request to set what `auto` may do with a run."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
     relaxed: bool | None = Field(
@@ -72,13 +72,13 @@ class AutoMode(ChangeRequest):
 
 @dataclass(frozen=True)
 class AutoDecision(Decision):
-    """What `auto` made of a forecast; savings as ratios."""
+    """Decision of `auto` on a forecast; savings are ratios."""
 
     at: float = Field(description="Unix time", examples=[1767225700.0])
 
 
 class Auto(BaseModel):
-    """What `auto` may do with a run, and what it decided last."""
+    """Rights of `auto` on a run, and its last decision."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
     relaxed: bool = Field(description="presets that change the training may be chosen, too")

@@ -1,1 +1,1 @@
-"""REST: the verdict over all runs, nodes by day, and what waiting costs."""
+"""REST: the verdict over all runs, nodes by day, and the cost of waiting."""

@@ -1,4 +1,4 @@
-"""Bodies about all runs; field names as in docs/rest.md."""
+"""Bodies about all runs and nodes. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline_backend.api.evidence.verdict import Cause
 
 
 class FleetRun(BaseModel):
-    """A run that trains, and how it stands."""
+    """A run that trains, with its current verdict and cost."""
 
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
@@ -39,7 +39,7 @@ class FleetRun(BaseModel):
 
 
 class FleetWait(BaseModel):
-    """What runs wait for."""
+    """Runs that wait because of one kind of cause."""
 
     kind: str = Field(description="of causes that go on", examples=["node"])
     runs: list[str] = Field(examples=[["3f9a1c07be52"]])
@@ -47,7 +47,7 @@ class FleetWait(BaseModel):
 
 
 class FleetNodeRun(BaseModel):
-    """A run that a node holds up."""
+    """A run that a node slows down."""
 
     run: str = Field(examples=["3f9a1c07be52"])
     ranks: list[int] = Field(description="of the run, that are slow there", examples=[[3]])
@@ -56,7 +56,7 @@ class FleetNodeRun(BaseModel):
 
 
 class FleetNode(BaseModel):
-    """A node that holds runs up now."""
+    """A node that currently slows runs down."""
 
     node: str = Field(examples=["vm-3"])
     lost_workers: float = Field(examples=[2.1])
@@ -86,7 +86,7 @@ class FleetVerdict(BaseModel):
 
 
 class WaitingGroup(BaseModel):
-    """An owner's runs, those with a tag, or a run."""
+    """The runs of one owner, the runs with one tag, or one run."""
 
     key: str | None = Field(
         description="owner, tag or run's id; empty: none is known; null: all other groups",
@@ -101,7 +101,7 @@ class WaitingGroup(BaseModel):
 
 
 class NodeCordon(BaseModel):
-    """Who cordoned a node, and why."""
+    """Cordon of a node: who set it, when, and why."""
 
     by: str = Field(examples=["ada"])
     at: float = Field(examples=[1767225600])
@@ -109,7 +109,7 @@ class NodeCordon(BaseModel):
 
 
 class NodeRecord(BaseModel):
-    """A node over days."""
+    """A node over several days."""
 
     node: str = Field(examples=["vm-3"])
     alive: bool
@@ -121,7 +121,7 @@ class NodeRecord(BaseModel):
 
 
 class Fleet(BaseModel):
-    """Nodes by day, and what waiting cost."""
+    """Nodes by day, and the cost of waiting."""
 
     first_day: float = Field(description="Unix time at which the first day begins (UTC)")
     currency: str | None = Field(

@@ -1,4 +1,4 @@
-"""REST: the verdict over all runs, nodes by day, and what waiting costs."""
+"""REST: the verdict over all runs, nodes by day, and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(
 
 @router.get("/verdict", response_model=models.FleetVerdict)
 def get_fleet_verdict(request: Request) -> Any:
-    """Who holds runs up: runs that train by what they lose, what waits where, slow nodes."""
+    """Return the verdict over the runs that train: lost time, causes and slow nodes."""
     with store_of(request).read() as connection:
         return fleet.overview(connection, settings_of(request).hour_price)
 
@@ -37,7 +37,7 @@ def get_fleet(
     days: Annotated[int, Query(ge=1, le=366, description="until today (UTC)")] = 28,
     by: Annotated[By, Query(description="what the cost is added up by")] = "owner",
 ) -> Any:
-    """Nodes by day, who is cordoned and why, and what waiting cost."""
+    """Return nodes by day, cordons with their reasons, and the cost of waiting."""
     price = settings_of(request).hour_price
     with store_of(request).read() as connection:
         return fleet.record(connection, days, by, time.time(), price)

@@ -1,9 +1,9 @@
-"""REST of history: what ran, when, where, how well; and all that is stored of a run.
+"""REST of history: past and present runs, and all that is stored about them.
 
-- `listing`: runs by any of `filters`, sorted and paged.
+- `listing`: runs that match `filters`, sorted and paged.
 - `labels`: tags and notes.
-- `aggregates`: sums over runs, nodes, days.
+- `aggregates`: sums over runs, grouped by node, day and so on.
 - `details`: epochs, samples, devices, forecasts and verdicts of one run.
 - `export`: a run's tables as CSV, NDJSON or Parquet, streamed.
-- `compare`: runs, or parts of runs, side by side with intervals.
+- `compare`: runs, or parts of runs, side by side with confidence intervals.
 """

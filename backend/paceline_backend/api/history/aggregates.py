@@ -1,4 +1,4 @@
-"""REST: what runs came to, by day, node, policy, tag and so on."""
+"""REST: sums over runs, grouped by day, node, policy, tag and so on."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def get_history(
     from_day: Moment = None,
     to_day: Moment = None,
 ) -> Any:
-    """Sums and means over the steps of runs, by group.
+    """Return sums and means over the steps of runs, by group.
 
-    `from_day` and `to_day`: only the days (UTC) from that moment's on, and up to that moment's.
+    `from_day` and `to_day` select days (UTC): from the day of the first moment up to the day of the
+    second, both included.
     """
     groups, price = tuple(dict.fromkeys(by)), settings_of(request).hour_price
     with store_of(request).read() as connection:

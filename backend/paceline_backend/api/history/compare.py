@@ -1,4 +1,4 @@
-"""REST: runs, or parts of runs, side by side."""
+"""REST: comparison of runs, or of parts of runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def get_comparison(
         ),
     ],
 ) -> Any:
-    """Figures of each side, and how the others differ from the first."""
+    """Return metrics of each side, and the differences between the first side and the others."""
     with store_of(request).read() as connection:
         try:
             sides = [compare.read(connection, text) for text in side]

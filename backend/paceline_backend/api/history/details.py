@@ -1,4 +1,4 @@
-"""REST: all that is stored of one run, and verdicts over time."""
+"""REST: all that is stored about one run, and its verdicts over time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def list_epochs(
     run: str,
     limit: Annotated[int, Query(ge=1, le=10_000, description="the newest so many")] = 1_000,
 ) -> Any:
-    """What each epoch came to, oldest first."""
+    """List the epochs of a run with sums and means, oldest first."""
     with store_of(request).read() as connection:
         return epochs.epochs(connection, runs_store.key_of(connection, run), limit)
 
@@ -41,7 +41,7 @@ def list_epoch_workers(
     run: str,
     epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="counted from 0")],
 ) -> Any:
-    """What each worker did in an epoch, by rank; empty: none of its steps is complete."""
+    """List the workers of an epoch, by rank; empty: none of its steps is complete."""
     with store_of(request).read() as connection:
         return epoch_workers.workers(connection, runs_store.key_of(connection, run), epoch)
 
@@ -58,7 +58,7 @@ def list_samples(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="items; steps come whole")] = 1_000,
 ) -> Any:
-    """Who got which samples: what the plans that ran assigned, by step and rank."""
+    """List which samples each rank got, by step and rank, from the plans that ran."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         items, following = samples.assigned(
@@ -69,7 +69,7 @@ def list_samples(
 
 @router.get("/devices", response_model=models.RunDevices)
 def get_devices(request: Request, run: str) -> Any:
-    """Ranks and their devices, as the leader of the latest attempt introduced them."""
+    """Return ranks and their devices, as the leader of the latest attempt reported them."""
     with store_of(request).read() as connection:
         hello = runs_store.hello(connection, runs_store.key_of(connection, run))
     if hello is None:
@@ -102,7 +102,7 @@ def list_forecasts(
     run: str,
     decided: Annotated[bool, Query(description="only those that `auto` decided upon")] = False,
 ) -> Any:
-    """Forecasts that are kept, oldest first: the newest 50, and all that led to a switch."""
+    """List the stored forecasts, oldest first: the newest 50, and all that led to a switch."""
     with store_of(request).read() as connection:
         bodies = forecasts.bodies(connection, runs_store.key_of(connection, run))
     made = [forecast for forecast in kept(bodies) if forecast.decision or not decided]
@@ -123,9 +123,9 @@ def list_verdicts(
     to: To = None,
     parts: Annotated[int, Query(ge=1, le=20, description="of the range, of equal length")] = 8,
 ) -> Any:
-    """Verdicts about a run over time: the range is cut into parts, and each is judged by itself.
+    """List verdicts about a run over time. The range is cut into parts, each with its own verdict.
 
-    Of a part that is too long, its newest steps are judged.
+    If a part is longer than a verdict can cover, only its newest steps are evaluated.
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)

@@ -44,9 +44,9 @@ def export(
     since: Moment = None,
     until: Moment = None,
 ) -> StreamingResponse:
-    """All rows of a table, not thinned out, while they are read: no size is too large.
+    """Stream all rows of a table as a file, without thinning, at any size.
 
-    `since` and `until`: of steps, ranks' steps and rounds only those that ended then.
+    `since` and `until` select steps, rank steps and rounds that ended in that time.
     """
     store = store_of(request)
     with store.read() as connection:

@@ -1,4 +1,4 @@
-"""The query of whoever asks for some runs: a `RunFilter`."""
+"""Query parameters that select runs, as a `RunFilter`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from paceline.wire import State
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store.history import FigureBounds, RunFilter
 
-_LATEST = 1e12  # Unix time: farther than any calendar
+# Unix time beyond the range of any calendar.
+_LATEST = 1e12  # seconds
 Part = Annotated[str | None, Query(max_length=200, description="a part of it")]
 Exact = Annotated[str | None, Query(max_length=200, description="exactly")]
 Moment = Annotated[
@@ -64,10 +65,10 @@ def _filter(
     waste_min: Figure = None,
     waste_max: Figure = None,
 ) -> RunFilter:
-    """Which runs count: those for which all of it is true.
+    """Build a filter from the query. A run must satisfy all conditions.
 
-    `since` and `until`: when they were created; `active_since` and `active_until`: when they
-    trained. An end is not included.
+    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
+    time of training. The upper ends are excluded.
     """
     return RunFilter(
         states=state,
@@ -94,7 +95,7 @@ Filter = Annotated[RunFilter, Depends(_filter)]
 
 
 def _parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """The values of ``name=value`` pairs; a value that is no JSON is a text."""
+    """Parse ``name=value`` pairs. A value that is not valid JSON is a string."""
     parameters = {}
     for pair in pairs:
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,99})=(.{0,200})", pair)

@@ -30,7 +30,7 @@ Why = Annotated[models.Why, Query(description="for the audit log")]
     dependencies=[Depends(VIEWER)],
 )
 def list_tags(request: Request) -> Any:
-    """All tags of runs, those of most runs first."""
+    """List all tags of runs, most used first."""
     with store_of(request).read() as connection:
         return stored.counted(connection)
 
@@ -42,7 +42,7 @@ def list_tags(request: Request) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
-    """Gives a run a tag. A second time changes nothing, so no `If-Match` is needed."""
+    """Add a tag to a run. Repeating the request changes nothing, so it needs no `If-Match`."""
     labels.tag(store_of(request), run, tag, requester_of(request, by, why))
     return runs_store.get(store_of(request), run)
 
@@ -54,7 +54,7 @@ def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "")
     dependencies=[Depends(OPERATOR)],
 )
 def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
-    """Takes a tag from a run. If it has no such tag, nothing changes."""
+    """Remove a tag from a run. Nothing changes if the run does not have the tag."""
     labels.untag(store_of(request), run, tag, requester_of(request, by, why))
     return runs_store.get(store_of(request), run)
 
@@ -66,7 +66,7 @@ def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = 
     dependencies=[Depends(OPERATOR)],
 )
 def set_note(request: Request, response: Response, run: str, expected: Expected, body: Note) -> Any:
-    """Writes a run's note in place of the one before."""
+    """Replace the note of a run."""
     by = requester_of(request, body.by, body.why, body.operator)
     labels.annotate(store_of(request), run, body.note, by, expected=expected)
     row = runs_store.get(store_of(request), run)

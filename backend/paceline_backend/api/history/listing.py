@@ -61,7 +61,7 @@ def list_runs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Any:
-    """Runs, newest first unless `sort` says otherwise."""
+    """List runs, newest first unless `sort` gives another order."""
     try:
         items, following = runs_store.page(
             store_of(request), which, sort=sort, limit=limit, cursor=cursor

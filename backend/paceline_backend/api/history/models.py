@@ -1,4 +1,4 @@
-"""Bodies about history; field names as in docs/rest.md."""
+"""Bodies about history. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,6
 
 
 class Note(ChangeRequest):
-    """What people write about a run."""
+    """Request to set the note of a run."""
 
     note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
         description="in place of the one before; empty: none", examples=["with the new data"]
@@ -30,14 +30,14 @@ class Note(ChangeRequest):
 
 
 class TagCount(BaseModel):
-    """A tag, and how often it is used."""
+    """A tag, and the number of runs that have it."""
 
     tag: str = Field(examples=["nightly"])
     runs: int = Field(description="that have it", examples=[12])
 
 
 class Aggregate(BaseModel):
-    """What some runs came to; of the group only what was asked for by is there."""
+    """Sums and means over a group of runs. Only fields of the requested grouping are present."""
 
     day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
     run: str | None = Field(default=None, examples=["3f9a1c07be52"])
@@ -68,7 +68,7 @@ class Aggregate(BaseModel):
 
 
 class EpochSummary(BaseModel):
-    """An epoch: sums and means over its complete steps."""
+    """Sums and means over the complete steps of an epoch."""
 
     epoch: int = Field(examples=[1])
     first_step: int = Field(examples=[300])
@@ -90,7 +90,7 @@ class EpochSummary(BaseModel):
 
 
 class EpochWorker(BaseModel):
-    """A worker in an epoch: sums over its complete steps."""
+    """Sums over a worker's complete steps in an epoch."""
 
     rank: int = Field(examples=[3])
     steps: int = Field(description="that it reported", examples=[300])
@@ -135,7 +135,7 @@ class Assigned(BaseModel):
 
 
 class Assignments(BaseModel):
-    """Who got which samples, by step and rank."""
+    """Samples that each rank got, by step and rank."""
 
     items: list[Assigned]
     next_from: int | None = Field(
@@ -144,7 +144,7 @@ class Assignments(BaseModel):
 
 
 class PlacedRank(BaseModel):
-    """Where a rank trains, and what is known of its device."""
+    """A rank's node, and what is known about its device."""
 
     rank: int = Field(examples=[0])
     node: str | None = Field(description="null: unknown", examples=["node-1"])
@@ -159,7 +159,7 @@ class PlacedRank(BaseModel):
 
 
 class RunDevices(BaseModel):
-    """What the leader of the latest attempt said of ranks and their devices."""
+    """Ranks and their devices, as the leader of the latest attempt reported them."""
 
     attempt: int | None = Field(description="null: it has not introduced itself", examples=[0])
     device: str | None = Field(examples=["NVIDIA H100"])
@@ -170,7 +170,7 @@ class RunDevices(BaseModel):
 
 
 class PastForecast(BaseModel):
-    """A forecast that was kept, with what `auto` made of it."""
+    """A stored forecast, with the decision of `auto` on it."""
 
     made_at: float = Field(description="Unix time", examples=[1767225700.0])
     step: int | None = Field(description="last one that it rests on", examples=[263])
@@ -186,13 +186,13 @@ class PastForecast(BaseModel):
 
 
 class Verdicts(BaseModel):
-    """Verdicts about parts of a run, one after the other."""
+    """Verdicts about consecutive parts of a run."""
 
     items: list[RunVerdict]
 
 
 class ComparedSide(BaseModel):
-    """A run, or some of its steps."""
+    """One side of a comparison: a run, or some of its steps."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -211,7 +211,10 @@ class ComparedSide(BaseModel):
 
 
 class Difference(BaseModel):
-    """What changes from the first side to another; `low` and `high` bound 95 %, null: unknown."""
+    """Difference of one side from the first side.
+
+    `low` and `high` bound the 95 % confidence interval; null: unknown.
+    """
 
     value: float = Field(description="the side's value minus the first's", examples=[-0.15])
     low: float | None = Field(examples=[-0.16])
@@ -231,7 +234,7 @@ class ComparedTarget(BaseModel):
 
 
 class ComparedFigure(BaseModel):
-    """A figure of all sides."""
+    """A metric of all sides."""
 
     figure: str = Field(
         description="`last`, `best`, `least`, `greatest` of a metric; `after_s`, `epoch`, "
@@ -252,7 +255,7 @@ class ComparedFigure(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Runs, or parts of runs, side by side."""
+    """Comparison of runs, or of parts of runs."""
 
     sides: list[ComparedSide]
     differences: list[ComparedFigure]

@@ -1,4 +1,4 @@
-"""Rows as CSV, NDJSON or Parquet, part by part: no file is ever whole in memory."""
+"""Writers of rows as CSV, NDJSON or Parquet, in chunks: no file is ever complete in memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ MEDIA_TYPES: dict[Format, str] = {
 
 
 class MissingPackageError(Exception):
-    """Parquet needs a package that is not installed."""
+    """Error: pyarrow, which Parquet needs, is not installed."""
 
 
 def written(form: Format, kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
-    """The bytes of a file, one piece for each part.
+    """Yield the bytes of a file, one chunk for each part of the rows.
 
-    Args:
-        form: of the file.
-        kinds: name → what the column holds, in order.
-        parts: of the rows.
+    `kinds` maps each column name to the type of its values, in the order of the columns.
 
     Raises:
-        MissingPackageError: at once, before the first piece.
+        MissingPackageError: raised by the call itself, before the first chunk.
     """
     if form == "csv":
         return _csv(kinds, parts)
@@ -59,12 +56,12 @@ def _csv(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
-    if rest := text.getvalue():  # no row: the names alone
+    # Without any part, the header is still in the buffer.
+    if rest := text.getvalue():
         yield rest.encode()
 
 
 def _with_json(part: Part, whole: list[int]) -> Iterable[Iterable[Any]]:
-    """Rows with JSON as text in some places."""
     if not whole:
         return part
     return (
@@ -106,7 +103,7 @@ def _parquet(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes
 
 
 class _Sink(io.RawIOBase):
-    """What pyarrow writes a file to: it keeps only what was not taken yet."""
+    """File object for pyarrow that holds only bytes that `drained` has not returned yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,21 +111,18 @@ class _Sink(io.RawIOBase):
         self._size = 0
 
     def writable(self) -> bool:
-        """It is written to."""
         return True
 
     def write(self, data: Any) -> int:
-        """Keeps a piece."""
         self._pieces.append(bytes(data))
         self._size += len(self._pieces[-1])
         return len(self._pieces[-1])
 
     def tell(self) -> int:
-        """How much was written so far."""
         return self._size
 
     def drained(self) -> bytes:
-        """What was written since the last time."""
+        """Return and forget the bytes written since the previous call."""
         piece = b"".join(self._pieces)
         self._pieces.clear()
         return piece

@@ -1,9 +1,9 @@
-"""A run live: server-sent events that say when there is something new.
+"""Live view of a run: server-sent events that report that new data exist.
 
 All streams of a process share one `Reader` of the bus. An event is `{type, step, revision}`: the
-earliest step that is new, if any, and the run's revision. What is new, the client asks of
-`GET view?since=` (`view`). `clients` bounds how many streams a client may have, and `rights` ends
-the streams of tokens that are revoked or have expired.
+earliest new step, if any, and the run's revision. The client then requests the new data with
+`GET view?since=` (`view`). `clients` limits the number of streams per client, and `rights` ends the
+streams of tokens that are revoked or have expired.
 
     follower = reader.join(run)
     event = follower.take()

@@ -1,4 +1,4 @@
-"""How many event streams a client may have."""
+"""Limit on the number of event streams per client."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from paceline_backend.api.errors import problem_response
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.limits import network_of
 
-_RETRY_S = 5  # a page that was closed frees its stream about as fast
+# A closed page frees its stream after about this time.
+_RETRY_S = 5  # seconds
 
-Client = tuple[str, str]  # who asks, and the network that the request came from
+# Name of the caller, and the network of its address.
+Client = tuple[str, str]
 
 
 class Streams:
-    """Counts the open event streams of each client.
-
-    Args:
-        most: streams that a client may have.
-    """
+    """Counter of the open event streams of each client, at most `most` per client."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -34,12 +32,12 @@ class Streams:
 
     @property
     def total(self) -> int:
-        """Open streams of all clients."""
+        """Number of open streams of all clients."""
         return self._open.total()
 
     @contextmanager
     def opened(self, client: Client) -> Iterator[bool]:
-        """Counts a stream until the block ends; whether the client may have it."""
+        """Count a stream until the block ends. Yield False if the client has too many."""
         if self._open[client] >= self.most:
             self.refused += 1
             yield False
@@ -54,7 +52,7 @@ class Streams:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, or 429 for a client that has too many streams already."""
+    """Response of server-sent events, or 429 for a client that already has too many streams."""
 
     media_type = "text/event-stream"
 
@@ -64,7 +62,7 @@ class EventStream(StreamingResponse):
         self.streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Send the events, or a refusal."""
         with self.streams.opened(_client(scope)) as allowed:
             if allowed:
                 await super().__call__(scope, receive, send)

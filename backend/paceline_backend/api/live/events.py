@@ -1,4 +1,4 @@
-"""A run live: an event whenever there is something new about it."""
+"""REST: the event stream of a run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from paceline_backend.store import runs as runs_store
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-_AGAIN_S = 0.5  # how long a closing server may go unnoticed
-_COMMENT_S = 10.0  # proxies close what is silent for longer
+# Interval at which a stream checks whether the server shuts down.
+_AGAIN_S = 0.5  # seconds
+# Proxies close connections that are silent for longer.
+_COMMENT_S = 10.0  # seconds
 
 
 @router.get(
@@ -37,13 +39,15 @@ _COMMENT_S = 10.0  # proxies close what is silent for longer
     },
 )
 async def events(request: Request, run: str) -> Response:
-    """Whenever something about a run is committed, an event; what it is, `view?since=` answers.
+    """Stream an event whenever a change of the run is committed.
 
-    The stream ends when the run has ended, and when the client's token is revoked or has expired.
+    `GET view?since=` returns what has changed. The stream ends when the run has ended, and when the
+    client's token is revoked or has expired.
     """
     reader: Reader = request.app.state.reader
-    await run_in_threadpool(runs_store.get, reader.store, run)  # refuses an unknown run
-    # A stream lasts for hours: its token may be revoked, or expire.
+    # This call raises an error for an unknown run.
+    await run_in_threadpool(runs_store.get, reader.store, run)
+    # A stream lasts for hours, so its token may expire or be revoked meanwhile.
     allowed = partial(request.app.state.rights.valid, identity_of(request).token)
     stream = _stream(reader, run, request.app.state.closing, allowed)
     return EventStream(stream, request.app.state.streams)
@@ -55,13 +59,14 @@ async def _stream(
     closing: Callable[[], bool],
     allowed: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
-    """Return the body of the answer."""
     follower = reader.join(run)
-    awaited = None  # what the client knows that streams wait for
+    # The outage that the client was last informed about.
+    awaited = None
     spoke = time.monotonic()
     try:
         yield b": welcome\n\n"
-        with suppress(StoreUnavailableError):  # when the database is back, all get an event
+        # If the database is away, this client gets an event with all others when it is back.
+        with suppress(StoreUnavailableError):
             await reader.tell_end(run, follower)
         while not closing() and await allowed():
             if reader.awaited != awaited:

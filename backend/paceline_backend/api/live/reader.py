@@ -1,10 +1,10 @@
 """One reader of the bus for all event streams of a process.
 
-`Reader` follows the stream of changes, asks the database about the runs that somebody follows, and
-gives each `Follower` its next event. An event says that there is something new, never what: the
-client asks for that. So a slow client needs no buffer, as later events are merged into the one that
-waits, and nothing has to be replayed. After an outage all runs may have changed, and all clients
-get an event.
+`Reader` follows the stream of changes on the bus, queries the database about the runs that clients
+follow, and passes each `Follower` its next event. An event reports only that something is new; the
+client requests the data itself. A slow client therefore needs no buffer, because later events are
+merged into the pending one, and nothing has to be replayed. After an outage any run may have
+changed, so every client gets an event.
 """
 
 from __future__ import annotations
@@ -26,60 +26,71 @@ from paceline_backend.store import Store, StoreError, StoreUnavailableError, met
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS = 2  # of a process
-_QUEUED_S = 20.0  # for a free connection
-_ANSWER_S = 5.0
+# Connections of a process to the bus.
+_CONNECTIONS = 2
+# Maximum time to wait for a free connection.
+_QUEUED_S = 20.0  # seconds
+_ANSWER_S = 5.0  # seconds
 _BLOCK_MS = 250
-_PAUSE_S = 0.05  # between reads: what comes meanwhile is one event
-_OUTAGE_S = 0.5
-_CHECK_S = 2.0  # between two checks whether the database answers
+# Pause between two reads. Changes during the pause become one event.
+_PAUSE_S = 0.05  # seconds
+_OUTAGE_S = 0.5  # seconds
+# Pause between two checks of the database.
+_CHECK_S = 2.0  # seconds
 _ENTRIES = 1_000  # per read
-_THREADS = 2  # that ask the database
+# Threads that query the database.
+_THREADS = 2
 
 Event = dict[str, Any]
 
 
 class Follower:
-    """The next event of one client."""
+    """The pending event of one client."""
 
     def __init__(self) -> None:
-        self.over = False  # nothing comes after the event that waits
+        # The pending event, if any, is the last one.
+        self.over = False
         self._event: Event | None = None
         self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Merge an event into the one that waits, if any: of both, the earlier step counts."""
+        """Merge an event into the pending one, if any. The earlier step of the two is kept."""
         before = None if self._event is None else self._event["step"]
         self._event = {**event, "step": _earlier(before, event["step"])}
         self._news.set()
 
     def end(self) -> None:
-        """Let nothing come after the event that waits."""
+        """Mark the pending event as the last one."""
         self.over = True
         self._news.set()
 
     def take(self) -> Event | None:
-        """Return the event that waits and forget it; None: there is none."""
+        """Return and forget the pending event; None: there is none."""
         event, self._event = self._event, None
         if not self.over:
             self._news.clear()
         return event
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when an event waits, or after a while."""
+        """Return when an event is pending, or after the timeout."""
         with anyio.move_on_after(timeout_s):
             await self._news.wait()
 
 
 class Reader:
-    """Reads the stream of changes while somebody follows a run."""
+    """Reader of the stream of changes. It runs while clients follow a run.
+
+    `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
+    """
 
     def __init__(self, store: Store, bus: str) -> None:
         self.store = store
         self._url = bus
         self._client: redis.asyncio.Redis | None = None
-        self._followers: dict[str, set[Follower]] = {}  # by run
-        self._position: bytes | None = None  # followers have been told of everything up to here
+        # Run → its followers.
+        self._followers: dict[str, set[Follower]] = {}
+        # Followers have got events for all entries up to this one.
+        self._position: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._bus_away = False
@@ -89,7 +100,7 @@ class Reader:
 
     @property
     def client(self) -> redis.asyncio.Redis:
-        """The client of the bus."""
+        """Client of the bus."""
         if self._client is None:
             self._client = shared(
                 self._url, connections=_CONNECTIONS, queued_s=_QUEUED_S, timeout_s=_ANSWER_S
@@ -98,13 +109,13 @@ class Reader:
 
     @property
     def awaited(self) -> str | None:
-        """What all streams wait for: ``bus`` or ``database``; None: both answer."""
+        """Part that does not answer, `bus` or `database`; None: both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None
 
     async def close(self) -> None:
-        """Close the connections; the streams have ended."""
+        """Close the connections. Call this after all streams have ended."""
         tasks = [task for task in (self._task, self._watch) if task is not None]
         for task in tasks:
             task.cancel()
@@ -113,11 +124,12 @@ class Reader:
             await self._client.aclose()
 
     def join(self, run: str) -> Follower:
-        """Return a follower of a run, which gets an event of each change from now on."""
+        """Return a follower of a run, which gets an event for each change from now on."""
         follower = Follower()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            self._bus_away = False  # what was known when nobody followed is old
+            # The reader was stopped, so its knowledge about the bus is outdated.
+            self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())
         if self._watch is None or self._watch.done():
@@ -126,20 +138,13 @@ class Reader:
         return follower
 
     def leave(self, run: str, follower: Follower) -> None:
-        """Take a follower away."""
+        """Remove a follower."""
         self._followers[run].discard(follower)
         if not self._followers[run]:
             del self._followers[run]
 
     async def tell(self, changed: Mapping[str, int | None]) -> None:
-        """Give the followers of changed runs an event.
-
-        Args:
-            changed: run → its earliest step that is new; None: none is.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-        """
+        """Give the followers of changed runs an event. `changed` maps runs to new steps, if any."""
         wanted = [run for run in changed if run in self._followers]
         if not wanted:
             return
@@ -149,11 +154,7 @@ class Reader:
                 _put(follower, standings.get(run), changed[run])
 
     async def tell_end(self, run: str, follower: Follower) -> None:
-        """Tell a follower that its run had ended before it came, if so.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-        """
+        """Give a follower the final event if its run has already ended."""
         standing = (await self._standing([run])).get(run)
         if standing is None or standing.state in ENDED:
             _put(follower, standing, None)
@@ -166,22 +167,21 @@ class Reader:
         return await anyio.to_thread.run_sync(ask, limiter=self._threads)
 
     async def _run(self) -> None:
-        """Read until nobody follows any run."""
         while self._followers:
             try:
                 await self._follow()
             except (redis.RedisError, StoreUnavailableError) as error:
                 self._bus_away = isinstance(error, redis.RedisError)
                 await asyncio.sleep(self._outage.failed(error))
-            except Exception:  # the streams of all clients depend on this task
+            except Exception:
+                # This task must not end, because the streams of all clients depend on it.
                 log.exception("event streams wait for the next read")
                 await asyncio.sleep(_OUTAGE_S)
 
     async def _follow(self) -> None:
-        """Tell followers of changes; first of what may have changed before."""
         entries: Any = await self.client.xrevrange(CHANGES, count=1)
         newest = entries[0][0] if entries else b"0-0"
-        # A bus that lost its data has no entry of the position that was reached.
+        # If the bus has lost its data, its entries start again below the stored position.
         if self._position is None or _number(newest) < _number(self._position):
             self._position = newest
         self._bus_away = False
@@ -195,9 +195,10 @@ class Reader:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _watch_database(self) -> None:
-        """Check whether the database answers: without it nothing is committed, and no entry comes.
+        """Check whether the database answers.
 
-        A question that is not answered in time is waited for, and no other one is asked meanwhile.
+        Without the database nothing is committed, so no entry on the bus reports its outage. Only
+        one query is pending at a time: the next one is sent after the previous one has returned.
         """
         asked: asyncio.Future[None] | None = None
         while self._followers or asked is not None:
@@ -217,7 +218,7 @@ class Reader:
 
 
 def _put(follower: Follower, standing: runs.Standing | None, step: int | None) -> None:
-    """Give a follower the event of a change; without a standing, its run was deleted."""
+    """Give a follower the event of a change; `standing` is None: the run was deleted."""
     ended = standing is None or standing.state in ENDED
     if standing is not None:
         kind = "end" if ended else "change"
@@ -227,7 +228,7 @@ def _put(follower: Follower, standing: runs.Standing | None, step: int | None) -
 
 
 def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
-    """Changed runs of several entries, each with its earliest new step."""
+    """Merge several entries: changed run → its earliest new step."""
     changed: dict[str, int | None] = {}
     for fields in entries:
         for name, value in fields.items():
@@ -241,5 +242,4 @@ def _number(position: bytes) -> tuple[int, ...]:
 
 
 def _earlier(*steps: int | None) -> int | None:
-    """Return the earliest of some steps; None: there is none."""
     return min((step for step in steps if step is not None), default=None)

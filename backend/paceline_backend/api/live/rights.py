@@ -1,4 +1,4 @@
-"""Whether those who opened event streams may still have them."""
+"""Check whether the tokens of open event streams are still valid."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from starlette.concurrency import run_in_threadpool
 
 from paceline_backend.store import StoreError
 
-CHECK_S = 2.0  # how long a stream outlives its token
-_KEPT_S = 60.0  # all open streams have asked again by then
+# A stream may outlive its token by this time.
+CHECK_S = 2.0  # seconds
+# Answers are dropped after this time. Every open stream has asked again by then.
+_KEPT_S = 60.0  # seconds
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Answer:
-    at: float  # of the loop's clock
-    valid: bool = True  # the guard has just asked
+    # Time by the event loop's clock.
+    at: float
+    # The guard has just checked the token of a new stream.
+    valid: bool = True
 
 
 class Rights:
-    """Asks about the token of open streams every two seconds, once for all streams of a token.
+    """Check of the tokens of open streams, once per token every `CHECK_S` seconds.
 
-    Args:
-        holds: whether a token's id is still worth something; in a thread.
+    `holds` returns whether a token is still valid, by its ID. It is called in a thread.
     """
 
     def __init__(self, holds: Callable[[str], bool]) -> None:
@@ -35,13 +38,14 @@ class Rights:
         self._answers: dict[str, _Answer] = {}
 
     async def valid(self, token: str) -> bool:
-        """Whether a token, by its id, is still valid; while the database is away: as it was."""
+        """Return whether a token is still valid; without the database, the last answer counts."""
         now = asyncio.get_running_loop().time()
         known = self._answers.get(token)
         if known is not None and now < known.at + CHECK_S:
             return known.valid
         known = self._answers[token] = known or _Answer(now)
-        known.at = now  # before the answer is there: other streams do not ask meanwhile
+        # Set the time before the call, so that other streams do not ask meanwhile.
+        known.at = now
         try:
             known.valid = await run_in_threadpool(self._holds, token)
         except StoreError as error:

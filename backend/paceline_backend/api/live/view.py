@@ -1,4 +1,4 @@
-"""What a page draws of a run, in one small answer."""
+"""REST: the data that a run's page draws, in one small response."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from paceline_backend.store.quality import evaluations
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-_STEPS = 2_000  # most with `since`, and with `last`
-_SEGMENTS = 200  # the newest; spans without a controller are in `coasts`
-_NEW_SEGMENTS = 50  # with `since`
+# Maximum number of steps with `since` or `last`.
+_STEPS = 2_000
+# Number of newest segments. Spans without a controller are listed in `coasts`.
+_SEGMENTS = 200
+# The same with `since`.
+_NEW_SEGMENTS = 50
 _NEW_EVALUATIONS = 20
-_LEVEL = 5  # of gzip: 6 and more take twice the time for 3 % fewer bytes
+# Compression level of gzip. Levels 6 and above take twice the time for 3 % fewer bytes.
+_LEVEL = 5
 
 
 @router.get("/view", response_model=step_models.RangeView, response_model_exclude_unset=True)
@@ -45,10 +49,11 @@ def view(
         int, Query(ge=2, le=views.COLUMNS, description="of ranks' lines and of the heat map")
     ] = views.COLUMNS,
 ) -> Any:
-    """What charts need of a range of steps: at most 300 kB, compressed, for any run.
+    """Return the data of charts for a range of steps: at most 300 kB, compressed, for any run.
 
-    It thins out so that each column keeps its least and greatest value. `events` says when there is
-    more; with `since`, the answer is what a client lacks that has a view up to that step.
+    The response is thinned out so that each column keeps its minimum and maximum. The event stream
+    `events` reports when there is more. With `since`, the response has only what is missing from a
+    view up to that step.
     """
     store = store_of(request)
     with store.read() as connection:
@@ -79,7 +84,7 @@ def view(
 
 
 def _compressed(request: Request, model: BaseModel) -> Response:
-    """The answer, compressed in this thread: the event loop serves all other clients meanwhile."""
+    """Compress the response in this thread, while the event loop serves other clients."""
     body = model.model_dump_json(by_alias=True, exclude_unset=True).encode()
     headers = {"Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("Accept-Encoding", ""):

@@ -1,4 +1,4 @@
-"""Asks the nodes of a run, and says why some do not answer."""
+"""Requests to the nodes of a run, and the reasons why some nodes do not answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,7 @@ from paceline_backend.store import Store
 async def ask(
     store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
-    """The answer of each node, or why there is none.
-
-    Args:
-        store: the database.
-        asker: asks nodes.
-        known: the nodes.
-        run: that the question is about.
-        question: for all of them.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Send a question to nodes. Return each node's answer, or the error why there is none."""
     keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))
@@ -60,7 +48,7 @@ async def _ask_one(
 
 
 def refusal(answers: Sequence[object]) -> Exception:
-    """The error of nodes that do not answer; a node that should have answered comes first."""
+    """Combine the errors of nodes into one: 504 if a node timed out, else 409."""
     problems = [answer for answer in answers if isinstance(answer, Exception)]
     words = "; ".join(map(str, problems))
     if any(isinstance(problem, NoAnswerError) for problem in problems):
@@ -69,7 +57,7 @@ def refusal(answers: Sequence[object]) -> Exception:
 
 
 def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
-    """What the nodes say that do not have what was asked for; empty: none was asked."""
+    """Return the reasons why nodes do not have what was requested, in words; empty: none."""
     whys = [
         f"node {holder.node}: {answer.why}"
         for holder, answer in zip(known, answers, strict=True)

@@ -1,4 +1,4 @@
-"""One client's stream of what is added to a log, over all attempts."""
+"""Stream of the text that is added to a log, over all attempts, for one client."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ from paceline_backend.requests import ConflictError
 from paceline_backend.store import StoreUnavailableError, runs
 from paceline_backend.store.runs import UnknownRunError
 
-_SOON_S, _LATER_S = 0.5, 2.0  # between looks at a log that has grown, and at one that has not
-_STEP_S = 0.5  # how long a closing server may go unnoticed
-_COMMENT_S = 10.0  # proxies close what is silent for longer
+# Pause before the next read of a log that has grown, and maximum pause for one that has not.
+_SOON_S, _LATER_S = 0.5, 2.0  # seconds
+# Interval at which a stream checks whether the server shuts down.
+_STEP_S = 0.5  # seconds
+# Proxies close connections that are silent for longer.
+_COMMENT_S = 10.0  # seconds
 
 
 class Follow:
-    """Events of a log that grows.
+    """Events of a growing log, from the position in `wanted` on.
 
-    Args:
-        logs: where to read.
-        run: the run's id.
-        wanted: the log, and the position to begin at.
-        node: that has the log; None: the one that has the rank.
-        closing: whether the server is about to end.
-        allowed: whether the client may still read.
+    `node` is None for the node of the rank. `closing` returns whether the server shuts down,
+    `allowed` whether the client may still read.
     """
 
     def __init__(
@@ -54,16 +52,17 @@ class Follow:
         self._node = node
         self._closing = closing
         self._allowed = allowed
-        self._problem = ""  # that the client was told last
-        self._more = False  # is there already
+        # The problem that was last reported to the client.
+        self._problem = ""
+        # The log has more text after the last part.
+        self._more = False
         self._pause_s = _SOON_S
 
     async def over(self) -> bool:
-        """Whether the run has ended and nothing comes after the position.
+        """Return whether the run has ended and nothing comes after the position.
 
-        Raises:
-            ProblemError, ConflictError, redis.RedisError, StoreError: as `Logs.part`; but the log
-                of a run that has not ended may come later.
+        It raises the errors of `Logs.part`, except that a missing log is no error before the run
+        has ended.
         """
         try:
             part = await self._part()
@@ -76,7 +75,7 @@ class Follow:
         return await self._later(part.attempt) is None
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The body of the answer."""
+        """Yield the body of the response."""
         yield b": welcome\n\n"
         spoke = time.monotonic()
         while not self._closing() and await self._allowed():
@@ -91,10 +90,11 @@ class Follow:
             await self._rest()
 
     async def _look(self) -> tuple[bool, bytes]:
-        """Whether nothing comes any more, and the next event if there is one."""
+        """Return whether the log is complete, and the next event if there is one."""
         try:
             return await self._news()
-        except UnknownRunError:  # it was deleted
+        except UnknownRunError:
+            # The run was deleted.
             return True, b""
         except (ProblemError, ConflictError, redis.RedisError, StoreUnavailableError) as error:
             return await self._ended_by_now(), self._trouble(error)
@@ -111,7 +111,8 @@ class Follow:
             return False, _event({"type": "text", **self._shown(part)}, position)
         if part.may_grow:
             return False, b""
-        ended = await self._ended()  # first: what is there by then is all
+        # Check this before listing the logs: after the end, no attempt is added to the list.
+        ended = await self._ended()
         later = await self._later(part.attempt)
         if later is None:
             return ended, b""
@@ -121,13 +122,13 @@ class Follow:
 
     async def _part(self) -> LogText:
         part = await self._logs.part(self._run, self._wanted, self._node)
-        if 0 < self._wanted.offset > part.size:  # another log is in its place
+        # A log below its previous size was replaced by another one: read it from its start.
+        if 0 < self._wanted.offset > part.size:
             self._wanted = msgspec.structs.replace(self._wanted, offset=0)
             return await self._logs.part(self._run, self._wanted, self._node)
         return part
 
     async def _later(self, attempt: int | None) -> int | None:
-        """The next attempt in which there is such a log."""
         if attempt is None:
             return None
         listing = await self._logs.listing(self._run, attempt + 1)
@@ -140,7 +141,6 @@ class Follow:
         return row["state"] in ENDED
 
     async def _ended_by_now(self) -> bool:
-        """The same, while the database may be away."""
         try:
             return await self._ended()
         except UnknownRunError:
@@ -154,14 +154,14 @@ class Follow:
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
     def _trouble(self, error: Exception) -> bytes:
-        """Why nothing comes, once; a log that is not there yet is no trouble."""
+        """Return an event that reports a problem, once. A log that does not exist yet is none."""
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
         words, self._problem = self._problem, str(error)
         return b"" if words == self._problem else _event({"type": "problem", "detail": str(error)})
 
     async def _rest(self) -> None:
-        """Waits, the longer the longer nothing has come; not if there is more already."""
+        """Pause, longer the longer the log has not grown. Return at once if it has more text."""
         if self._more:
             self._more = False
             return
@@ -172,6 +172,5 @@ class Follow:
 
 
 def _event(content: dict[str, Any], position: bytes = b"") -> bytes:
-    """A server-sent event; a client that has it goes on at the position."""
     number = b"id: %s\n" % position if position else b""
     return b"event: message\n%sdata: %s\n\n" % (number, orjson.dumps(content))

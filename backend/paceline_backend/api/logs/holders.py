@@ -1,4 +1,4 @@
-"""The nodes that may have logs of a run."""
+"""Nodes that may have logs of a run."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from paceline_backend.store.nodes import run_nodes
 
 @dataclass(frozen=True)
 class LogHolder:
-    """A node that may have logs of a run."""
+    """A node that may have logs of a run.
+
+    `alive`: its agent answers. `signed`: its agent has a session on the bus.
+    """
 
     node: str
-    alive: bool  # its agent answers
-    signed: bool  # its agent has a session
+    alive: bool
+    signed: bool
 
 
 def holders(
     store: Store, run: str, rank: int | None = None, attempt: int | None = None
 ) -> list[LogHolder]:
-    """The nodes that may have a log, by name.
+    """Return the nodes that may have a log, sorted by name.
 
     Args:
         store: the database.
-        run: public id.
-        rank: whose log; None: all, and the launchers'.
-        attempt: of the log; None: the newest that there is.
+        run: public ID.
+        rank: rank that wrote the log; None: logs of all ranks and of launchers.
+        attempt: attempt of the log; None: the newest that has one.
 
     Raises:
         UnknownRunError: no such run.
         ConflictError: the rank has no log of its own.
-        StoreError: or one of its kinds.
     """
     row = runs.get(store, run)
     if row["driver"] and rank:
@@ -56,14 +58,15 @@ def holders(
 
 
 def _holder(name: str, node: dict[str, Any] | None) -> LogHolder:
-    if node is None:  # such as a machine that only knows `paceline run`
+    # The node is unknown if the user started `paceline run` there, without an agent.
+    if node is None:
         return LogHolder(name, alive=False, signed=False)
     return LogHolder(name, alive=node["alive"], signed=node["signed"])
 
 
 @lru_cache(maxsize=1024)
 def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
-    """Each rank's node, by a Hello, which is too long to read again for every question."""
+    """Return each rank's node, from the leader's Hello. It is cached because a Hello is long."""
     with store.read() as connection:
         message = runs.hello(connection, key)
     return () if message is None or message.attempt != attempt else tuple(message.placement)

@@ -1,4 +1,4 @@
-"""Answers about logs; field names as in docs/rest.md."""
+"""Responses about logs. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 

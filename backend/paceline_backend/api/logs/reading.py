@@ -1,4 +1,4 @@
-"""Logs of runs, read on the nodes that have them."""
+"""Reading of a run's logs on the nodes that store them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from paceline_backend.store import Store
 
 @dataclass(frozen=True)
 class Listing:
-    """The logs that nodes have, and why those of others are missing."""
+    """Logs that nodes have, and the reasons why logs of other nodes are missing."""
 
-    logs: list[tuple[str, LogFile]]  # with their nodes
-    nodes: dict[str, str | None]  # the problem of each that was asked
+    # Node and log.
+    logs: list[tuple[str, LogFile]]
+    # Node → its problem; None: the node has answered.
+    nodes: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -32,34 +34,30 @@ class LogText:
 
     node: str
     attempt: int | None
-    offset: int  # of the first byte
-    next: int  # offset of what follows
-    size: int
+    # Offset of the first byte.
+    offset: int  # bytes
+    # Offset of the part that follows.
+    next: int  # bytes
+    # Size of the whole log.
+    size: int  # bytes
     may_grow: bool
     text: str
 
 
 class Logs:
-    """Logs of runs.
-
-    Args:
-        store: the database.
-        asker: asks nodes.
-    """
+    """Reader of runs' logs."""
 
     def __init__(self, store: Store, asker: Asker) -> None:
         self.store = store
         self._asker = asker
 
     async def listing(self, run: str, from_attempt: int) -> Listing:
-        """All logs, by attempt, rank, output and node; those of launchers first.
+        """Return all logs, by attempt, rank, output and node; those of launchers come first.
 
         Raises:
             UnknownRunError: no such run.
-            ConflictError: no node that may have logs can be asked.
-            ProblemError: no such node answers.
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
+            ConflictError: none of the run's nodes can be asked.
+            ProblemError: none of the run's nodes answers.
         """
         known = await run_in_threadpool(holders, self.store, run)
         answers = await ask(self.store, self._asker, known, run, ListLogs(from_attempt))
@@ -74,20 +72,13 @@ class Logs:
         return Listing(logs, problems)
 
     async def part(self, run: str, wanted: ReadLog, node: str | None = None) -> LogText:
-        """A part of a log.
-
-        Args:
-            run: public id.
-            wanted: which.
-            node: that has it; None: the one that has the rank.
+        """Return a part of a log. Without `node`, the node of the rank is asked.
 
         Raises:
             UnknownRunError: no such run.
-            InvalidRequestError: the run has no such node, or several have a launcher's log.
+            InvalidRequestError: the run has no such node, or several nodes have a launcher's log.
             ConflictError: the node cannot be asked.
             ProblemError: there is no such log, or the node does not answer.
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
         """
         known = await run_in_threadpool(
             holders, self.store, run, None if node else wanted.rank, wanted.attempt
@@ -124,7 +115,7 @@ def _place(node: str, log: LogFile) -> tuple[bool, int, int, bool, str]:
 
 
 def _as_text(node: str, part: LogPart) -> LogText:
-    """A part without the character that its end cuts, unless nothing more will come of it."""
+    """Decode a part. A character that the end of the part cuts is left out if more may follow."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     whole = part.offset + len(part.data) >= part.size and not part.may_grow
     text = decoder.decode(part.data, whole)

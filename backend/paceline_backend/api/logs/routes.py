@@ -1,6 +1,7 @@
-"""REST: which logs a run has, and what is in them.
+"""REST: a run's logs and their content.
 
-Logs are for operators: a script may print what viewers must not see, such as its variables.
+Only operators may read logs, because a script may print data that viewers must not see, such as its
+environment variables.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def list_logs(
         int, Query(ge=0, le=_MOST_ATTEMPT, description="only logs of this attempt and later ones")
     ] = 0,
 ) -> Any:
-    """The logs of a run, as its nodes have them now; of each node at most 2,000."""
+    """List the logs that a run's nodes have now, at most 2,000 per node."""
     logs = _logs(request)
     row = await run_in_threadpool(runs.get, logs.store, run)
     listing = await logs.listing(run, from_attempt)
@@ -112,7 +113,7 @@ def _file(node: str, log: Any) -> dict[str, Any]:
 
 @router.get("/{rank}", response_model=LogExcerpt)
 async def read_log(request: Request, run: str, wanted: Wanted, node: Node = None) -> Any:
-    """A part of a log: its beginning, its last lines, or what comes from an offset on."""
+    """Return a part of a log: its beginning, its last lines, or the text from an offset on."""
     part = await _logs(request).part(run, wanted, node)
     output = wanted.output if wanted.rank is not None else None
     return {"run": run, "rank": wanted.rank, "output": output, **asdict(part)}
@@ -134,15 +135,16 @@ async def follow_log(
     node: Node = None,
     last_event_id: Annotated[str | None, Header(pattern=_POSITION, max_length=26)] = None,
 ) -> Response:
-    """What is added to a log, attempt after attempt; ends when the run has ended and all was told.
+    """Stream the text that is added to a log, attempt after attempt.
 
-    It also ends when the client's token is revoked or has expired. `Last-Event-ID` says where a
-    client was, which counts more than `attempt`, `offset` and `tail`.
+    The stream ends when the run has ended and all text was sent. It also ends when the client's
+    token is revoked or has expired. `Last-Event-ID` resumes a stream and takes precedence over
+    `attempt`, `offset` and `tail`.
     """
     if last_event_id is not None:
         attempt, offset = map(int, last_event_id.split("-"))
         wanted = ReadLog(wanted.rank, wanted.output, attempt, offset, wanted.limit)
-    # A stream lasts for hours: its token may be revoked, or expire.
+    # A stream lasts for hours, so its token may expire or be revoked meanwhile.
     state = request.app.state
     allowed = partial(state.rights.valid, identity_of(request).token)
     followed = Follow(_logs(request), run, wanted, node, state.closing, allowed)

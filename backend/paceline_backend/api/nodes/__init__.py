@@ -1,1 +1,1 @@
-"""REST: cordons of nodes, and what is known of a node's past."""
+"""REST: cordons and checks of nodes, and the history of a node."""

@@ -1,4 +1,4 @@
-"""Bodies about nodes; field names as in docs/rest.md."""
+"""Bodies about nodes. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline_backend.api import models
 
 
 class NewCordon(models.In):
-    """Why a node is cordoned."""
+    """Request to cordon a node."""
 
     reason: models.Why = Field(default="", examples=["its disk is slow"])
     by: models.Name = Field(default="api", description="the program that asks", examples=["api"])
@@ -43,7 +43,7 @@ class NodeVerdict(BaseModel):
 
 
 class PastCordon(BaseModel):
-    """A time in which a node got nothing new."""
+    """A cordon of a node, lifted or still active."""
 
     at: float = Field(description="Unix time", examples=[1767225800.0])
     by: str = Field(description="a token's name", examples=["ada"])
@@ -54,7 +54,7 @@ class PastCordon(BaseModel):
 
 
 class NodeHistory(BaseModel):
-    """What is known of a node's past."""
+    """History of a node."""
 
     node: str = Field(examples=["n2"])
     runs: list[NodeRun]

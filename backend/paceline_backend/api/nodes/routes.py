@@ -1,4 +1,4 @@
-"""REST: cordons of nodes, and a node's history."""
+"""REST: cordons and checks of nodes, and the history of a node."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
     "/cordon", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
 )
 def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
-    """The node gets no new run and joins none, whoever names it; runs on it go on.
+    """Cordon a node: it gets no new run and joins none, even if a request names it.
 
-    A node of an engine is cordoned in the engine, too: `in_engine` says whether that is done.
-
-    It needs no `If-Match`: a node that somebody has cordoned already is refused with 409.
+    Runs on the node continue. A node of an engine is cordoned in the engine, too; `in_engine` shows
+    whether that is done. The request needs no `If-Match`: 409 reports that the node is already
+    cordoned.
     """
     by = requester_of(request, body.by, body.reason)
     requests.cordon(store_of(request), node, by)
@@ -49,7 +49,7 @@ def uncordon_node(
     by: Annotated[common.Name, Query(description="the program that asks")] = "api",
     why: Annotated[common.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """The node gets runs again. 409: it is not cordoned."""
+    """Lift the cordon of a node. 409: the node is not cordoned."""
     requests.uncordon(store_of(request), node, requester_of(request, by, why))
     return _node(request, node)
 
@@ -63,9 +63,9 @@ def forget_node(
     by: Annotated[common.Name, Query(description="the program that asks")] = "api",
     why: Annotated[common.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """Delete a node from the list; its key and its user of the bus end.
+    """Delete a node from the list, and revoke its key and its user of the bus.
 
-    Its cordons and its part in runs are kept. 409: its agent answers, or a run has it.
+    Its cordons and its part in runs are kept. 409: its agent answers, or a run uses the node.
     """
     bus = settings_of(request).bus
     return requests.sessions.forget(store_of(request), bus, node, requester_of(request, by, why))
@@ -84,9 +84,10 @@ def check_node(
     by: Annotated[common.Name, Query(description="the program that asks")] = "api",
     why: Annotated[common.Why, Query(description="for the audit log")] = "",
 ) -> Any:
-    """Its agent measures the machine again, in a few seconds: `checked_at` changes then.
+    """Ask a node's agent to measure the machine again.
 
-    409: its agent does not answer, or ranks train there.
+    The result arrives in a few seconds and changes `checked_at`. 409: the agent does not answer, or
+    ranks train on the node.
     """
     bus = settings_of(request).bus
     requests.check_node(store_of(request), bus, node, requester_of(request, by, why))
@@ -97,7 +98,7 @@ def check_node(
 def get_history(
     request: Request, node: str, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> Any:
-    """Its runs, the verdicts that named it slow, and its cordons; each newest first."""
+    """Return a node's runs, the verdicts that named it slow, and its cordons; newest first."""
     with store_of(request).read() as connection:
         return history.of_node(connection, node, limit)
 

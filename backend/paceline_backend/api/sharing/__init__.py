@@ -1,1 +1,1 @@
-"""REST: what people take out of Paceline to show others, such as a report and a trace."""
+"""REST: files that users export from Paceline to share, such as a report and a trace."""

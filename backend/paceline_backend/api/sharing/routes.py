@@ -40,7 +40,10 @@ def get_report(
         Query(alias="format", description="html: a page with all that is known, in one file"),
     ] = "json",
 ) -> Any:
-    """What each preset of the run achieved; as HTML, with verdict, charts, switches and nodes."""
+    """Return the results of each preset of the run.
+
+    As HTML, the report also has the verdict, charts, switches and nodes.
+    """
     store, price = store_of(request), settings_of(request).hour_price
     if form == "json":
         figures, row = run_report(store, run, warmup), runs.get(store, run)
@@ -51,7 +54,7 @@ def get_report(
 
 @router.get("/trace", responses=_TRACE)
 def get_trace(request: Request, run: str, first: From = None, to: To = None) -> StreamingResponse:
-    """A range of steps as a trace for Perfetto; by default the newest 100."""
+    """Return a range of steps as a trace for Perfetto; by default the newest 100."""
     if first is not None and to is not None and first > to:
         errors = [{"field": "to", "message": "lies before `from`"}]
         message = f"to: step {to} lies before from, step {first}"

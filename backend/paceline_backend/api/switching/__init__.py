@@ -1,4 +1,4 @@
 """REST: the policy of a run, who switched it and why, and what each switch changed.
 
-`routes` answers, `models` has the bodies. A switch itself is made by `requests.switch`.
+`routes` has the routes, `models` the bodies. `requests.switch` makes the switch itself.
 """

@@ -1,4 +1,4 @@
-"""Bodies about switches of a run's policy; field names as in docs/rest.md."""
+"""Bodies about switches of a run's policy. `docs/rest.md` describes the fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline_backend.insight.quality import MetricChange
 
 
 class PolicySwitch(ChangeRequest):
-    """The policy to switch to."""
+    """Request to switch the policy of a run."""
 
     policy: PolicyName = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(default={}, examples=[{}])
 
 
 class RunPolicy(BaseModel):
-    """The policy of a run: the one that plans, and the one that is to follow."""
+    """Policy of a run: the one that plans now, and the one that follows."""
 
     in_force: SwitchInfo = Field(description="plans the newest segment")
     requested: SwitchInfo | None = Field(
@@ -30,7 +30,7 @@ class RunPolicy(BaseModel):
 
 
 class RequestedSwitch(SwitchInfo):
-    """The answer to a switch."""
+    """Response to a switch request."""
 
     revision: int = Field(description="of the run, after the switch", examples=[4])
     warnings: list[str] | None = Field(
@@ -41,14 +41,17 @@ class RequestedSwitch(SwitchInfo):
 
 
 class SwitchWarnings(BaseModel):
-    """What to know before a switch."""
+    """Warnings before a switch."""
 
     warnings: list[str] = Field(description="those of harm first; empty: none", examples=[[]])
 
 
 @dataclass(frozen=True)
 class ReportedEffect(SwitchEffect):
-    """What a switch changed: time for the same load, without steps in which a policy learns."""
+    """Effect of a switch: change of the time for the same load.
+
+    Steps in which a policy still learns are left out.
+    """
 
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(

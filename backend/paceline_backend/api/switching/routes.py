@@ -1,4 +1,4 @@
-"""REST: switches of a run's policy, what to know before one, and what each changed."""
+"""REST: switches of a run's policy, warnings before a switch, and the effects of switches."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from paceline_backend.store import Store, StoreError, audit, runs, switches
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 logger = logging.getLogger(__name__)
 
-WARNINGS_S = 0.5  # how long the answer to a switch waits for warnings: the switch is made by then
+# The response to a switch waits at most this time for warnings. The switch is already made.
+WARNINGS_S = 0.5  # seconds
 _REFUSALS = documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)
 
 
 @router.get("/policy", response_model=RunPolicy, dependencies=[Depends(VIEWER)])
 def get_policy(request: Request, response: Response, run: str) -> Any:
-    """The run's policy. Its `ETag` is the run's, for the `If-Match` of a switch."""
+    """Return the run's policy. The `ETag` is that of the run, for the `If-Match` of a switch."""
     store = store_of(request)
     with store.read() as connection:
         rows = switches.rows_of(connection, run)
@@ -48,7 +49,6 @@ def get_policy(request: Request, response: Response, run: str) -> Any:
 
 
 def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The switch in force, and a later one that has yet to take effect."""
     begun = [row for row in rows if row["effective_step"] is not None]
     in_force = begun[-1] if begun else rows[0]
     newest = rows[-1]
@@ -66,7 +66,7 @@ def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
 async def switch_policy(
     request: Request, response: Response, run: str, expected: Expected, body: PolicySwitch
 ) -> Any:
-    """Requests another policy; it plans from the next segment on. Warnings refuse nothing."""
+    """Request another policy, which plans from the next segment on. Warnings do not prevent it."""
     store = store_of(request)
     made = await run_in_threadpool(_switched, request, run, expected, body)
     response.headers["ETag"] = etag(made["revision"])
@@ -79,43 +79,41 @@ def _switched(
     by = requester_of(request, body.by, body.why, body.operator)
     store, bus = store_of(request), settings_of(request).bus
     made = requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
-    assert made is not None  # only `auto` gives a reason against it
+    # `requests.switch` returns None only for requests of `auto`.
+    assert made is not None
     return made
 
 
 async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | None:
-    """Warnings, or None if they take too long: the first ones of a process take seconds."""
+    """Return warnings, or None if they take too long: the first ones of a process take seconds."""
     trial = asyncio.create_task(
         run_in_threadpool(_warnings, store, run, body.policy, body.parameters)
     )
     done, _ = await asyncio.wait([trial], timeout=WARNINGS_S)
     if not done:
+        # The callback logs an error of the trial, whose result is not used.
         trial.add_done_callback(_forgotten)
         return None
     try:
         return trial.result()
-    except StoreError as error:  # the switch is made all the same
+    except StoreError as error:
+        # The switch itself has succeeded, so the request must not fail.
         logger.warning("run %s: no warnings of %s: %s", run, body.policy, error)
         return None
 
 
 def _forgotten(trial: asyncio.Task[list[str]]) -> None:
-    """Takes the result of a trial for which nobody waits any more."""
     if not trial.cancelled() and (error := trial.exception()) is not None:
         logger.info("warnings that came too late failed: %s", error)
 
 
 def _warnings(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """What to know of a policy; empty if that cannot be found out.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
     try:
         return cautions.of_run(store, run, policy, parameters)
     except StoreError:
         raise
-    except Exception:  # a third party's preset, or records that no model fits
+    except Exception:
+        # A third-party preset failed, or no model fits the records.
         logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
         return []
 
@@ -129,7 +127,7 @@ def switch_warnings(
         str, Query(max_length=4_000, description="of the preset, as a JSON object")
     ] = "{}",
 ) -> SwitchWarnings:
-    """What to know before a switch to this policy. The first answer may take seconds."""
+    """Return warnings about a switch to this policy. The first response may take seconds."""
     try:
         given = msgspec.json.decode(parameters, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -144,7 +142,7 @@ def switch_warnings(
 
 @router.get("/effects", response_model=list[ReportedEffect], dependencies=[Depends(VIEWER)])
 def list_effects(request: Request, run: str) -> Any:
-    """What each switch that has taken effect changed, oldest first."""
+    """List the effect of each switch that has taken effect, oldest first."""
     with store_of(request).read() as connection:
         made = effects.of_run(connection, run)
         measured = quality.after_switches(connection, runs.key_of(connection, run))
@@ -162,5 +160,5 @@ def _reported(effect: effects.SwitchEffect, metrics: list[quality.MetricChange])
 
 @router.get("/switches", response_model=list[models.SwitchInfo], dependencies=[Depends(VIEWER)])
 def list_switches(request: Request, run: str) -> Any:
-    """Every policy that was asked for, and since when it plans."""
+    """List every policy that was requested, with the step from which it plans."""
     return switches.rows(store_of(request), run)
