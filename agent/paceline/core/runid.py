@@ -1,4 +1,4 @@
-"""A run's id as people give it: whole, or a beginning that no other run's id has."""
+"""Lookup of a run's id from the id, or a unique prefix of it, that a user enters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LISTED = 10
 
 
 def checked(given: str) -> str:
-    """What may be an id or its beginning: other text would change the path of a request or file.
+    """Return the text if it can be an id or its prefix; other text could change a request's path.
 
     Raises:
-        InputError: it cannot be one.
+        InputError: the text cannot be an id.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", given):
         raise InputError(f"RUN {given}: an id has letters, digits, - and _; `paceline runs` lists")
@@ -22,7 +22,7 @@ def checked(given: str) -> str:
 
 
 def chosen(given: str, ids: Iterable[str]) -> str:
-    """The one id that begins with `given`, or is it.
+    """Return the only id that equals `given` or begins with it.
 
     Raises:
         InputError: there is none, or there are several; the message lists them.
