@@ -105,8 +105,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """The rule that calls a round: by a quorum of ready ranks, or by the first of a few drawn
-    ranks.
+    """The rule that calls a round: a quorum of ready ranks, or the first of a few drawn ranks.
 
     Args:
         quorum: ranks that must be ready (n-soft's M/n; all but b backup workers). When fewer ranks

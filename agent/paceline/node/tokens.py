@@ -1,9 +1,9 @@
-"""Where the token of a server on this machine is: a file that only its user can read.
+"""Storage of the token of a server on this machine, in a file that only its user can read.
 
-A server to which nobody gave a token makes one, and keeps it in a file for its address as long as
-it works: so the command line, agents and demos find it without a question. The file is locked by
-the server. Once the server has ended, however it ended, the lock is gone, and the token is not sent
-to whatever listens on the port next.
+A server that was given no token generates one, and stores it in a file for its address while it
+runs. The command line, agents and demos find the token there. The server locks the file. Once the
+server has ended, for whatever reason, the lock is gone, and clients do not send the token to
+whatever program listens on the port next.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LONGEST = 4096
 
 
 def kept(server: str) -> str | None:
-    """The token of a server that works on this machine, under this user, at this address.
+    """Return the token of a server that runs on this machine, under this user, at this address.
 
     Args:
-        server: its URL.
+        server: the server's URL.
     """
     try:
         path = _place(server)
@@ -40,11 +40,11 @@ def kept(server: str) -> str | None:
 
 @contextmanager
 def keeping(server: str, token: str) -> Iterator[Path]:
-    """Keeps a server's token for clients of this machine's user while the server works.
+    """Store a server's token for clients of this machine's user while the server runs.
 
     Args:
         server: the URL at which it listens.
-        token: an admin's.
+        token: an admin's token.
 
     Raises:
         OSError: the file cannot be written.
@@ -53,7 +53,8 @@ def keeping(server: str, token: str) -> Iterator[Path]:
     if path is None:
         raise OSError(f"{server} is no address of a server")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a server that was killed
+    # The file may be left over from a server that was killed.
+    path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{token}\n")
@@ -80,7 +81,7 @@ def _place(server: str) -> Path | None:
 
 
 def _locked(file: int) -> bool:
-    """Whether a server holds the lock."""
+    """Return True if a server holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

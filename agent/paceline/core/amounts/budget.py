@@ -56,8 +56,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank], with few samples moved so that each rank keeps its
-        limit.
+        """Return a step's local batches [rank] after moving few samples to keep each rank's limit.
         """
         if self.limits is None:
             return parts
@@ -90,8 +89,7 @@ class Budget:
 
 
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
-    """Return the number of samples of each step, [S], with each step's total size within the
-    budget.
+    """Return the number of samples of each step, [S], within the budget.
 
     Args:
         sizes: in the order in which steps take the samples, [R]; none is more than the budget.

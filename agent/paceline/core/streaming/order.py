@@ -55,8 +55,7 @@ class Seen:
 
 
 def difference(word: str, other: str) -> str:
-    """Describe how two readings of a shard differ and lose samples; empty if none is known to be
-    lost.
+    """Describe how two readings of a shard differ; empty if no samples are known to be lost.
 
     Args:
         word: the word of the first `ShardOrder`.

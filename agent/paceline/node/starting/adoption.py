@@ -1,4 +1,4 @@
-"""`paceline node SCRIPT`: a run that somebody starts on nodes of their own."""
+"""`paceline node SCRIPT`: a run that an operator starts on nodes of their own."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from paceline.wire import Launch
 
 @dataclass(frozen=True)
 class Place:
-    """Which nodes train together, and which of them this process is."""
+    """The group of nodes that train together, and this process's slot among them."""
 
-    key: str  # the same on all nodes of the run, and on no others
-    slot: str  # another on each node of a machine
+    # The same on all nodes of the run, and on no others.
+    key: str
+    # Different on each node of a machine.
+    slot: str
     nodes: int
 
 
 def place(
     env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
 ) -> Place:
-    """The place of this process, by what was given, and by Slurm's variables.
+    """Return the place of this process, from the given values and Slurm's variables.
 
-    Each step of a job is a run; so is each time that Slurm queues a job again. In the job's script
-    and on its command line, without srun, each call is a run on one node.
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
+    script and on its command line, without srun, each call is a run on one node.
 
     Args:
-        env: variables.
-        key: given; None: what Slurm says.
-        slot: given; None: what Slurm says, else the key.
-        alone: nobody has said that the run has other nodes.
+        env: environment variables.
+        key: the given key; None: derived from Slurm's variables.
+        slot: the given slot; None: derived from Slurm's variables, else the key.
+        alone: True if the operator gave no other nodes.
 
     Raises:
         InputError: there is no key.
@@ -46,7 +48,8 @@ def place(
         again = env.get("SLURM_RESTART_COUNT", "0")
         job = job if again == "0" else f"{job}r{again}"
         step = env.get("SLURM_STEP_ID")
-        if step is None:  # in the job's script, without srun
+        # The process runs in the job's script, without srun.
+        if step is None:
             own = f"{job}.{secrets.token_hex(3)}" if alone else job
             if alone and not key:
                 key = f"slurm-{own}"
@@ -65,7 +68,7 @@ def place(
 
 
 def check_launch(launch: Launch) -> None:
-    """Refuses a launch that cannot work on this node.
+    """Reject a launch that cannot work on this node.
 
     Raises:
         InputError: as the supervisor's check.
@@ -74,17 +77,17 @@ def check_launch(launch: Launch) -> None:
 
 
 def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any]) -> Any:
-    """Asks the server for the run of a key; the run's id, and a token for its nodes.
+    """Register this process at the server; return the run's id and a token for its nodes.
 
     Args:
-        client: of the server; its token may start runs.
+        client: client of the server; its token may start runs.
         where: this process's place.
         launch: what to run.
         choice: further fields of ``POST /adoptions``, such as `policy`.
 
     Raises:
-        InputError: the server refuses; the message holds its reason.
-        PacelineError: it does not answer.
+        InputError: the server rejects the request; the message holds its reason.
+        PacelineError: the server does not answer.
     """
     names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
     body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}
