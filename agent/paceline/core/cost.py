@@ -55,7 +55,7 @@ class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
         return super().sizes(raised(sizes, self.grid))
 
     def load(self, of: Features) -> Any:
-        """Return the effective load of each batch, with its longest sample rounded up to the grid."""
+        """Return the effective load of each batch; its longest sample is rounded up to the grid."""
         return super().load(of._replace(longest=raised(of.longest, self.grid)))
 
 

@@ -207,7 +207,7 @@ class Ledger:
 def _gridded(
     parts: list[Ints], grid: int, limits: Ints | None, homes: tuple[Ints, Ints] | None
 ) -> list[Ints]:
-    """Move samples between a step's local batches [rank] to reach the grid; few leave their node."""
+    """Move samples between a step's local batches [rank] onto the grid; few leave their node."""
     before = np.array([len(part) for part in parts])
     ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
     if homes is None:

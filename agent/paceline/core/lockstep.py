@@ -113,7 +113,7 @@ def conflict(of: Mapping[int, Progress]) -> str | None:
 
 
 def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step if only some ranks skipped a step's backward pass under a relaxed policy."""
+    """Yield rank and step of backward passes that only some ranks skipped under a relaxed policy."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:

@@ -84,11 +84,11 @@ class Share(NamedTuple):
         return (self.left + _HALF) * self.batch_s
 
     def begin(self, batch_s: float) -> Share:
-        """Return the share after the owner begins its next batch, with its recent time per batch."""
+        """Return the share after the owner begins its next batch, with its recent batch time."""
         return self._replace(begun=self.begun + 1, batch_s=batch_s, stance=Stance.WORKS)
 
     def give(self) -> Share:
-        """Return the share after another rank takes over the queue's last batch, number `end` - 1."""
+        """Return the share after another rank takes over the last batch, number `end` - 1."""
         return self._replace(end=self.end - 1)
 
     def leave(self) -> Share:

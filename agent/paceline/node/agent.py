@@ -239,7 +239,7 @@ class Agent:
         self._link.tell(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
-        """Close an ended run before its new launch, whose supervisor delivers what the spool holds."""
+        """Close an ended run before its new launch. The new supervisor delivers its spool."""
         for kept in (self._runs.pop(run, None), self._left_over.pop(run, None)):
             if kept is not None:
                 kept.close()

@@ -72,11 +72,10 @@ class Delivery:
 
     @classmethod
     def resume(cls, directory: Path, link: Link) -> Delivery | None:
-        """Continue the delivery of a run whose process is gone; report the run's end if it is
-        missing.
+        """Continue the delivery of a run whose process is gone.
 
-        Return None if everything is delivered, if another process supervises the run, or if the run
-        belongs to another control plane.
+        Report the run's end if that is missing. Return None if everything is delivered, if another
+        process supervises the run, or if the run belongs to another control plane.
         """
         path = directory / "run.json"
         try:

@@ -41,8 +41,7 @@ _OUTPUTS: tuple[Output, ...] = get_args(Output)
 
 
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
-    """Return the logs of a run on this node, the launcher's first, then those of the newest
-    attempts.
+    """Return the logs of a run on this node: the launcher's, then those of the newest attempts.
 
     Args:
         directory: the run's directory.
@@ -55,9 +54,7 @@ def listed(directory: Path, from_attempt: int) -> list[LogFile]:
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Yield the logs. `may_grow` is computed before the size, so a log that cannot grow is
-    complete.
-    """
+    """Yield the logs; `may_grow` precedes the size, so a log that cannot grow is complete."""
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -180,7 +177,7 @@ def _last_lines(data: bytes, lines: int, begin: int) -> int:
 
 
 def _character(data: bytes) -> int:
-    """Return the position of the first UTF-8 character; at most 3 bytes belong to the previous one."""
+    """Return the position of the first UTF-8 character: after at most 3 bytes of another."""
     return next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
 
 

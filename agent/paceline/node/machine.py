@@ -24,7 +24,7 @@ def default_name() -> str:
 
 
 def describe(name: str) -> NodeState:
-    """Describe this machine: usable cores, memory in bytes, names of GPUs; without importing torch."""
+    """Describe this machine without importing torch: usable cores, memory in bytes, GPUs."""
     return NodeState(
         node=name,
         hostname=socket.gethostname(),

@@ -27,8 +27,7 @@ def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
 
 
 class Output:
-    """A copier of rank 0's output to this process's, for each attempt in which rank 0 is on this
-    node.
+    """A copier of rank 0's output to this process's, if rank 0 is on this node.
 
     Args:
         directory: the run's directory.

@@ -138,7 +138,7 @@ class Spool:
 
 
 def dropped(directory: Path) -> int:
-    """Return the number of records that a directory's writers lost because their spools were full."""
+    """Return the number of records that a directory's writers lost to full spools."""
     count = 0
     for path in directory.glob("*.dropped"):
         try:
@@ -152,10 +152,10 @@ def dropped(directory: Path) -> int:
 def chunks(
     directory: Path, *, include_open: bool = False
 ) -> Iterator[tuple[Path, list[dict[bytes, bytes]]]]:
-    """Yield the files of all chunks and their entries, oldest first. Delete each file once it is
-    sent.
+    """Yield the files of all chunks and their entries, oldest first.
 
-    The rest of a file after a torn or invalid record is logged and left out.
+    The caller deletes each file once it is sent. The rest of a file after a torn or invalid record
+    is logged and left out.
 
     Args:
         directory: the writers' directory; may be missing.

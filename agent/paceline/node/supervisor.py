@@ -243,8 +243,7 @@ class Supervisor:
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """Open a socket on which this node could serve the rendezvous, at its address for the
-        others.
+        """Open a socket on which this node could serve the rendezvous to the others.
 
         Raises:
             OSError: the bus is unavailable.

@@ -75,7 +75,7 @@ def _place(server: str) -> Path | None:
     if not host or not port or "/" in host:
         return None
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    # Machines may share the home directory, and each has its own loopback.
+    # Machines may share the home directory, but each has its own loopback interface.
     machine = Path(home) / "paceline" / "servers" / socket.gethostname()
     return machine / f"{'127.0.0.1' if host == 'localhost' else host}_{port}"
 

@@ -1,5 +1,4 @@
-"""Start of Paceline's observation in a script that does not use Paceline; see
-`paceline.observation`.
+"""Observation of a script that does not use Paceline; see `paceline.observation`.
 
 Python imports this module when it starts. An error here never ends the script.
 """

@@ -39,7 +39,7 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
 
 
 def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """Return what `encode` returns for a `StepBatch`, much faster, from columns of record fields."""
+    """Return what `encode` returns for a `StepBatch`, faster, from columns of record fields."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
         b"v": _VERSION,

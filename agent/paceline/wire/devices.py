@@ -30,7 +30,7 @@ class RankDevice(msgspec.Struct, frozen=True):
 
     @property
     def used_cores(self) -> int:
-        """Number of cores that the rank computes with: fewer than `cores` if it has fewer threads."""
+        """Number of cores that the rank computes with, which `threads` may limit."""
         return min(self.cores, self.threads or self.cores)
 
     def problem(self) -> str | None:

@@ -136,7 +136,7 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The leader's record of a segment that the ranks follow: the authoritative record of what ran."""
+    """The leader's record of a segment that the ranks follow: the only proof of what ran."""
 
     attempt: int
     segment: Segment
@@ -449,7 +449,7 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """Notice that the control plane changed a run's state or stored a large Hello of a new attempt."""
+    """Notice that the control plane changed a run's state or stored a new attempt's Hello."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

@@ -1,4 +1,4 @@
-"""Encryption between the control plane and one node, because the bus may write entries to its disk."""
+"""Encryption between the control plane and one node: the bus may write entries to its disk."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Moves(msgspec.Struct, frozen=True):
         return samples.astype(np.int64), ranks.astype(np.int64)
 
     def problem(self, world: int, samples: int | None) -> str | None:
-        """Return the first problem with the values; None if there is none. `samples` None: unknown."""
+        """Return the first problem, None if there is none. `samples` None: unknown."""
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
             return "moves: samples and ranks are not one rank for each sample"
         moved, ranks = self.arrays()

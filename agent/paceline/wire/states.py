@@ -29,7 +29,7 @@ class State(StrEnum):
         return self in _FINAL
 
     def may_become(self, other: State) -> bool:
-        """Return True if `other` may follow this state, directly or with other states between them."""
+        """Return True if `other` may follow this state, directly or after further states."""
         return not self.final and (other.final or _ORDER.index(other) > _ORDER.index(self))
 
     @property

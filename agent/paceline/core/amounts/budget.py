@@ -56,8 +56,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank] after moving few samples to keep each rank's limit.
-        """
+        """Return a step's local batches [rank] after moving few samples to keep each rank's limit."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -208,7 +207,7 @@ def refuse_small(limits: Floats, longest: float) -> None:
 
 
 def shown(amount: float) -> str:
-    """Format an amount exactly: 1000001, 0.1. A value copied from a message is then large enough."""
+    """Format an amount exactly: 1000001, 0.1. A value copied from a message is large enough."""
     amount = float(amount)
     return str(int(amount)) if amount.is_integer() else repr(amount)
 

@@ -1,4 +1,4 @@
-"""The number of samples that a run has trained on, which every rank counts without communication."""
+"""The number of samples that a run has trained on; each rank counts without communication."""
 
 from __future__ import annotations
 

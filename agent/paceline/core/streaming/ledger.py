@@ -158,7 +158,7 @@ class StreamLedger:
         self.left += len(sizes)
 
     def ready(self) -> bool:
-        """Return True if a segment can be planned; else the leader must wait for reports of ranks."""
+        """Return True if a segment can be planned; else the leader waits for reports of ranks."""
         if self.ended:
             return True
         halves = zip(self._buffers, self.rooms, strict=True)
@@ -285,7 +285,7 @@ class StreamLedger:
         return places
 
     def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
-        """Remove samples from a buffer, and count a wait for each of the first `count` that stay."""
+        """Remove samples from a buffer; count a wait for each of the first `count` that stay."""
         numbers = buffer.numbers[places]
         stay = np.ones(len(buffer.numbers), bool)
         stay[places] = False

@@ -209,9 +209,7 @@ class Members:
         self._store = store
 
     def meet(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Record who takes part in a round. Participants that were considered gone are present
-        again.
-        """
+        """Record who takes part in a round, including participants that were considered gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
@@ -221,7 +219,7 @@ class Members:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """Return the launchers of the last round, also to a new launcher; empty if there was none."""
+        """Return the launchers of the last round, also to a new launcher; empty: there was none."""
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
@@ -233,7 +231,7 @@ class Members:
 
 
 class _Holder(_BackendRendezvousStateHolder):
-    """A reader of the shared state that reads more often than PyTorch's and records lost launchers."""
+    """A reader of the shared state that polls more often than PyTorch's; records lost launchers."""
 
     def __init__(self, backend: Signed, settings: RendezvousSettings, members: Members) -> None:
         super().__init__(backend, settings)

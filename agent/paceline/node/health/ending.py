@@ -45,7 +45,7 @@ class Ending:
 
     @classmethod
     def begin(cls, directory: Path, run: str, launcher: int, order: EndRanks) -> Ending | None:
-        """Ask the ranks for their stacks; return None if the order is outdated or already obeyed."""
+        """Ask the ranks for their stacks; return None if the order is outdated or was obeyed."""
         try:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)

@@ -1,5 +1,4 @@
-"""Runs that an operator starts from a terminal or a batch job, instead of through the control
-plane.
+"""Runs that an operator starts from a terminal or a batch job.
 
 - `foreground`: `paceline run` on this node;
 - `several`: `paceline run --nodes`, whose ranks agents start;

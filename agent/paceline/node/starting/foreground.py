@@ -223,7 +223,8 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
-    known = entry_points(group="paceline.policies").names  # works without the server's packages
+    # The names are available without the server's packages.
+    known = entry_points(group="paceline.policies").names
     if policy is not None and policy not in known:
         near = ", ".join(get_close_matches(policy.lower(), known))
         hint = f"did you mean {near}? " if near else ""

@@ -1,4 +1,4 @@
-"""`paceline observe`: starts a command whose ranks report to a run, and reports the run's states."""
+"""`paceline observe`: starts a command whose ranks report to a run, and reports its states."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def observe(
 
 
 def script_of(command: Sequence[str]) -> str:
-    """Return the training script in a command: its first argument that ends in .py, else the
-    command.
-    """
+    """Return the first argument that ends in .py, which is the training script, else the command."""
     if not command:
         raise InputError("observe: give a command, such as -- torchrun --nproc-per-node 2 train.py")
     return next((each for each in command[1:] if each.endswith(".py")), command[0])
@@ -190,7 +188,7 @@ class Observation:
                 each.terminate()
 
     def _ends(self) -> bool:
-        """Return True if processes of a stopped run still run; kill them when their time is over."""
+        """Return True if processes of a stopped run still run; kill them after a time limit."""
         self._tree = [each for each in self._tree if _runs(each)]
         if self._tree and time.monotonic() > self._kill_at:
             for each in self._tree:

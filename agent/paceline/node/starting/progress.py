@@ -155,8 +155,7 @@ def ask(client: Client, run: str) -> Progress:
 
 
 class Watch:
-    """A poller of a run's progress, with its own thread, so that training never waits for the
-    server.
+    """A poller of a run's progress in its own thread, so that training never waits for the server.
 
     A context manager.
 

@@ -1,4 +1,4 @@
-"""`paceline resume`: continues a run that failed or was stopped, on its node or in the foreground."""
+"""`paceline resume`: continues a failed or stopped run, on its node or in the foreground."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Screen(Protocol):
     """The place where a run's output and its progress appear."""
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that copies the script's output to a standard stream of this process."""
+        """Return a function that copies the script's output to one of this process's streams."""
 
     def tick(self) -> None:
         """Draw changes; call it a few times a second."""
