@@ -249,7 +249,6 @@ def resume(
 def _elsewhere(
     backend: str | None, options: list[str] | None, nodes: str | None, nproc: int | None
 ) -> dict[str, Any]:
-    """Return the options that differ in a resumed run."""
     from paceline.node.starting.several import counted
 
     asked: dict[str, Any] = {"backend": backend, "nproc": nproc}

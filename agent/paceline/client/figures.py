@@ -28,14 +28,10 @@ def of_run(
 ) -> Any:
     """Plot metrics over steps, one below the other, with a dashed line where each policy began.
 
-    Args:
-        title: title of the figure.
-        columns: as `GET steps` answers.
-        switches: as `GET switches` answers.
-        metrics: names from `METRICS`.
+    `columns` and `switches` are answers of `GET steps` and `GET switches`.
 
     Raises:
-        InputError: a metric is unknown.
+        InputError: a metric is not in `METRICS`.
         PacelineError: Plotly is not installed.
     """
     unknown = [name for name in metrics if name not in METRICS]

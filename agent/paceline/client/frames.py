@@ -17,11 +17,7 @@ DataFrame = Any
 
 
 def checked(frames: str) -> Frames:
-    """Validate the name of a data frame library.
-
-    Raises:
-        InputError: the name is unknown.
-    """
+    """Validate the name of a data frame library; else raise an InputError."""
     if frames not in ("pandas", "polars"):
         raise InputError(f"frames={frames!r}: give 'pandas' or 'polars'")
     return frames  # type: ignore[return-value]

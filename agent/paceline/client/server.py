@@ -48,23 +48,14 @@ def connect(url: str | None = None, token: str | None = None, *, frames: str = "
 
 
 class Server:
-    """A control plane; `connect` makes one.
-
-    Args:
-        client: connection to the server.
-        frames_of: library of the data frames.
-    """
+    """A control plane; `connect` makes one."""
 
     def __init__(self, client: Client, frames_of: str = "pandas") -> None:
         self.client = client
         self.frames = frames.checked(frames_of)
 
     def run(self, run: str) -> Run:
-        """Return a run by its id, or by a prefix that no other run's id has.
-
-        Raises:
-            InputError: there is no such run, or there are several.
-        """
+        """Return a run by its id, or by a prefix that no other run's id has."""
         return Run(self, self.client.run(run))
 
     def runs(self, *, limit: int | None = None, sort: str = "-created_at", **which: Any) -> Runs:
@@ -104,10 +95,9 @@ class Server:
         return frames.of_rows(rows, self.frames)
 
     def compare(self, *sides: str) -> dict[str, Any]:
-        """Return runs, or parts of runs, side by side, as ``GET /compare`` answers.
+        """Return two to six runs, or parts of runs, side by side, as ``GET /compare`` answers.
 
-        Args:
-            sides: two to six of ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
+        A side is ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
         """
         whole = [self._side(side) for side in sides]
         return dict(self.client.call("GET", "/compare", params={"side": whole}))
@@ -137,12 +127,7 @@ class Server:
 
 
 class Runs(list["Run"]):
-    """Runs in the requested order.
-
-    Args:
-        server: their server.
-        rows: runs as the server answered.
-    """
+    """Runs in the requested order, as the server answered."""
 
     def __init__(self, server: Server, rows: Sequence[dict[str, Any]]) -> None:
         super().__init__(Run(server, row["id"], row) for row in rows)
@@ -161,10 +146,7 @@ class Runs(list["Run"]):
 class Run:
     """A run; `Server.run` and `Server.runs` make them.
 
-    Args:
-        server: its server.
-        run: its whole id.
-        about: the run as the server answered; None: requested at first use.
+    `about` is the run as the server answered; None: it is requested at first use.
     """
 
     def __init__(self, server: Server, run: str, about: dict[str, Any] | None = None) -> None:
@@ -214,12 +196,7 @@ class Run:
     ) -> DataFrame:
         """Return the ranks' steps, a row for each, with all stored fields.
 
-        Args:
-            first: as in `steps`.
-            last: as in `steps`.
-            ranks: only these ranks; None: all.
-            since: as in `steps`.
-            until: as in `steps`.
+        The range is that of `steps`. `ranks` None: all ranks.
         """
         query = {"from": first, "to": last, "since": since, "until": until}
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
@@ -273,9 +250,8 @@ class Run:
     def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:
         """Plot metrics over steps, with a line where each policy began; return a Plotly figure.
 
-        Args:
-            metrics: any of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
-                ``dif``, ``ett_error``.
+        Metrics are any of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
+        ``dif``, ``ett_error``.
         """
         columns = self._get("/steps", {"points": _POINTS})
         title = f"{self.about['name']} ({self.id})"
@@ -284,10 +260,7 @@ class Run:
     def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
         """Write all rows of a table to a file while they arrive.
 
-        Args:
-            file: the file to create or replace.
-            table: table of the run.
-            form: None: derived from the end of the file's name.
+        `form` None: the format that the file's name ends with.
 
         Raises:
             InputError: the file's name has another end.
@@ -314,8 +287,7 @@ class Run:
     def note(self, text: str) -> None:
         """Replace the run's note.
 
-        Raises:
-            InputError: another client has changed the run at the same moment.
+        This raises an InputError if another client has changed the run at the same moment.
         """
         self._about = self._server.client.change("PUT", self.id, "note", {"note": text})
 
@@ -342,11 +314,7 @@ def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def form_of(path: Path) -> Format:
-    """Return the format that a file's name ends with.
-
-    Raises:
-        InputError: the name ends with no known format.
-    """
+    """Return the format that a file's name ends with; else raise an InputError."""
     form = _FORMATS.get(path.suffix)
     if form is None:
         raise InputError(f"{path}: the name must end with {', '.join(_FORMATS)}")

@@ -145,11 +145,7 @@ def target(
 
 
 def _target(text: str) -> dict[str, Any]:
-    """Parse a target into REST's form.
-
-    Raises:
-        InputError: the text is no target.
-    """
+    """Parse a target into REST's form."""
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
     if match is not None:
         with contextlib.suppress(ValueError):

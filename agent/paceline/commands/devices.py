@@ -11,11 +11,7 @@ DEVICES = ("ranks", "device", "cores", "threads", "memory", "trial")
 
 
 def devices_of(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows for `DEVICES`; empty if no devices are known.
-
-    Args:
-        ranks: ranks of ``GET devices``, ascending.
-    """
+    """Return rows for `DEVICES` from the ascending ranks of ``GET devices``."""
     numbers: dict[tuple[Any, ...], list[int]] = {}
     for each in ranks:
         if device := each["device"]:

@@ -57,7 +57,6 @@ def hang(
 
 
 def _state(client: Client, run: str) -> str:
-    """Describe a run that does not hang."""
     state = client.call("GET", f"/runs/{run}")["state"]
     return f"run {run} is {state}" + (", and goes on" if state == "running" else "")
 

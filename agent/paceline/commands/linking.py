@@ -24,11 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def linked(session: Session) -> Link:
-    """Connect to the bus.
-
-    Raises:
-        InputError: the session's URL is invalid.
-    """
+    """Connect to the bus; raise an InputError if the session's URL is invalid."""
     from paceline.node.link import Link
 
     try:
@@ -45,16 +41,10 @@ def place(url: str) -> str:
 def wait_for_session(
     client: Client, node: str, bus: str | None = None, patience_s: float = math.inf
 ) -> Session:
-    """Return a node's session; wait for a server that starts later.
+    """Return a node's session; wait for a server that starts later, at most `patience_s` seconds.
 
-    Args:
-        client: client of the server.
-        node: the node's name.
-        bus: URL of the bus as this machine reaches it; None: the URL that the server gives.
-        patience_s: seconds to wait.
-
-    Raises:
-        PacelineError: the server rejects the request, or does not answer in time.
+    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server gives. A
+    PacelineError means that the server rejects the request, or does not answer in time.
     """
     from paceline.node import session
 
@@ -62,14 +52,9 @@ def wait_for_session(
 
 
 def patiently(ask: Callable[[], T], patience_s: float) -> T:
-    """Return the answer of a server that may start later.
+    """Return the answer of a server that may start later, retrying for `patience_s` seconds.
 
-    Args:
-        ask: calls the server.
-        patience_s: seconds to retry.
-
-    Raises:
-        PacelineError: the server rejects the request, or does not answer in time.
+    A PacelineError means that the server rejects the request, or does not answer in time.
     """
     from paceline.node.client import ServerUnreachable
 
@@ -86,7 +71,7 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
 
 
 def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], Session | None]:
-    """Return a function that asks the server for another session, or returns None if it gets none."""
+    """Return a function that requests another session, and returns None if it gets none."""
     from paceline.node import session
     from paceline.node.client import ServerUnreachable
 

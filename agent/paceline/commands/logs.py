@@ -113,11 +113,7 @@ class Choice:
 class Reader:
     """A reader and printer of the chosen logs of a run.
 
-    Args:
-        client: client of the server.
-        run: the run's id.
-        choice: the logs to print.
-        lines: the last N lines of each log at first; 0: all.
+    At first it prints the last `lines` lines of each log; 0: all.
     """
 
     def __init__(self, client: Client, run: str, choice: Choice, lines: int) -> None:
@@ -137,9 +133,7 @@ class Reader:
     def once(self) -> bool:
         """Print the existing logs; return True if logs of a node are missing.
 
-        Raises:
-            InputError: there is no chosen log.
-            PacelineError: as `Client.call`.
+        This raises an InputError if there is no chosen log.
         """
         known = self._list()
         files = self._choice.of(known["logs"])
@@ -165,11 +159,7 @@ class Reader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return True if there will be no more output; retry errors of a run that continues.
-
-        Raises:
-            PacelineError: nothing was read before, or the run has ended.
-        """
+        """Return True if there will be no more output; retry errors of a run that continues."""
         from paceline.node.client import ServerUnreachable
 
         try:
@@ -213,7 +203,6 @@ class Reader:
                     self._printer.write(log, text)
 
     def _parts(self, log: Log) -> Iterator[str]:
-        """Yield the new parts of a log."""
         query: dict[str, Any] = {"limit": _PART, "node": log.node}
         if log.rank is not None:
             query |= {"output": log.output, "attempt": log.attempt}
@@ -251,7 +240,6 @@ class Reader:
             return False
 
     def _nothing(self, missing: frozenset[int]) -> str:
-        """Describe which logs are missing, and which exist."""
         files = self._client.call("GET", f"/runs/{self._run}/logs")["logs"]
         ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
         attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})

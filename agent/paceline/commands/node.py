@@ -1,4 +1,4 @@
-"""`paceline node`: supervises one run on a node that an engine, or the user, started for the run."""
+"""`paceline node`: supervises one run on a node that an engine or the user started for it."""
 
 from __future__ import annotations
 
@@ -176,7 +176,6 @@ def _adopted(
 
 
 def _plain(slot: str) -> str:
-    """Make a slot valid as a part of a node's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", slot)
 
 

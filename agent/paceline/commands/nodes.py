@@ -139,7 +139,6 @@ def _quoted(node: str) -> str:
 
 
 def _speeds(check: dict[str, Any] | None) -> str | None:
-    """Format the measured speeds of a node; None if there are none."""
     if check is None:
         return None
     words = f"{check['compute_gflops']:.3g} GFLOP/s a core, {check['memory_gbps']:.3g} GB/s memory"

@@ -144,11 +144,7 @@ def data_directory(path: Path | None) -> Path:
 
 
 def node_name(name: str | None) -> str:
-    """Return the node's name from a command's option.
-
-    Raises:
-        InputError: the text cannot be a node's name.
-    """
+    """Return the node's name from a command's option; raise an InputError for an invalid name."""
     from paceline.node import machine
     from paceline.wire import is_node
 

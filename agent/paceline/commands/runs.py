@@ -126,14 +126,8 @@ def runs(
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
     """List runs in place of the previous list, which stays if the server does not answer.
 
-    Args:
-        client: client of the server.
-        query: filter of the runs.
-        as_json: print JSON only.
-        problem: the previous result of this function; it is not printed twice.
-
-    Returns:
-        why the server does not answer, or an empty text.
+    Return why the server does not answer, or an empty text. `problem` is the previous result, which
+    is not printed twice.
     """
     from rich.console import Console
 
@@ -307,7 +301,6 @@ def _server(server: str | None, token: str | None, token_file: Path | None) -> C
 
 
 def _at(moment: datetime | None) -> float | None:
-    """Convert a time in the user's time zone to Unix time."""
     return None if moment is None else moment.timestamp()
 
 

@@ -73,11 +73,7 @@ def trace(
 
 
 def range_of(text: str | None) -> dict[str, Any]:
-    """Parse a range of steps such as ``100:200``, ``100:`` or ``:200`` into a query.
-
-    Raises:
-        InputError: the text is no range.
-    """
+    """Parse a range of steps such as ``100:200``, ``100:`` or ``:200`` into a query."""
     if text is None:
         return {}
     match = re.fullmatch(r"(\d{1,18})?:(\d{1,18})?", text)
@@ -88,11 +84,7 @@ def range_of(text: str | None) -> dict[str, Any]:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        PacelineError: the file cannot be written.
-    """
+    """Write a file whole or not at all."""
     if str(path) == "-":
         for part in parts:
             sys.stdout.buffer.write(part)

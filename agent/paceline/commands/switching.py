@@ -118,7 +118,6 @@ def switches(
 
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
-    """Format a switch for people: who requested it and why, its first step, and its effect."""
     asked = f"{row['policy']}: requested {local_time(row['requested_at'])} by {row['requested_by']}"
     why = f": {row['why']}" if row["why"] else ""
     step = row["effective_step"]

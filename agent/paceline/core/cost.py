@@ -65,9 +65,8 @@ SUM = Cost()
 def features(sizes: Floats, counts: Ints) -> Features:
     """Return the features of consecutive batches.
 
-    Args:
-        sizes: λ of the samples, batch after batch, [counts.sum()].
-        counts: samples of each batch, any shape, in C order.
+    `sizes` [counts.sum()] has λ of the samples, batch after batch; `counts` has any shape, in C
+    order.
     """
     counts = np.asarray(counts, np.int64)
     ends = np.cumsum(counts.ravel())

@@ -19,9 +19,7 @@ _HALVINGS = 6
 def equal_counts(samples: int, limits: Ints) -> Ints:
     """Return each rank's number of samples if they are dealt in turn, skipping full ranks, [W].
 
-    Args:
-        samples: number of samples of the batch.
-        limits: most samples of each rank, [W]; their sum is at least `samples`.
+    The sum of `limits` [W], the most samples of each rank, is at least `samples`.
     """
     rounds = bisect(range(samples + 1), samples, key=lambda n: int(np.minimum(limits, n).sum())) - 1
     counts = np.minimum(limits, rounds)
@@ -44,15 +42,13 @@ def dealt(counts: Ints) -> Ints:
 def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
     """Cut a batch into the fewest micro-batches, whose counts differ by at most `grid`.
 
-    Each micro-batch has samples of similar sizes, so that there is little padding.
+    Each micro-batch has samples of similar sizes, so that there is little padding. Return positions
+    in the batch, micro-batch by micro-batch.
 
     Args:
         sizes: λ of the batch's samples, [n], n ≥ 1.
         most: samples of a micro-batch, ≥ 1.
         grid: counts are multiples of it, except for a remainder. Ignored above `most`.
-
-    Returns:
-        positions in the batch, micro-batch by micro-batch.
     """
     order = np.argsort(sizes, kind="stable")
     if grid > most:
@@ -66,14 +62,8 @@ def cut_within(sizes: Floats, most: float) -> list[Ints]:
     """Cut a batch into micro-batches, none of which has a total size above `most`.
 
     Each micro-batch has samples of similar sizes. Their number is the smallest possible, and their
-    total sizes are about equal.
-
-    Args:
-        sizes: λ of the batch's samples, [n], n ≥ 1; none is more than `most`.
-        most: the largest total size of a micro-batch.
-
-    Returns:
-        positions in the batch, micro-batch by micro-batch.
+    total sizes are about equal. `sizes` is λ of the samples, [n], n ≥ 1. Return positions in the
+    batch, micro-batch by micro-batch.
 
     Raises:
         ValueError: a sample is larger than `most`.

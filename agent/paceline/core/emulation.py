@@ -44,12 +44,9 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.steps is None or since < self.steps
 
     def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
-        """Return True if the slowdown applies to a rank.
+        """Return True if the slowdown applies to a rank, or an array [W] if `rank` is None.
 
-        Args:
-            rank: the rank; None: all ranks, as an array [W].
-            world: W.
-            drawn: the rank's random number from 0 to 1, or all ranks' numbers, [W].
+        `drawn` is the rank's random number from 0 to 1, or all ranks' numbers, [W].
         """
         if rank is not None:
             return rank in self.ranks and drawn < self.chance
@@ -176,31 +173,19 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
         """Return the duration of each rank's forward and backward of a step, [W] s.
 
-        Args:
-            step: step of the run.
-            batch: features of each rank's batch, [W].
-            threads: CPU threads, a number or [W].
+        `batch` and `threads` (CPU threads) are for each rank, [W]; `threads` may be one number.
         """
         return np.asarray(self._compute_s(None, step, batch, threads))
 
     def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
         """Return `compute_s` for one rank, computed faster: each rank needs it before each step.
 
-        Args:
-            rank: the rank.
-            step: step of the run.
-            batch: features of the rank's batch: numbers, not arrays.
-            threads: CPU threads; 0 counts as 1.
+        The features in `batch` are numbers, not arrays. 0 `threads` count as 1.
         """
         return float(self._compute_s(rank, step, batch, threads))
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
-        """Return the rates of `compute_s`, for a caller that evaluates many batches of a step.
-
-        Args:
-            step: step of the run.
-            threads: CPU threads, a number or [W].
-        """
+        """Return the rates of `compute_s`, for a caller that evaluates many batches of a step."""
         nothing, world = np.zeros(len(self.a_s)), len(self.a_s)
         by_threads = self.serial + (1 - self.serial) / np.maximum(threads, 1)
         draw = self._draw(step)

@@ -104,16 +104,12 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 def conflict(of: Mapping[int, Progress]) -> str | None:
-    """Return why ranks can never be in step again, naming rank and step; None if they can.
-
-    Args:
-        of: the progress of ranks, by rank.
-    """
+    """Return why ranks can never be in step again, naming rank and step; None if they can."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 
 def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step of backward passes that only some ranks skipped under a relaxed policy."""
+    """Yield rank and step of backward passes that only some ranks skipped, under relaxed policies."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:
@@ -126,12 +122,9 @@ def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
 
 
 def laggards(of: Mapping[int, Progress], waits: Sequence[str], patience_s: float) -> list[int]:
-    """Return the ranks that others have been waiting for.
+    """Return the ranks that others have been waiting for, if some have waited `patience_s` seconds.
 
-    Args:
-        of: the progress of ranks, by rank.
-        waits: phases in which a rank waits for others.
-        patience_s: the minimum duration of the longest wait.
+    `waits` are the phases in which a rank waits for others.
     """
     waiting = {rank for rank, progress in of.items() if progress.phase in waits}
     if not any(of[rank].since_s >= patience_s for rank in waiting):
@@ -153,7 +146,6 @@ def described(rank: int, progress: Progress) -> str:
 
 
 def _left(of: Mapping[int, Progress]) -> str | None:
-    """Find a rank that left its loop while another continued to a later step of the same epoch."""
     for rank, progress in of.items():
         for departure in progress.departures:
             how = "an error ended its loop" if departure.raised else "it left its loop"
@@ -168,7 +160,6 @@ def _left(of: Mapping[int, Progress]) -> str | None:
 
 
 def _closed(of: Mapping[int, Progress]) -> str | None:
-    """Find a rank that closed its session while another one is in a later epoch."""
     for rank, progress in of.items():
         for other, beside in of.items():
             if progress.closed and beside.in_loop and beside.epoch > progress.epoch:

@@ -113,10 +113,8 @@ def to_stderr(
 ) -> None:
     """Send the records of a logger and its children to standard error.
 
-    Args:
-        logger: the root logger, or that of a package.
-        text: the format of a line, unless ``PACELINE_LOG_FORMAT`` asks for JSON.
-        environment: the source of ``PACELINE_LOG_FORMAT`` and of secrets.
+    `text` is the format of a line, unless ``PACELINE_LOG_FORMAT`` is ``json``. Secrets of
+    `environment` are hidden.
 
     Raises:
         InputError: ``PACELINE_LOG_FORMAT`` is neither ``text`` nor ``json``.

@@ -112,16 +112,13 @@ class Member(Generic[G]):
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
     ) -> WaitReason | None:
-        """Add a gradient that the rank has computed for a round.
+        """Add a gradient that the rank has computed for a round; return why the rank must wait.
 
         Args:
             gradient: the gradient; None: a step has ended without a gradient.
             samples: samples of the gradient.
             ends_step: the gradient is the first of its step.
             on_host: the gradient is on the host; else it is being copied there, see `arrived`.
-
-        Returns:
-            why the rank must wait before its next step; None: it need not wait.
         """
         self.clock += ends_step
         if gradient is not None:
@@ -209,13 +206,10 @@ class Member(Generic[G]):
         return Says.READY if progress.counted else Says.CALL
 
     def contribute(self, tally: Tally) -> list[Pending[G]]:
-        """Return the gradients that the rank contributes to the called round.
+        """Return the gradients that the rank contributes to a round, and count them in `tally`.
 
         Afterwards nothing is pending. Gradients that are too old are dropped; see `Drift` for the
         bound.
-
-        Args:
-            tally: counts the contributed and the dropped gradients.
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
@@ -240,16 +234,14 @@ class Member(Generic[G]):
         return fresh
 
     def _others(self) -> dict[int, int]:
-        """Return the steps of the other ranks at work, according to the last round."""
         clocks, working = self._progress.clocks, self._progress.working
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
         """Make the rank ready for the next round if it may call that round, or complete its quorum.
 
-        Args:
-            born: number of rounds in the parameters with which the newest gradient was computed;
-                None: the step had no gradient.
+        `born` is the number of rounds in the newest gradient's parameters; None: the step had no
+        gradient.
         """
         reducing = self._progress.reducing
         if reducing and not self._leftovers and self.waiting is None:

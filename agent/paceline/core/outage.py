@@ -11,15 +11,9 @@ class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
 
     Call `failed` after each error and `over` after each success. A loop that may block sleeps for
-    the time that `failed` returns. A loop that must continue checks `paused` before it retries.
-
-    Args:
-        log: the logger of both warnings.
-        begins: the warning at the first failure; the error is appended to it.
-        ends: the warning at the first success after failures.
-        first_s: the pause after the first failure; each further failure doubles it.
-        most_s: the longest pause.
-        clock: monotonic time in seconds.
+    the time that `failed` returns. A loop that must continue checks `paused` before it retries. The
+    pause grows from `first_s` to `most_s`, doubling with each failure. `clock` gives monotonic
+    seconds.
     """
 
     def __init__(

@@ -124,12 +124,7 @@ def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
     """Return True if a span of pooled batches ends with a step.
 
     A span ends where all ranks exchange data after the same step: at a mean of replicas, and at a
-    segment's end.
-
-    Args:
-        what: a pooled synchroniser.
-        step: step of the run.
-        last: the step is the last of its segment.
+    segment's end (`last`).
     """
     if last or not isinstance(what, Averaging):
         return last
@@ -141,11 +136,8 @@ def slowest(
 ) -> int | None:
     """Return the rank that would finish its queue last; None if no batch can be taken over.
 
-    Args:
-        shares: shares of all ranks, [W].
-        rank: the asking rank, whose own queue is skipped.
-        fits: returns True if the asking rank's memory has room for the last batch of a rank's
-            queue.
+    The asking rank's own queue is skipped. `fits` returns True if the asking rank's memory has room
+    for the last batch of a rank's queue.
     """
     able = [k for k, share in enumerate(shares) if k != rank and share.left and fits(k)]
     return max(able, key=lambda k: (shares[k].finishes_s, shares[k].left), default=None)
@@ -155,12 +147,7 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
     """Return True if a rank should begin one more batch: unless the others will be done sooner.
 
     So no rank waits at a span's end for longer than one of its own batches takes, provided that
-    ranks keep their speeds.
-
-    Args:
-        shares: shares of all ranks, [W].
-        rank: the asking rank.
-        batch_s: seconds that a batch takes this rank; 0: unknown.
+    ranks keep their speeds. `batch_s` is the rank's time per batch; 0: unknown.
     """
     paces = [
         share.batch_s
@@ -177,22 +164,16 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
 def finish_s(left: float, ranks: int, per_s: float) -> float:
     """Return the seconds that ranks at work need for the remaining batches and their current ones.
 
-    Args:
-        left: batches that no rank has begun.
-        ranks: number of ranks at work.
-        per_s: batches per second that these ranks train together.
+    `left` batches have not begun; the ranks together train `per_s` batches per second.
     """
     return (left + _HALF * ranks) / per_s
 
 
 def is_due(rests_s: float, batch_s: float) -> bool:
-    """Return True if a rank trains a batch to measure its speed, whatever `is_worth_it` returns.
+    """Return True if a rank that rested for `rests_s` trains a batch to measure its speed.
 
-    The others wait for one batch of the rank, so they lose at most 1 / `RESTS` of their time.
-
-    Args:
-        rests_s: seconds since the rank last trained a batch.
-        batch_s: seconds that its batches took last.
+    The others wait for one batch of the rank, which lasted `batch_s` before, so they lose at most 1
+    / `RESTS` of their time.
     """
     return rests_s >= RESTS * batch_s
 

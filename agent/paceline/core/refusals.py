@@ -12,10 +12,7 @@ EVERY_S = 60.0
 class Refusals:
     """A counter of refusals that logs at most once a minute. For one thread.
 
-    Args:
-        log: the logger.
-        what: the kind of thing that is refused, as the start of the message.
-        clock: monotonic time in seconds.
+    `what` is refused; messages begin with it. `clock` gives monotonic seconds.
     """
 
     def __init__(

@@ -94,8 +94,7 @@ class Drift:
     def weights(self, born: Sequence[int]) -> list[float]:
         """Return the factors of a rank's gradients in its contribution to a round.
 
-        Args:
-            born: the number of rounds in the parameters with which each gradient was computed.
+        `born` has the number of rounds in the parameters with which each gradient was computed.
         """
         if not self.mean:
             return [1.0] * len(born)
@@ -121,13 +120,7 @@ class Call:
 
     @staticmethod
     def of(rules: RoundRules, world: int, seed: int) -> Call:
-        """Return the call that a synchroniser's rules describe.
-
-        Args:
-            rules: the synchroniser's rules.
-            world: number of ranks that take part.
-            seed: seed of the draws.
-        """
+        """Return the call that a synchroniser's rules describe."""
         if rules.probes is not UNSET:
             return Call(1, rules.probes or world, seed)
         return Call(rules.ready(world))
@@ -145,9 +138,7 @@ class Call:
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
         """Return the ranks drawn for a round, any of which calls it once ready; None: any rank may.
 
-        Args:
-            number: number of the round.
-            working: ranks that had steps left when the previous round ended.
+        `working` are the ranks that had steps left when the previous round ended.
         """
         if self.probes is None or self.probes >= len(working):
             return None
@@ -213,15 +204,11 @@ class Progress:
         self.reducing = True
 
     def end(self, clocks: list[int], through: Collection[int]) -> bool:
-        """Record the end of a round, which has distributed these facts to all ranks.
+        """Record the end of a round; return True if its facts may release members that wait.
 
-        Args:
-            clocks: steps that each rank had completed when it contributed, [W].
-            through: ranks that had no more steps then.
-
-        Returns:
-            whether the facts may release members that wait. Overfull members do not depend on the
-            facts: they are released by the end of a round to which they contributed.
+        The round has distributed `clocks` [W], the steps that each rank had completed when it
+        contributed, and `through`, the ranks that had no more steps then. Overfull members do not
+        depend on these facts: they are released by the end of a round to which they contributed.
         """
         self.rounds_done += 1
         self.reducing = False

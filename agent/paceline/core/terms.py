@@ -62,8 +62,7 @@ class Terms:
     def steps_per_epoch(self) -> int:
         """Number of steps in a whole epoch; with a token budget see `EpochSteps`.
 
-        Raises:
-            TypeError: the data is a stream.
+        A stream has no length: this raises a TypeError.
         """
         if not self.samples:
             raise TypeError(

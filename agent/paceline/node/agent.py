@@ -54,15 +54,11 @@ class Agent:
     Args:
         link: connection to the bus.
         name: the node's name.
-        data: the data directory; only one agent may use it at a time.
-        find_session: asks the server for another session while the bus is unavailable; None: the
-            URL is fixed.
+        data: the data directory; only one agent may use it at a time (else PacelineError).
+        find_session: requests another session during an outage of the bus; None: the URL is fixed.
         duty: the only run to supervise; None: all runs that the control plane launches here.
         shows: copy the output of rank 0 to this process's output if rank 0 is here.
         notices: the provider's notices that it takes this machine back; None: there are none.
-
-    Raises:
-        PacelineError: another agent uses the data directory.
     """
 
     def __init__(
@@ -245,13 +241,7 @@ class Agent:
                 kept.close()
 
     def _opened(self, run: str, launch: Launch) -> tuple[Launch, Ranks]:
-        """Return the launch with its environment, and the ranks' access to the bus.
-
-        Raises:
-            PacelineError: the launch is not for this agent.
-            SealError: the launch is encrypted for another node.
-            OSError: the note that the launch was obeyed cannot be written.
-        """
+        """Return the launch with its decrypted environment, and the ranks' access to the bus."""
         session = self._link.session
         if not launch.sealed:
             return launch, Ranks(session.bus)
@@ -276,7 +266,6 @@ class Agent:
         self._link.tell(state)
 
     def _busy(self) -> list[str]:
-        """Return the runs that have not ended here."""
         return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:

@@ -27,13 +27,6 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
     """Answer a question; return False if the control plane no longer waits for the answer.
 
     Without a session there is no answer, because the control plane could not verify its sender.
-
-    Args:
-        link: connection to the bus.
-        node: this node's name.
-        data: the data directory.
-        run: id of the run that the question is about.
-        ask: the question.
     """
     key = link.session.key
     if key is None:

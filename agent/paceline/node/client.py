@@ -34,10 +34,8 @@ class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
 class Client:
     """A connection to one server; a context manager.
 
-    Args:
-        server: base URL.
-        token: None: the token that a server on this machine stores for its user.
-        timeout_s: seconds for each call; None: `TIMEOUT_S`.
+    `token` None: the token that a server on this machine stores for its user. `timeout_s` limits
+    each call; None: `TIMEOUT_S`.
     """
 
     def __init__(
@@ -78,18 +76,7 @@ class Client:
     ) -> Any:
         """Call a path below ``/api/v1`` and return the JSON answer.
 
-        Args:
-            method: HTTP method.
-            path: path below ``/api/v1``.
-            body: JSON body.
-            params: query parameters.
-            if_match: ETag of the run's revision to which the change applies; ``*``: any.
-
-        Raises:
-            InputError: the server rejected the request; the message holds the server's reason.
-            ServerUnreachable: no server answers, the address is no Paceline server's, or the
-                server's database or bus is unavailable.
-            PacelineError: the server requires a token, or failed.
+        `if_match` is the ETag of the run's revision to which a change applies; ``*``: any revision.
         """
         headers = self._headers() | ({} if if_match is None else {"If-Match": if_match})
         with self._translated():
@@ -105,12 +92,7 @@ class Client:
             ) from error
 
     def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        """Yield the chunks of an answer that may be long, or no JSON, as they arrive.
-
-        Args:
-            path: path below ``/api/v1``.
-            params: query parameters.
-        """
+        """Yield the chunks of an answer that may be long, or no JSON, as they arrive."""
         request = self._http.build_request(
             "GET", f"/api/v1{path}", params=params, headers=self._headers()
         )
@@ -122,7 +104,6 @@ class Client:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Convert transport errors, in which no server's answer is involved."""
         try:
             yield
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
@@ -171,15 +152,8 @@ class Client:
     ) -> Any:
         """Call a path that changes a run at its present or a given revision; return the answer.
 
-        Args:
-            method: HTTP method.
-            run: whole id.
-            what: the path below the run, such as ``policy``.
-            body: JSON body.
-            revision: the revision to which the change applies; None: the present one.
-
-        Raises:
-            InputError: another client has changed the run meanwhile; or as `call`.
+        `what` is the path below the run, such as ``policy``. An InputError means also that another
+        client has changed the run meanwhile.
         """
         if revision is None:
             revision = self.revision(run)
@@ -192,9 +166,7 @@ class Client:
     def version(self) -> dict[str, Any]:
         """Return ``{version, protocol, id, bus}`` of a server with this client's protocol version.
 
-        Raises:
-            ServerUnreachable: as `call`.
-            PacelineError: the server rejects the call, or uses another protocol version.
+        A server with another protocol version is a PacelineError.
         """
         try:
             answer = self.call("GET", "/version")
@@ -214,21 +186,13 @@ class Client:
         return dict(answer)
 
     def session(self, path: str) -> dict[str, Any]:
-        """Return credentials for the bus.
-
-        Args:
-            path: ``/nodes/{node}`` or ``/runs/{run}``.
-        """
+        """Return credentials for the bus, for the path ``/nodes/{node}`` or ``/runs/{run}``."""
         return dict(self.call("POST", f"{path}/session"))
 
     def run(self, given: str) -> str:
-        """Return the whole id of a run.
+        """Return the whole id of a run, from the id or a prefix that no other run's id has.
 
-        Args:
-            given: the id, or a prefix that no other run's id has.
-
-        Raises:
-            InputError: no run's id begins with `given`, or several do; the message lists them.
+        An InputError lists the runs if several ids begin with the prefix.
         """
         runid.checked(given)
         try:

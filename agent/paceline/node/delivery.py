@@ -39,12 +39,8 @@ class Delivery:
 
     They are stored on disk and survive outages of the bus and the end of this process. A delivery
     holds the lock of the run's directory until `close`, so that no other process delivers, too.
-
-    Args:
-        directory: the run's directory, see `paceline.node.rundir`; created if missing.
-        record: the run and its states so far.
-        link: connection to the bus; None: there is no control plane, and nothing is delivered.
-        lock: the lock of the directory, if the caller holds it already.
+    `link` None: there is no control plane, and nothing is delivered. `lock` is given if the caller
+    holds it already.
 
     Raises:
         OSError: the directory cannot be written.
@@ -124,10 +120,7 @@ class Delivery:
     ) -> RunState:
         """Record a state and deliver it, at once if the bus is available.
 
-        Args:
-            state, attempt, exit_code, message, arrived: as in `RunState`.
-            place: `address` and `port` of `RunState`.
-            at: Unix time; None: now.
+        Arguments are those of `RunState`; `place` is its `address` and `port`. `at` None: now.
         """
         lost = spool.dropped(self.directory / "spool")
         node, at = self.record.node, time.time() if at is None else at
@@ -181,8 +174,7 @@ class Delivery:
     def _drained(self, link: Link) -> bool | None:
         """Send some spooled entries; return True if nothing is left, None if the spool is broken.
 
-        Raises:
-            redis.RedisError: the bus is unavailable.
+        This raises a RedisError during an outage of the bus.
         """
         if time.monotonic() < self._drain_at:
             return None

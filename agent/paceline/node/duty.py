@@ -22,13 +22,8 @@ PATIENCE_S = 600.0
 class Duty:
     """Membership of a node in one run: asks the control plane whether the run needs this node.
 
-    The agent asks while it has no processes of the run.
-
-    Args:
-        client: client of the server.
-        run: the run's id.
-        node: this node's name.
-        host: the engine's name of this machine; empty: unknown.
+    The agent asks while it has no processes of the run. `host` is the engine's name of this
+    machine; empty: unknown.
     """
 
     def __init__(self, client: Client, run: str, node: str, host: str = "") -> None:

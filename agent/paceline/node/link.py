@@ -25,10 +25,7 @@ T = TypeVar("T")
 class Link:
     """A connection to the bus; a context manager, for one thread.
 
-    While the bus is unavailable, the link retries at most once a second.
-
-    Args:
-        session: URL, streams and key.
+    During an outage of the bus, the link retries at most once a second.
     """
 
     def __init__(self, session: Session) -> None:
@@ -129,10 +126,8 @@ class Commands:
     def read(self, block_s: float) -> list[tuple[str, Command]]:
         """Return new commands with their run ids, waiting for the first one.
 
-        The list is empty during an outage of the bus.
-
-        Args:
-            block_s: longest wait in seconds, below the connection's timeout of 2 s.
+        The list is empty during an outage of the bus. `block_s`, the longest wait, must be below
+        the connection's timeout of 2 s.
         """
         stream, key = self._link.session.obeys, self._link.session.key
         if self._last is None:

@@ -43,12 +43,8 @@ _OUTPUTS: tuple[Output, ...] = get_args(Output)
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
     """Return the logs of a run on this node: the launcher's, then those of the newest attempts.
 
-    Args:
-        directory: the run's directory.
-        from_attempt: attempts before this one are left out.
-
-    Raises:
-        OSError: the run's directory cannot be read.
+    Attempts before `from_attempt` are left out. This raises an OSError if the directory cannot be
+    read.
     """
     return list(islice(_files(directory, from_attempt), MOST_LOGS))
 
@@ -73,10 +69,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
     """Return a part of a log, of at most `wanted.limit` bytes.
 
     An offset beyond the log's end gives an empty part at its end. A part that is counted from the
-    end does not begin within a UTF-8 character.
-
-    Raises:
-        OSError: the log exists and cannot be read.
+    end does not begin within a UTF-8 character. This raises an OSError if the log cannot be read.
     """
     attempt = None if wanted.rank is None else _chosen(directory, wanted)
     if wanted.rank is None:
@@ -102,8 +95,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
 def shorten(path: Path) -> None:
     """Free the middle of a log that has grown too long; the rank may write to it meanwhile.
 
-    Raises:
-        OSError: the log cannot be written.
+    This raises an OSError if the log cannot be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -123,10 +115,9 @@ def shorten(path: Path) -> None:
 
 
 def _free(handle: int, offset: int, length: int) -> None:
-    """Return the disk space of a part of a file; the part then reads as zeros.
+    """Return the disk space of a part of a file, which then reads as zeros.
 
-    Raises:
-        OSError: with EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
+    An OSError has EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate64"):
@@ -167,7 +158,6 @@ def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
 
 
 def _last_lines(data: bytes, lines: int, begin: int) -> int:
-    """Return the position at which the last lines begin; `begin` if there are fewer."""
     position = len(data) - data.endswith(b"\n")
     for _ in range(lines):
         position = data.rfind(b"\n", 0, position)
@@ -217,7 +207,6 @@ def numbers(folder: Path, prefix: str) -> Iterator[int]:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Return the status of a regular file; None if there is none."""
     try:
         seen = path.lstat()
     except OSError:

@@ -39,12 +39,8 @@ def describe(name: str) -> NodeState:
 def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    In a container, the affinity and the CPU quota limit the number (version 2 of Linux's control
-    groups).
-
-    Args:
-        own: the file that lists the control groups of this process.
-        groups: the folder of all control groups.
+    In a container, the affinity and the CPU quota limit the number. `own` lists the control groups
+    of this process and `groups` is the folder of all (version 2 of Linux's control groups).
     """
     # Only Linux has this function.
     affinity = getattr(os, "sched_getaffinity", None)
@@ -63,11 +59,7 @@ def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cg
 
 
 def processor(described: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model, or at least its architecture.
-
-    Args:
-        described: the file in which Linux describes its processors.
-    """
+    """Return the CPU's model from Linux's description, or at least its architecture."""
     with suppress(OSError, UnicodeDecodeError):
         for line in described.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -77,13 +69,9 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def address_towards(address: str) -> str:
-    """Return this machine's address on the way to another machine.
+    """Return this machine's address on the way to another machine's IP address.
 
-    Args:
-        address: an IP address, no name.
-
-    Raises:
-        OSError: there is no route to the address, or it is a name.
+    This raises an OSError if there is no route to the address, or if it is a name.
     """
     # A DNS lookup of a name might take long.
     flags = socket.AI_NUMERICHOST

@@ -29,9 +29,7 @@ def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
 class Output:
     """A copier of rank 0's output to this process's, if rank 0 is on this node.
 
-    Args:
-        directory: the run's directory.
-        writer: returns a write function for a standard stream of this process; None: `copying`.
+    `writer` returns a write function for a standard stream of this process; None: `copying`.
     """
 
     def __init__(self, directory: Path, writer: Writer | None = None) -> None:

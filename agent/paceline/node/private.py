@@ -38,9 +38,6 @@ def check_data(folder: Path) -> None:
     The directory, its entries, and the entries of its `bus` and `runs` must belong to this user or
     to root. Below that, only the owners of those directories can have created anything.
 
-    Args:
-        folder: the data directory; it may be missing.
-
     Raises:
         PacelineError: another user owns one of them.
         OSError: one of them cannot be read.
@@ -71,14 +68,9 @@ def _name(owner: int) -> str:
 
 
 def secret(option: str, path: Path) -> str:
-    """Return the secret in a file: its text without surrounding white space.
+    """Return the secret in a file, without surrounding white space; `option` names the file.
 
-    Args:
-        option: the option that names the file, for messages.
-        path: path of the file.
-
-    Raises:
-        InputError: the file cannot be read, is empty, or other users may read it.
+    This raises an InputError if the file is empty, or as `check`.
     """
     check(option, path)
     if text := path.read_text().strip():
@@ -87,11 +79,7 @@ def secret(option: str, path: Path) -> str:
 
 
 def check(option: str, path: Path) -> None:
-    """Reject a file that cannot be read, or that other users may read.
-
-    Raises:
-        InputError: the message names the option and the file.
-    """
+    """Raise an InputError if a file cannot be read, or if other users may read it."""
     try:
         mode = path.stat().st_mode
         with path.open("rb"):

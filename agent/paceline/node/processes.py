@@ -24,17 +24,12 @@ def die_with_parent() -> None:
 
 
 def reserved_port(port: int = 0) -> socket.socket:
-    """Reserve a free port of all interfaces while the returned socket is open.
+    """Reserve a port of all interfaces while the returned socket is open; 0: any free port.
 
     A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
     The kernel assigns the port neither to processes that request any free port, nor to outgoing
-    connections. Without a reservation, another process might take the port a moment later.
-
-    Args:
-        port: the port to reserve; 0: any free one.
-
-    Raises:
-        OSError: the port is not free.
+    connections. Without a reservation, another process might take the port a moment later. This
+    raises an OSError if the port is not free.
     """
     both = socket.has_dualstack_ipv6()
     reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)

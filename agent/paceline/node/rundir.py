@@ -104,11 +104,7 @@ def open_data(path: Path) -> Path:
 
 
 def directory_of(data: Path, run: str) -> Path:
-    """Return a run's directory in a data directory.
-
-    Raises:
-        InputError: `run` is no valid run id; as a path it could lead anywhere.
-    """
+    """Return a run's directory; reject an invalid id, which could lead anywhere as a path."""
     return data / "runs" / runid.checked(run)
 
 
@@ -117,9 +113,6 @@ def note_launch(directory: Path, sealed: bytes) -> bool:
 
     No two launches have the same encrypted secrets. A program that can write to the bus may send an
     old launch again.
-
-    Raises:
-        OSError: the record cannot be written.
     """
     name = hashlib.sha256(sealed).hexdigest()
     path = directory / "launches"
@@ -139,11 +132,7 @@ def note_arrival(directory: Path) -> None:
 
 
 def forget_launcher(directory: Path) -> None:
-    """Delete the files of an earlier launcher before a run is resumed.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
+    """Delete the files of an earlier launcher before a run is resumed."""
     for name in ("launcher.json", "arrived", "reform"):
         (directory / name).unlink(missing_ok=True)
 
@@ -192,8 +181,7 @@ def write(path: Path, value: msgspec.Struct) -> None:
 def read(path: Path, kind: type[T]) -> T | None:
     """Return the value in a JSON file; None if there is no file.
 
-    Raises:
-        msgspec.ValidationError: the file holds another kind of value.
+    This raises a ValidationError if the file holds another kind of value.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

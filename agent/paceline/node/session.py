@@ -39,10 +39,7 @@ class Session:
 def of_node(client: Client, node: str, address: str | None = None) -> Session:
     """Request the session of a node's agent.
 
-    Args:
-        client: client of the server.
-        node: the node's name.
-        address: URL of the bus as this node reaches it; None: the URL that the server gives.
+    `address` is the URL of the bus as this node reaches it; None: the URL that the server gives.
     """
     # This call rejects a server with another protocol version.
     info = client.version()
@@ -64,14 +61,9 @@ def of_run(client: Client, run: str) -> Session:
 
 
 def check_bus(client: Client, info: Mapping[str, Any]) -> None:
-    """Reject a bus that listens on another machine's loopback interface.
+    """Raise ServerUnreachable for a bus that listens on another machine's loopback interface.
 
-    Args:
-        client: client of the server.
-        info: the result of `Client.version`.
-
-    Raises:
-        ServerUnreachable: the bus cannot be reached.
+    `info` is the result of `Client.version`.
     """
     bus, server = urlsplit(info["bus"]).hostname, urlsplit(client.server).hostname
     if not is_loopback(bus or "") or is_loopback(server or ""):
@@ -93,10 +85,8 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
 def without(control_plane: str, bus: str, node: str) -> Session:
     """Return the session of an agent without a server: a URL, and no key.
 
-    Args:
-        control_plane: identifies the control plane.
-        bus: URL, with a user that has all rights of agents and ranks.
-        node: this machine's name.
+    `control_plane` identifies the control plane. The URL's user must have all rights of agents and
+    ranks.
     """
     return Session(control_plane, bus, TELEMETRY, commands(node), None)
 

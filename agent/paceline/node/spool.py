@@ -60,12 +60,8 @@ class Spool:
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
         """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        Args:
-            fields: fields of the entry.
-            records: number of records in the entry, for `lost`.
-
-        Raises:
-            OSError: the directory cannot be written.
+        `lost` counts the `records` in the entry. This raises an OSError if the directory cannot be
+        written.
         """
         body = _encoder.encode(fields)
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -155,11 +151,8 @@ def chunks(
     """Yield the files of all chunks and their entries, oldest first.
 
     The caller deletes each file once it is sent. The rest of a file after a torn or invalid record
-    is logged and left out.
-
-    Args:
-        directory: the writers' directory; may be missing.
-        include_open: also yield open chunks; only if the writers have ended.
+    is logged and left out. Set `include_open` only if the writers have ended. The directory may be
+    missing.
     """
     paths = list(directory.glob("*.spool"))
     if include_open:
@@ -179,22 +172,11 @@ def drain(
     *,
     include_open: bool = False,
 ) -> int:
-    """Send all spooled entries, oldest chunk first, and delete each chunk after sending it.
+    """Send all spooled entries, oldest chunk first; return their number.
 
-    If the process is killed or `send` raises, the whole chunk is sent again next time. A record
-    that a crash tore ends its chunk; it is logged and left out. Entries that are not regular files
-    are deleted, except folders.
-
-    Args:
-        directory: the writers' directory; may be missing.
-        send: takes the fields of one bus entry.
-        include_open: as in `chunks`.
-
-    Returns:
-        number of entries sent.
-
-    Raises:
-        Exception: any error of `send`.
+    Each chunk is deleted after sending it. If the process is killed or `send` raises any error, the
+    whole chunk is sent again next time. Torn records and `include_open`: as in `chunks`. Entries
+    that are not regular files are deleted, except folders.
     """
     sent = 0
     for path, entries in chunks(directory, include_open=include_open):

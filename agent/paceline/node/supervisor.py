@@ -99,8 +99,7 @@ class Supervisor:
         launch: what to run.
         data: the data directory, in which the run's directory is created.
         record: the run and its supervisor.
-        link: connection to the bus; None: the ranks train without a control plane and nothing is
-            reported.
+        link: connection to the bus; None: ranks train without a control plane, nothing is reported.
         ranks: the ranks' access to the bus; None: the same as the link's.
 
     Raises:
@@ -204,10 +203,8 @@ class Supervisor:
     def stop(self, reason: str, *, leaves: bool = False) -> None:
         """Ask the ranks to end; ranks that still run after 25 s are killed. Idempotent.
 
-        Args:
-            reason: reason for the run's message.
-            leaves: the run continues on its other nodes, if it has any. Then all ranks end after
-                the same step.
+        With `leaves`, the run continues on its other nodes, if it has any. Then all ranks end after
+        the same step.
         """
         if self._launcher is None and self._door is not None and self.running:
             self._shut_door()
@@ -237,18 +234,12 @@ class Supervisor:
         self.delivery.close()
 
     def _end_ranks(self, order: EndRanks) -> None:
-        """End ranks that block the others; the launcher then counts a failure."""
         if self._launcher is None or not self.running or self._stopping or self._ending:
             return
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """Open a socket on which this node could serve the rendezvous to the others.
-
-        Raises:
-            OSError: the bus is unavailable.
-            ValueError: there is no bus.
-        """
+        """Open a socket on which this node could serve the rendezvous to the others."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
             raise ValueError("a run on several nodes needs a control plane, and a session with it")
         address = self._link.address()
@@ -258,7 +249,6 @@ class Supervisor:
         return socket.create_server((address, 0), family=family)
 
     def _meet(self, word: Meet) -> None:
-        """Start the launcher with the rendezvous address."""
         if self._door is None or self._launcher is not None or not self.running:
             return
         if word.first_attempt != self._launch.attempt:

@@ -20,11 +20,7 @@ _LONGEST = 4096
 
 
 def kept(server: str) -> str | None:
-    """Return the token of a server that runs on this machine, under this user, at this address.
-
-    Args:
-        server: the server's URL.
-    """
+    """Return the token of a server that runs on this machine, under this user, at this address."""
     try:
         path = _place(server)
         if path is None:
@@ -40,14 +36,9 @@ def kept(server: str) -> str | None:
 
 @contextmanager
 def keeping(server: str, token: str) -> Iterator[Path]:
-    """Store a server's token for clients of this machine's user while the server runs.
+    """Store a server's admin token for clients of this machine's user while the server runs.
 
-    Args:
-        server: the URL at which it listens.
-        token: an admin's token.
-
-    Raises:
-        OSError: the file cannot be written.
+    This raises an OSError if the file cannot be written.
     """
     path = _place(server)
     if path is None:
@@ -81,7 +72,6 @@ def _place(server: str) -> Path | None:
 
 
 def _locked(file: int) -> bool:
-    """Return True if a server holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,10 +22,7 @@ class ForgedError(WireError):
 def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, bytes]:
     """Return the fields of a bus entry together with its MAC.
 
-    Args:
-        fields: the fields that `encode` returns.
-        stream: the stream to which the entry is written.
-        key: the key of the run or node that reads the stream.
+    `key` is that of the run or node that reads the stream.
     """
     return {**fields, b"mac": _mac(fields, stream, key)}
 
@@ -35,11 +32,8 @@ def decode_signed(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry if the control plane wrote the entry.
 
-    Args:
-        fields: the fields of the entry.
-        stream: the stream from which the entry was read.
-        key: the key of the run or node that reads. None: the control plane gave no key, and the MAC
-            is not checked.
+    `key` is that of the run or node that reads the stream; None: the control plane gave no key, and
+    the MAC is not checked.
 
     Raises:
         ForgedError: the MAC is missing or wrong.

@@ -68,13 +68,8 @@ def publish(
 ) -> bytes:
     """Append a message to a stream and return its entry id.
 
-    Args:
-        client: a client of the bus.
-        stream: the stream's name.
-        message: the message to encode.
-        run: public run id; empty for a node's message.
-        maxlen: approximate number of entries that the stream keeps; None: all.
-        key: the key of the run or node that reads the stream, used for the MAC; None: no MAC.
+    `run` is the public run id, empty for a node's message. The stream keeps about `maxlen` entries;
+    None: all. `key` is that of the run or node that reads the stream, for the MAC; None: no MAC.
     """
     entry = encode(message, run)
     if key is not None:

@@ -53,10 +53,8 @@ def decode(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry.
 
-    Args:
-        fields: the fields of the entry.
-        first: a decoder of some messages, whose types are stricter. A message that it rejects is
-            decoded as if `first` were None.
+    `first` is a decoder of some messages, whose types are stricter. A message that it rejects is
+    decoded as if `first` were None.
 
     Raises:
         WireError: the entry has another protocol version, or holds no message of this version.
@@ -84,8 +82,7 @@ def decode(
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
     """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
 
-    Raises:
-        WireError: the entry has another protocol version, or holds no messages of this version.
+    This raises a WireError as `decode` does.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

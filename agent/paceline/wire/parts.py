@@ -90,8 +90,7 @@ def digest(data: bytes) -> bytes:
 def in_parts(hello: Hello) -> list[Hello | HelloPart]:
     """Return the messages that bring a Hello to ingest: the Hello itself if it is small.
 
-    Raises:
-        ValueError: the data set has more than `MOST_SAMPLES`.
+    This raises a ValueError if the data set has more than `MOST_SAMPLES`.
     """
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
         raise ValueError(
@@ -110,15 +109,10 @@ def in_parts(hello: Hello) -> list[Hello | HelloPart]:
 
 
 def joined(data: bytes, name: bytes, ranks: int) -> Hello:
-    """Return the Hello that parts make together.
+    """Return the Hello that parts make together; raise a WireError if they make no valid Hello.
 
-    Args:
-        data: the data of all parts, in their order.
-        name: the digest that each part carries.
-        ranks: the largest number of ranks that the run may have.
-
-    Raises:
-        WireError: the parts make no valid Hello.
+    `data` is that of all parts in their order, `name` the digest that each part carries, and
+    `ranks` the largest number of ranks that the run may have.
     """
     if digest(data) != name:
         raise WireError("the parts of a Hello do not make what their digest names")

@@ -17,10 +17,7 @@ DEEPEST = 32
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
     """Return the first value that JSON or MessagePack cannot hold, such as NaN or a 70-bit integer.
 
-    Args:
-        value: a value of any type.
-        place: the name of the field that holds it.
-        depth: the number of lists and mappings around it.
+    `place` is the name of the field; `depth` is the number of lists and mappings around the value.
     """
     if depth > DEEPEST:
         return f"{place} is nested more than {DEEPEST} deep"

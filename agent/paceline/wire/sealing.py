@@ -29,11 +29,7 @@ def seal(secrets: Secrets, key: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, key: bytes) -> Secrets:
-    """Decrypt the result of `seal`.
-
-    Raises:
-        SealError: the bytes were encrypted for another node, or are not a result of `seal`.
-    """
+    """Decrypt the result of `seal`; raise a SealError for other bytes or another node's secrets."""
     try:
         return msgspec.msgpack.decode(_fernet(key).decrypt(sealed), type=Secrets)
     except (InvalidToken, msgspec.DecodeError) as error:
@@ -49,11 +45,7 @@ def seal_answer(content: bytes, key: bytes) -> bytes:
 
 
 def unseal_answer(sealed: bytes, key: bytes) -> bytes:
-    """Decrypt the result of `seal_answer`.
-
-    Raises:
-        SealError: the bytes were encrypted by another node, or are not a result of `seal_answer`.
-    """
+    """Decrypt the result of `seal_answer`; raise a SealError for other bytes or another node's."""
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:

@@ -112,9 +112,8 @@ class Segment(msgspec.Struct, frozen=True):
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
         """Return why no leader may adopt the segment, whatever ran before; None if one may.
 
-        Args:
-            world: number of ranks of the attempt; None: unknown.
-            samples: number of samples in the data set; None: unknown.
+        `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
+        unknown.
         """
         width = world or 0
         if world is None and self.counts:

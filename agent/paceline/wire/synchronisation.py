@@ -247,11 +247,7 @@ _decoder: msgspec.msgpack.Decoder[Synchronisation] = msgspec.msgpack.Decoder(Syn
 
 
 def decode(data: bytes) -> Synchronisation:
-    """Return the synchronisation encoded as MessagePack.
-
-    Raises:
-        ValueError: the data is no valid synchronisation; the message names the field.
-    """
+    """Return the synchronisation encoded as MessagePack; a ValueError names the field."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -263,8 +259,8 @@ def decode(data: bytes) -> Synchronisation:
 def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchronisation:
     """Return the synchroniser with this name and with parameters as JSON holds them.
 
-    Raises:
-        ValueError: ranks know no such synchroniser, or it does not take these parameters.
+    This raises a ValueError if ranks know no such synchroniser, or for parameters that it does not
+    take.
     """
     if name not in SYNCHRONISERS:
         raise ValueError(f"synchroniser {name!r}: ranks know {', '.join(SYNCHRONISERS)}")

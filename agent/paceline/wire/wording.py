@@ -14,9 +14,7 @@ _SAYS = {"contains unknown": "is not a known field", "missing required": "is mis
 def worded(error: msgspec.ValidationError, within: str = "") -> str:
     """Describe an invalid value, with the field first: ``parameters.probes: expected `int` >= 1``.
 
-    Args:
-        error: an error of decoding or converting.
-        within: the field that holds the value, such as ``parameters``.
+    `within` is the field that holds the value, such as ``parameters``.
     """
     match = _PLACE.fullmatch(str(error))
     assert match is not None

@@ -64,7 +64,6 @@ def _document(finding: Finding) -> dict[str, object]:
 
 
 def _lines(finding: Finding) -> str:
-    """Format a finding for people: its level, its subject, what it says, and the fix."""
     first, *more = finding.says.split("\n")
     lines = [
         f"{finding.level.value:8} {finding.check}: {first}",

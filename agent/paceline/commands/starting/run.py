@@ -200,7 +200,6 @@ def _devices(
     seconds_per_step: float,
     nproc: int | None,
 ) -> dict[str, Any] | None:
-    """Return the devices that the ranks emulate; None: their own."""
     from paceline.node.starting import foreground
 
     if emulate is not None and slowdown is not None:
@@ -213,11 +212,7 @@ def _devices(
 
 
 def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) -> str:
-    """Return the name that stands in place of a policy.
-
-    Raises:
-        InputError: an option was given that needs a Session in the script.
-    """
+    """Return the name that stands in place of a policy; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if policy is not None or param or emulates:

@@ -41,9 +41,8 @@ class Budget:
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
         """Return the number of samples of each step, [S].
 
-        Args:
-            samples: in the order in which steps take them, [R].
-            steps: the largest number of steps; None: until all samples are taken.
+        Steps take `samples` [R] in the given order, until `steps` steps are full; None: until the
+        end.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
@@ -56,7 +55,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank] after moving few samples to keep each rank's limit."""
+        """Return a step's local batches [rank]; few samples have moved to keep each rank's limit."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -70,9 +69,7 @@ class Budget:
     def over(self, counts: Ints, samples: Ints) -> str | None:
         """Return why a local batch exceeds its rank's limit; None if none does.
 
-        Args:
-            counts: samples of each step and rank, [S, W].
-            samples: all samples, ordered by step, then by rank.
+        `counts` is [S, W]; `samples` are ordered by step, then by rank.
         """
         if self.limits is None:
             return None
@@ -90,10 +87,8 @@ class Budget:
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
     """Return the number of samples of each step, [S], within the budget.
 
-    Args:
-        sizes: in the order in which steps take the samples, [R]; none is more than the budget.
-        budget: the largest total size of a step, in the unit of the sizes.
-        steps: the largest number of steps; None: until all samples are taken.
+    Steps take samples of `sizes` [R] in the given order, until `steps` steps are full; None: until
+    the end. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
@@ -122,12 +117,8 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
     """Return the rank of each sample of a step, so that no rank exceeds its limit, [n].
 
     A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
-    rank with the most room. This always succeeds under limits that `refuse_tight` accepts.
-
-    Args:
-        ranks: the planned rank of each sample, [n].
-        sizes: λ of each sample, [n].
-        limits: the largest total size of each rank, [W].
+    rank with the most room. This always succeeds under limits that `refuse_tight` accepts. `ranks`
+    [n] is the plan; `limits` [W] are in the unit of `sizes` [n].
 
     Raises:
         ValueError: a sample fits on no rank.
@@ -158,15 +149,11 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 
 
 def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
-    """Reject limits into which some step of the budget might not fit.
+    """Reject limits [W] into which some step of the budget might not fit.
 
     A sample fits on no rank only if each rank has less room than the sample's size. Then the step
-    holds more than Σ_j max(0, limit_j − longest) + longest.
-
-    Args:
-        limits: the largest total size of each rank, [W].
-        longest: size of the largest sample.
-        budget: the largest total size of a step.
+    holds more than Σ_j max(0, limit_j − longest) + longest. `longest` is the size of the largest
+    sample.
 
     Raises:
         ValueError: the limits are too tight; the message gives the largest possible budget.
@@ -188,14 +175,10 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
 
 
 def refuse_small(limits: Floats, longest: float) -> None:
-    """Reject limits of micro-batches into which some sample might not fit.
-
-    Args:
-        limits: the largest total size of a micro-batch on each rank, [W].
-        longest: size of the largest sample.
+    """Reject limits [W] of micro-batches into which some sample might not fit.
 
     Raises:
-        ValueError: a limit is below `longest`.
+        ValueError: a limit is below `longest`, the size of the largest sample.
     """
     if (limits < longest).any():
         rank = int((limits < longest).argmax())
@@ -228,12 +211,8 @@ def budget_of(given: Any) -> float:
 def refuse_larger(sizes: Floats, budget: float) -> None:
     """Reject a sample that no step can hold.
 
-    Args:
-        sizes: λ of each sample, [N].
-        budget: the largest total size of a step, in the unit of the sizes.
-
     Raises:
-        ValueError: a sample is larger than the budget; the message names the first one.
+        ValueError: a size, [N], exceeds the budget; the message names the first one.
     """
     larger = np.flatnonzero(sizes > budget)
     if len(larger):

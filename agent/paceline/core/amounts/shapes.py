@@ -45,11 +45,7 @@ class Shapes:
 
     @staticmethod
     def of(given: Any) -> Shapes:
-        """Convert the argument `shapes` of `Session`: `Shapes`, a number of samples, or None.
-
-        Raises:
-            TypeError, ValueError: the argument is none of these.
-        """
+        """Convert the argument `shapes` of `Session`: `Shapes`, a number of samples, or None."""
         if given is None:
             return Shapes()
         return given if isinstance(given, Shapes) else Shapes(given)
@@ -145,10 +141,7 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
     """Return the rank of each sample after few samples move to reach the given counts, [n].
 
     Ranks with too many samples give their last ones; these go to the other ranks in rank order.
-
-    Args:
-        ranks: the rank of each sample, [n].
-        counts: the samples of each rank, [W]; their sum is n.
+    `ranks` [n] is the rank of each sample; the sum of `counts` [W] is n.
     """
     before = np.bincount(ranks, minlength=len(counts))
     order = np.argsort(ranks, kind="stable")
@@ -162,13 +155,8 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
     """Return the same as `moved`, but change the node of few samples, [n].
 
-    A node whose ranks get fewer samples gives first the samples that it does not hold.
-
-    Args:
-        ranks: the rank of each sample, [n].
-        counts: the samples of each rank, [W]; their sum is n.
-        nodes: the node of each rank, 0, 1, …, [W].
-        at_home: whether the sample's planned node is the one that holds the sample, [n].
+    A node whose ranks get fewer samples gives first the samples that it does not hold. `nodes` [W]
+    is the node of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
     """
     order = np.argsort(~at_home, kind="stable")
     before = nodes[ranks[order]]

@@ -36,25 +36,19 @@ class Trained:
         self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Continue from a checkpoint.
+        """Continue from a checkpoint with a step, of whose epoch `used` samples are used already.
 
-        Args:
-            epoch: the epoch in which training continues.
-            step: the next step.
-            used: number of samples that the epoch has used already.
-            ends: see `begin_epoch`; for the epoch's remaining steps.
+        `ends` is that of `begin_epoch`, for the epoch's remaining steps.
         """
         self._ends = ends
         self._before = epoch * self._of_epoch + used
         self._first, self._left = step, max(0, self._of_epoch - used)
 
     def begin_epoch(self, step: int, ends: Ints | None = None) -> None:
-        """Start another epoch.
+        """Start another epoch with a step.
 
-        Args:
-            step: its first step.
-            ends: samples up to the end of each of its steps, [S]. None: each step has a global
-                batch.
+        `ends` [S] has the number of samples up to the end of each of its steps. None: each step has
+        a global batch.
         """
         self._before = self.upto(step - 1)
         self._ends = ends

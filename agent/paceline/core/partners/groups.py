@@ -18,12 +18,9 @@ def of_rank(groups: list[list[int]], rank: int) -> int:
 class Pushes:
     """The schedule of a group's pushes of its changes to the parameter server.
 
-    The group's first rank pushes. A push also pulls the changes of other groups. This correction
-    reaches all ranks of the group with a later round. No push begins before the correction of the
-    previous push has been applied.
-
-    Args:
-        every: rounds between two pushes; None: no push before all ranks synchronise.
+    The group's first rank pushes every `every` rounds; None: not before all ranks synchronise. A
+    push also pulls the changes of other groups. This correction reaches all ranks of the group with
+    a later round. No push begins before the correction of the previous push has been applied.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -36,9 +33,8 @@ class Pushes:
     def applied(self, *, correction: bool, idle: bool) -> bool:
         """Record that a round has been applied; return True if a push must begin now.
 
-        Args:
-            correction: the round included the correction of the previous push.
-            idle: the thread that pushes has no task.
+        `correction`: the round included the correction of the previous push. `idle`: the thread
+        that pushes has no task.
         """
         self._applied += 1
         if correction:

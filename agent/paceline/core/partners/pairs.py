@@ -23,13 +23,7 @@ def asking(world: int) -> range:
 
 
 class Partners:
-    """The ranks that a rank asks, one after each of its steps.
-
-    Args:
-        rank: the rank that asks.
-        world: number of ranks.
-        seed: seed of the draws.
-    """
+    """The ranks that a rank asks, one after each of its steps."""
 
     def __init__(self, rank: int, world: int, seed: int) -> None:
         self._draw = random.Random(f"{seed} {rank}")
@@ -43,9 +37,7 @@ class Partners:
 def staleness(steps: int, others: int) -> list[int]:
     """Return a mean's ages: 0 for one replica, and for the other the steps between the two.
 
-    Args:
-        steps: number of steps that the asking rank has made.
-        others: number of steps that the other rank has made.
+    `steps` is the asking rank's number of steps, `others` the other rank's.
     """
     ages = [0] * AGES
     ages[0] += 1

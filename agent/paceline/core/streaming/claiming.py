@@ -32,10 +32,7 @@ class Claim(NamedTuple):
 def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
     """Return a rank's next claim; None if nothing is left.
 
-    Args:
-        claimed: number of parts that are claimed already.
-        shards: number of shards.
-        share: share of the samples that this rank trains.
+    `claimed` parts of the shards are claimed already. The rank trains `share` of the samples.
     """
     left = shards * PARTS - claimed
     if left <= 0:

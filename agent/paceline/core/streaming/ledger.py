@@ -129,13 +129,7 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def tell(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """Record further samples that a rank has read.
-
-        Args:
-            rank: the rank.
-            sizes: λ of each sample; may be empty.
-            ended: there are no more.
-        """
+        """Record λ of further samples that a rank has read; `ended`: there are no more."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))

@@ -57,9 +57,7 @@ class Seen:
 def difference(word: str, other: str) -> str:
     """Describe how two readings of a shard differ; empty if no samples are known to be lost.
 
-    Args:
-        word: the word of the first `ShardOrder`.
-        other: the word of the second.
+    The arguments are the words of two `ShardOrder`.
     """
     samples, together, in_order = word.split()
     other_samples, other_together, other_in_order = other.split()

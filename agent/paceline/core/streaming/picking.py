@@ -38,11 +38,8 @@ class Speeds:
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
     """Return each rank's number of samples, so that all ranks end together, [W].
 
-    Args:
-        total: samples of the step, at most the sum of `most`.
-        typical: the mean size in each rank's buffer, [W].
-        most: samples of each rank at most, [W].
-        speeds: speeds of the ranks.
+    The step has `total` samples, at most the sum of `most` [W], the samples that each rank has.
+    `typical` is the mean size in each rank's buffer, [W].
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -79,14 +76,9 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
     """Return places in a rank's buffer of the samples that it trains in a step, [count].
 
-    These are its first samples. Some of them are exchanged for later ones if that brings the load
-    nearer to the target.
-
-    Args:
-        sizes: λ of the buffer's samples, in their order.
-        count: how many to pick, at most as many as there are.
-        load: the target load; None: any.
-        due: samples that have waited for long; those among the first `count` are not exchanged.
+    These are its first samples. Some of them are exchanged for later ones if that brings their
+    total size nearer to `load`; None: any load. `sizes` is λ of the buffer's samples. Of the `due`
+    samples, which have waited for long, those among the first `count` are not exchanged.
     """
     places = np.arange(count)
     if load is None or count in (0, len(sizes)):

@@ -54,15 +54,8 @@ def launch(
 ) -> LauncherStatus:
     """Run the ranks of this node to their end.
 
-    Args:
-        run: the run's id.
-        directory: the run's directory, see `paceline.node.rundir`.
-        node: this node's name.
-        nproc: ranks on this node.
-        max_restarts: how often all ranks are restarted after a failure.
-        command: the script and its arguments.
-        first: number of the first attempt.
-        place: this node's place in a run on several nodes; None: this is the only node.
+    `max_restarts` limits how often all ranks are restarted after a failure, `first` is the number
+    of the first attempt, and `place` is None if this is the only node of the run.
     """
     ended = LauncherStatus(first, 0)
     try:
@@ -98,9 +91,8 @@ def launch(
 def _outcome(agent: Agent) -> LauncherStatus:
     """Run an agent to its end.
 
-    Raises:
-        RendezvousConnectionError: the rendezvous is gone.
-        SignalException: this launcher was asked to end. The others continue.
+    A RendezvousConnectionError means that the rendezvous is gone. A SignalException means that this
+    launcher was asked to end; the others continue.
     """
     handler = agent.get_worker_group().spec.rdzv_handler
     try:
@@ -128,11 +120,6 @@ def _outcome(agent: Agent) -> LauncherStatus:
 
 
 def _ended_by_others(agent: Agent) -> LauncherStatus:
-    """Return the status after the other nodes ended the run.
-
-    A failure of this node's ranks remains a failure. A launcher that came too late has done
-    nothing.
-    """
     return agent.status if agent.status.exit_code else LauncherStatus(agent.status.attempt, 0)
 
 

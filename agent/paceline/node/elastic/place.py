@@ -28,11 +28,7 @@ class Place:
     door: int | None = None
 
     def open(self) -> TCPStore:
-        """Connect to the store, or serve it.
-
-        Raises:
-            RendezvousConnectionError: the store does not answer.
-        """
+        """Connect to the store, or serve it; else raise a RendezvousConnectionError."""
         try:
             if self.door is None:
                 return TCPStore(*self.store, None, is_master=False, timeout=_TIMEOUT)
@@ -49,16 +45,11 @@ class Place:
 
 
 def use_interface(address: str) -> str | None:
-    """Make collectives use the interface of an address, unless environment variables name another.
+    """Make collectives use the interface of this node's address, unless variables name another.
 
     Otherwise collectives use the interface to which the host's name resolves. That may be the
-    loopback interface.
-
-    Args:
-        address: address of this node.
-
-    Returns:
-        the problem with the interface that a variable names; None if there is none.
+    loopback interface. Return the problem with the interface that a variable names; None if there
+    is none.
     """
     known = {
         name: {entry.address for entry in entries}

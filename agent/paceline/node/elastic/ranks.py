@@ -60,9 +60,6 @@ class _Logs(LogsSpecs):
 
     TorchElastic's own folders are named after its count of restarts, which differs between nodes,
     and after the rank within the node.
-
-    Args:
-        directory: the run's directory.
     """
 
     attempt = 0
@@ -77,7 +74,6 @@ class _Logs(LogsSpecs):
         return str(self._root_log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Create the folders of an attempt; return the log files of this node's ranks."""
         made = LogsDest()
         older = [k for k in logs.attempts(self._directory) if k <= self.attempt - _KEPT_ATTEMPTS]
         for attempt in (self.attempt, *older):
@@ -93,7 +89,6 @@ class _Logs(LogsSpecs):
         return made
 
     def shorten(self) -> None:
-        """Shorten long logs of the attempt and of the launcher."""
         of_ranks = (self._directory / "logs" / f"attempt_{self.attempt}").glob("*/std*.log")
         for log in (self._directory / "launcher.log", *of_ranks):
             # A script may have removed the log.
@@ -113,14 +108,8 @@ class Agent(LocalElasticAgent):
 
     TorchElastic itself records failures with a resolution of one second, and ends the other ranks
     before it reports. It counts restarts and attempts on each node separately, so that two nodes of
-    one attempt may give it two numbers: `Roll` counts for all nodes.
-
-    Args:
-        spec: TorchElastic's description of the ranks.
-        directory: the run's directory.
-        roll: the roll of the run.
-        most_failures: failures after which the run has failed; None: TorchElastic counts, for this
-            node.
+    one attempt may give it two numbers: `Roll` counts for all nodes. After more than
+    `most_failures` failures the run has failed; None: TorchElastic counts, for this node.
     """
 
     def __init__(
@@ -166,9 +155,6 @@ class Agent(LocalElasticAgent):
         """Return the next round in which all launchers answered.
 
         A launcher may be lost before it answers; then another round follows.
-
-        Raises:
-            RendezvousError: or a subclass.
         """
         for _ in range(_ROUNDS):
             try:
@@ -236,8 +222,7 @@ class Agent(LocalElasticAgent):
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
         """Wait until the ranks have ended after the same step, unless a node or a rank is gone.
 
-        Returns:
-            False if training is over: all ranks of this node have finished.
+        Return False if training is over: all ranks of this node have finished.
         """
         handler = worker_group.spec.rdzv_handler
         codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
@@ -284,7 +269,6 @@ class Agent(LocalElasticAgent):
         return result
 
     def _codes(self, worker_group: WorkerGroup) -> dict[int, int | None]:
-        """Return each rank's exit code, None while it runs."""
         assert isinstance(self._pcontext, SubprocessContext)
         return {
             worker_group.workers[local_rank].global_rank: handler.proc.poll()
@@ -303,9 +287,7 @@ class Agent(LocalElasticAgent):
         """Return the failure of the rank that failed first, with the last lines of its log.
 
         A rank that fails because a peer is gone writes to its log after the peer's last line.
-
-        Args:
-            failed: rank → exit code.
+        `failed` maps ranks to exit codes.
         """
         attempt = self.status.attempt
         written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}

@@ -65,11 +65,7 @@ _MAC_BYTES = hashlib.sha256().digest_size
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of a single launcher, in its own memory.
-
-    Args:
-        run: id of the run.
-    """
+    """The rendezvous of a single launcher, in its own memory."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -161,10 +157,8 @@ class Together(DynamicRendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of launchers that require a new round.
 
-        These launchers wait for a round, are gone, or have announced that they will leave.
-
-        Raises:
-            RendezvousConnectionError: the store is gone.
+        These launchers wait for a round, are gone, or have announced that they will leave. This
+        raises a RendezvousConnectionError if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:
@@ -176,8 +170,7 @@ class Together(DynamicRendezvousHandler):
     def announce_leaving(self) -> None:
         """Notify the others that this launcher will leave once all ranks have ended.
 
-        Raises:
-            RuntimeError: the store is gone.
+        This raises a RuntimeError if the store is gone.
         """
         self._round.set(_LEAVES, "")
 
@@ -189,8 +182,7 @@ class Together(DynamicRendezvousHandler):
     def leave(self) -> None:
         """Notify the others that this launcher ends, so that they need not detect its loss.
 
-        Raises:
-            RendezvousError: the store is gone.
+        This raises a RendezvousError if the store is gone.
         """
         self._stop_heartbeats()
         self._give_back_port()
@@ -199,11 +191,7 @@ class Together(DynamicRendezvousHandler):
 
 
 class Members:
-    """The launchers of the last round, and which of them will not come to the next round.
-
-    Args:
-        store: the store of all launchers of the run.
-    """
+    """The launchers of the last round, and which of them will not come to the next round."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -261,8 +249,6 @@ class _Executor(_DistributedRendezvousOpExecutor):
         deadline: float,
         update_deadline: Callable[[timedelta], float] | None = None,
     ) -> None:
-        """Execute an operation, as PyTorch's executor does."""
-
         def handler(context: _RendezvousContext, until: float) -> _Action:
             joins = isinstance(state_handler, _RendezvousJoinOp)
             while True:
@@ -306,15 +292,8 @@ class _Executor(_DistributedRendezvousOpExecutor):
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
     """Return the rendezvous of a run's launchers on several nodes.
 
-    Args:
-        run: the run's id.
-        store: the store of all launchers of the run.
-        key: the run's key.
-        nodes: least and largest number of nodes.
-        address: address of this node for the others.
-
-    Raises:
-        RendezvousConnectionError: the store does not answer.
+    `nodes` is the least and largest number of nodes; `address` is this node's for the others. This
+    raises a RendezvousConnectionError if the store does not answer.
     """
     # Otherwise all rounds share the first round's store, whose address nodes that join later do not
     # get.
@@ -339,12 +318,9 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
 
 
 class Signed(C10dRendezvousBackend):
-    """State of a rendezvous that is stored with a MAC.
+    """State of a rendezvous that is stored with a MAC, made with the run's key.
 
-    Args:
-        store: the store of all launchers of the run.
-        run: the run's id.
-        key: the run's key.
+    Methods raise a RendezvousStateError if no launcher of this run wrote the stored state.
     """
 
     def __init__(self, store: Store, run: str, key: bytes) -> None:
@@ -352,11 +328,7 @@ class Signed(C10dRendezvousBackend):
         self._run_key = key
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token.
-
-        Raises:
-            RendezvousStateError: no launcher of this run wrote the state.
-        """
+        """Return the state and its token."""
         stored: Any = super().get_state()
         return None if stored is None else (self._opened(stored[0]), stored[1])
 
@@ -365,11 +337,7 @@ class Signed(C10dRendezvousBackend):
     ) -> tuple[bytes, Token, bool] | None:
         """Write the state if the token is current.
 
-        Returns:
-            the stored state, its token, and True if the given state was written.
-
-        Raises:
-            RendezvousStateError: no launcher of this run wrote the stored state.
+        Return the stored state, its token, and True if the given state was written.
         """
         stored: Any = super().set_state(self._mac(state) + state, token)
         return None if stored is None else (self._opened(stored[0]), stored[1], stored[2])

@@ -56,11 +56,7 @@ class Roll:
 
     A failed attempt during which a node joined or was lost does not count as a failure: its ranks
     could not avoid it. So the run survives changes of its nodes even if it may not be restarted.
-
-    Args:
-        store: the store that all rounds share.
-        node: this node's name.
-        first: number of the first attempt.
+    `store` is shared by all rounds; `first` is the number of the first attempt.
     """
 
     def __init__(self, store: Store, node: str, first: int) -> None:
@@ -74,14 +70,9 @@ class Roll:
     def call(self, store: Store, index: int, count: int, failure: Failure | None) -> Round:
         """Wait for all launchers of a round, and return its result.
 
-        Args:
-            store: the store of this round.
-            index: index of this launcher in the round.
-            count: number of launchers.
-            failure: failure of this launcher's ranks in the previous round.
-
-        Raises:
-            RuntimeError: the store is gone, or a launcher does not come.
+        `store` is the store of this round, `index` this launcher's index among `count` launchers,
+        and `failure` that of this launcher's ranks in the previous round. This raises a
+        RuntimeError if the store is gone, or if a launcher does not come.
         """
         if failure is not None:
             failure = msgspec.structs.replace(failure, at=failure.at - self._ahead_s)

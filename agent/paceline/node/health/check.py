@@ -45,10 +45,9 @@ _log = logging.getLogger(__name__)
 
 
 def measure(directory: Path) -> NodeCheck:
-    """Measure this machine for about three seconds.
+    """Measure this machine for about three seconds, with the disk of the given directory.
 
-    Args:
-        directory: a directory on the disk to measure; a file is written there, and deleted.
+    The measurement writes a file there and deletes it.
     """
     return NodeCheck(_compute(), _memory(), _disk(directory), time.time())
 
@@ -114,11 +113,7 @@ def _disk(directory: Path) -> float | None:
 
 
 class Checker:
-    """A measurement of the machine in a process beside the agent. No method blocks for long.
-
-    Args:
-        directory: a directory on the disk to measure.
-    """
+    """A measurement of the machine in a process beside the agent. No method blocks for long."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -130,11 +125,7 @@ class Checker:
         self.newest: NodeCheck | None = None
 
     def poll(self, *, idle: bool) -> None:
-        """Begin, end or cancel a measurement.
-
-        Args:
-            idle: no rank trains here.
-        """
+        """Begin, end or cancel a measurement; `idle`: no rank trains here."""
         if not idle:
             self._idle_since = time.monotonic()
         if self._process is not None and not idle:

@@ -29,11 +29,8 @@ _log = logging.getLogger(__name__)
 class Ending:
     """The execution of one order to end ranks of a node. No method blocks: poll `done`.
 
-    Args:
-        directory: the run's directory.
-        launcher: the launcher's PID.
-        order: the ranks to end, and the reason.
-        dumps: dumps of the ranks that write their stacks meanwhile.
+    `launcher` is the launcher's PID; `dumps` are those of the ranks that write their stacks
+    meanwhile.
     """
 
     def __init__(self, directory: Path, launcher: int, order: EndRanks, dumps: list[Dump]) -> None:
@@ -93,9 +90,6 @@ class Ending:
         """Append a rank's stacks and the reason to its log.
 
         This happens just before the rank ends, because the rank would overwrite the text.
-
-        Raises:
-            OSError: the log cannot be written.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)

@@ -80,12 +80,7 @@ def _read_plain(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
-    """Return an answer's JSON object.
-
-    Raises:
-        httpx.HTTPError: the request was rejected.
-        ValueError: the answer is no JSON object.
-    """
+    """Return an answer's JSON object; else raise an HTTPError or a ValueError."""
     answer.raise_for_status()
     body = answer.json()
     if not isinstance(body, dict):
@@ -116,11 +111,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider_of(name: str) -> Provider:
-    """Return a provider by its name, or by the URL of a user's own notice.
-
-    Raises:
-        InputError: the text is neither.
-    """
+    """Return a provider by its name, or by the URL of a user's own notice."""
     if name in PROVIDERS:
         return PROVIDERS[name]
     if name.startswith(("http://", "https://")):
@@ -133,12 +124,7 @@ def provider_of(name: str) -> Provider:
 
 
 class Notices:
-    """A poller, with its own thread, for a provider's notice that it takes this machine back.
-
-    Args:
-        provider: the provider to ask.
-        every_s: seconds between two requests.
-    """
+    """A poller, with its own thread, for a provider's notice that it takes this machine back."""
 
     def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
         self._provider = provider
@@ -185,11 +171,7 @@ class Notices:
             self._answers = True
 
     def _named(self, client: httpx.Client) -> str:
-        """Return this machine's name at the provider; empty if no notice needs it.
-
-        Raises:
-            httpx.HTTPError: the request was rejected.
-        """
+        """Return this machine's name at the provider; empty if no notice needs it."""
         if self._provider.name_url and not self._name:
             answer = client.get(self._provider.name_url, headers=self._headers(client))
             answer.raise_for_status()
@@ -197,11 +179,7 @@ class Notices:
         return self._name
 
     def _headers(self, client: httpx.Client) -> dict[str, str]:
-        """Return a request's headers, with a token if one is needed.
-
-        Raises:
-            httpx.HTTPError: the request for a token was rejected.
-        """
+        """Return a request's headers, with a token if one is needed."""
         headers = dict(self._provider.headers)
         if self._provider.token_url:
             if not self._token:

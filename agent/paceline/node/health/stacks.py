@@ -72,13 +72,8 @@ class _NoStacksError(Exception):
 def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere:
     """Ask ranks of the newest attempt on this node for their stacks, without waiting for them.
 
-    Args:
-        directory: the run's directory.
-        run: the run's id.
-        rank: one rank; None: all on this node, at most `MOST_STACKS`.
-
-    Raises:
-        OSError: the run's directory cannot be read.
+    `rank` None: all ranks on this node, at most `MOST_STACKS`. This raises an OSError if the run's
+    directory cannot be read.
     """
     record = rundir.read(directory / "run.json", Record)
     if record is None or (record.states and record.states[-1].state.final):
@@ -110,9 +105,7 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
 def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
     """Return a rank's announcement of how to ask it.
 
-    Raises:
-        _NoStacksError: there is no announcement, or it is invalid.
-        OSError: the announcement cannot be read.
+    This raises a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
     """
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
@@ -130,10 +123,7 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     """Return the stacks that ranks have written since they were asked.
 
-    Args:
-        directory: the run's directory.
-        attempt: attempt of the ranks.
-        since: ranks, with the length that each one's file had.
+    `since` has the ranks, with the length that each one's file had.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
@@ -203,9 +193,7 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 class _Process:
     """The process of a rank, whose PID is not reused while this is open. A context manager.
 
-    Raises:
-        _NoStacksError: the process is not this rank.
-        OSError: the process cannot be inspected.
+    This raises a _NoStacksError if the process is not this rank.
     """
 
     def __init__(self, run: str, attempt: int, rank: int, pid: int) -> None:
@@ -236,11 +224,7 @@ class _Process:
         os.close(self._handle)
 
     def ask(self, number: int) -> None:
-        """Send a signal that the process catches.
-
-        Raises:
-            _NoStacksError: the process does not catch it, or cannot at present.
-        """
+        """Send a signal that the process catches; else raise a _NoStacksError."""
         status = _status(self._pid)
         state = status.get("State", "Z")[:1]
         if state in _STATES and state != "D":

@@ -29,19 +29,11 @@ class Place:
 def place(
     env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
 ) -> Place:
-    """Return the place of this process, from the given values and Slurm's variables.
+    """Return the place of this process, from the given values and Slurm's variables in `env`.
 
     Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
-    script and on its command line, without srun, each call is a run on one node.
-
-    Args:
-        env: environment variables.
-        key: the given key; None: derived from Slurm's variables.
-        slot: the given slot; None: derived from Slurm's variables, else the key.
-        alone: True if the operator gave no other nodes.
-
-    Raises:
-        InputError: there is no key.
+    script and on its command line, without srun, each call is a run on one node if it is `alone`:
+    the operator gave no other nodes. This raises an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
@@ -68,26 +60,15 @@ def place(
 
 
 def check_launch(launch: Launch) -> None:
-    """Reject a launch that cannot work on this node.
-
-    Raises:
-        InputError: as the supervisor's check.
-    """
+    """Raise an InputError for a launch that cannot work on this node."""
     check(msgspec.structs.replace(launch, nodes_min=1, nodes_max=1))
 
 
 def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any]) -> Any:
     """Register this process at the server; return the run's id and a token for its nodes.
 
-    Args:
-        client: client of the server; its token may start runs.
-        where: this process's place.
-        launch: what to run.
-        choice: further fields of ``POST /adoptions``, such as `policy`.
-
-    Raises:
-        InputError: the server rejects the request; the message holds its reason.
-        PacelineError: the server does not answer.
+    The client's token must be allowed to start runs. `choice` has further fields of ``POST
+    /adoptions``, such as `policy`.
     """
     names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
     body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}

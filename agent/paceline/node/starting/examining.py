@@ -71,13 +71,8 @@ class Examined(msgspec.Struct, frozen=True):
 def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
     """Run a script's first steps; return the findings on all ranks.
 
-    Args:
-        launch: the script, its arguments and its ranks.
-        steps: steps that each rank makes.
-        timeout_s: seconds after which the ranks are killed.
-
-    Raises:
-        InputError: the script cannot be launched.
+    After `timeout_s` seconds the ranks are killed. This raises an InputError if the script cannot
+    be launched.
     """
     check(launch)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
@@ -110,9 +105,6 @@ def merged(examined: Sequence[Examined]) -> list[Finding]:
     """Return the findings of the first rank, and the problems that only other ranks have.
 
     If ranks failed, the first failure counts, because it causes the others.
-
-    Args:
-        examined: in the order of ranks.
     """
     if not examined:
         return []

@@ -51,8 +51,8 @@ def emulation(
 ) -> dict[str, list[float]]:
     """Compute ``PACELINE_EMULATE``: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
 
-    Raises:
-        InputError: factors that are not one positive number per rank, or times below 0.
+    This raises an InputError if there is not one positive factor per rank, or if a time is
+    negative.
     """
     try:
         factors = [float(part) for part in slowdown.split(",")]
@@ -74,15 +74,9 @@ def emulation(
 
 
 def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
-    """Compute ``PACELINE_EMULATE`` from a whole `Emulation`.
+    """Compute ``PACELINE_EMULATE`` from the JSON of an `Emulation`, or the path of a file with it.
 
-    Args:
-        given: the JSON object, or the path of a file that holds it.
-        nproc: number of ranks; None: as many as `a_s` has numbers.
-
-    Raises:
-        InputError: there is no file, the text is no JSON of an `Emulation`, or a value is out of
-            range; the message names the field.
+    `nproc` None: as many ranks as `a_s` has numbers. An InputError names the field that is wrong.
     """
     text = given
     if not given.lstrip().startswith("{"):
@@ -170,10 +164,7 @@ def train(
 def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     """Register a run with the server; return its id.
 
-    Args:
-        client: client of the server.
-        launch: what to run.
-        choice: further fields of ``POST /runs``, such as `launch`.
+    `choice` has further fields of ``POST /runs``, such as `launch`.
     """
     # Fields that REST takes.
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
@@ -188,11 +179,7 @@ def supervise(
 ) -> int:
     """Run the ranks in the foreground and report the end; return the exit code.
 
-    Args:
-        launch: what to run.
-        supervisor: supervisor of the ranks.
-        link: connection to the bus; None: there is no control plane.
-        watch: watch of the run's progress; None: there is no control plane.
+    `link` and `watch` are None if there is no control plane.
     """
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
@@ -215,11 +202,7 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject a policy or parameters, because without a control plane ranks train as under `bsp`.
-
-    Raises:
-        InputError: another policy or parameters were given.
-    """
+    """Reject a policy or parameters: without a control plane, ranks train as under `bsp`."""
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
@@ -297,7 +280,6 @@ class Foreground:
         return 1 if code is None or supervisor.last.state is State.STOPPED else code
 
     def _tell_restart(self, before: int) -> None:
-        """Print why all ranks have been restarted, if they have."""
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
             say(last.message)

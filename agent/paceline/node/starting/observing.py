@@ -95,7 +95,7 @@ def observe(
 
 
 def script_of(command: Sequence[str]) -> str:
-    """Return the first argument that ends in .py, which is the training script, else the command."""
+    """Return the training script: the first argument that ends in .py, else the command."""
     if not command:
         raise InputError("observe: give a command, such as -- torchrun --nproc-per-node 2 train.py")
     return next((each for each in command[1:] if each.endswith(".py")), command[0])
@@ -104,11 +104,7 @@ def script_of(command: Sequence[str]) -> str:
 class Observation:
     """A command whose ranks report to a run, from its start to the report of its end.
 
-    Args:
-        command: the command, which uses this process's terminal.
-        delivery: delivery of the run.
-        link: connection to the bus.
-        node: this machine's name.
+    The command uses this process's terminal.
     """
 
     def __init__(self, command: Sequence[str], delivery: Delivery, link: Link, node: str) -> None:
@@ -211,7 +207,6 @@ class Observation:
             self._delivery.report(State.FAILED, 0, exit_code, message)
 
     def _deliver(self) -> None:
-        """Deliver the rest if the bus is available; an agent delivers what remains."""
         deadline = time.monotonic() + _DELIVER_S
         while self._link.up and not self._delivery.settled and time.monotonic() < deadline:
             self._delivery.pump()
@@ -228,11 +223,7 @@ def _environment() -> dict[str, str]:
 
 
 def _become(command: Sequence[str]) -> NoReturn:
-    """Replace this process with the command, as if it had been started without Paceline.
-
-    Raises:
-        InputError: the command does not exist.
-    """
+    """Replace this process with the command, as if it had been started without Paceline."""
     if (umask := private.given_umask()) != -1:
         os.umask(umask)
     # Python ignores these signals.
@@ -266,7 +257,6 @@ def _in_foreground() -> bool:
 
 
 def _tree_of(pid: int) -> list[psutil.Process]:
-    """Return a process and all its descendants."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -142,11 +142,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def ask(client: Client, run: str) -> Progress:
-    """Return a run's progress without its verdict.
-
-    Raises:
-        PacelineError: the server does not answer, or rejects the request.
-    """
+    """Return a run's progress without its verdict."""
     now = client.call("GET", f"/runs/{run}")
     if now["step"] is None:
         return of_run(now)
@@ -157,11 +153,7 @@ def ask(client: Client, run: str) -> Progress:
 class Watch:
     """A poller of a run's progress in its own thread, so that training never waits for the server.
 
-    A context manager.
-
-    Args:
-        client: client of the server; the thread has a connection of its own.
-        run: the run's id.
+    A context manager. The thread has a connection of its own.
     """
 
     def __init__(self, client: Client, run: str) -> None:

@@ -30,8 +30,7 @@ _EMULATE = "PACELINE_EMULATE"
 def variables(given: Sequence[str]) -> dict[str, str]:
     """Parse variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
 
-    Raises:
-        InputError: the variable is not set here, or the text has no name.
+    This raises an InputError if the variable is not set here, or if the text has no name.
     """
     env = {}
     for text in given:
@@ -53,15 +52,7 @@ def on_node(
 ) -> dict[str, Any]:
     """Ask the control plane to restart a run on its node; return the run as REST shows it.
 
-    Args:
-        client: client of the server.
-        run: whole id.
-        env: further environment variables of the ranks.
-        asked: further fields of REST's `resume`.
-
-    Raises:
-        InputError: the server rejects the request; the message holds its reason.
-        PacelineError: the server does not answer.
+    `env` has further environment variables of the ranks, `asked` further fields of REST's `resume`.
     """
     return dict(client.change("POST", run, "resume", {**asked, "env": dict(env)}))
 
@@ -72,12 +63,8 @@ def in_foreground(
     """Continue a run of `paceline run` on this machine; return the exit code.
 
     Script, arguments, directory and number of ranks are as before. The ranks get this process's
-    environment.
-
-    Raises:
-        InputError: the script is gone, a process still supervises the run, or the server rejects
-            the request.
-        PacelineError: the server does not answer.
+    environment. This raises an InputError if the script is gone, if a process still supervises the
+    run, or if the server rejects the request.
     """
     known = client.call("GET", f"/runs/{run}")
     if looked_after(rundir.directory_of(data, run)):

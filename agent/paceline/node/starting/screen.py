@@ -64,8 +64,7 @@ def shown(watch: Watch | None) -> Iterator[Screen]:
 class Plain:
     """Lines without control codes: one when something changes, else one a minute.
 
-    Args:
-        watch: source of the progress; None: no progress is shown.
+    `watch` None: no progress is shown.
     """
 
     def __init__(self, watch: Watch | None) -> None:
@@ -91,12 +90,7 @@ class Plain:
 
 
 class Terminal:
-    """The progress in the last lines of a terminal; a context manager.
-
-    Args:
-        console: console on standard error.
-        watch: source of the progress.
-    """
+    """The progress in the last lines of a terminal; a context manager."""
 
     def __init__(self, console: Console, watch: Watch) -> None:
         from rich.live import Live
@@ -220,7 +214,6 @@ class _Above(io.TextIOBase):
         self.buffer = sys.stderr.buffer
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def isatty(self) -> bool:
@@ -228,7 +221,6 @@ class _Above(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write above the progress."""
         self._terminal.write(text)
         return len(text)
 

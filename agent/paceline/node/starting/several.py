@@ -22,11 +22,7 @@ _LOOK_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
-    """Parse the least and largest number of nodes from a text such as ``2:4``, or ``3`` for both.
-
-    Raises:
-        InputError: the text has another form.
-    """
+    """Parse the least and largest number of nodes from ``2:4``, or ``3`` for both."""
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -37,13 +33,7 @@ def counted(text: str) -> tuple[int, int]:
 
 
 class Follower:
-    """A view of a run in a terminal, until the run ends.
-
-    Args:
-        client: client of the server.
-        run: the run's id.
-        screen: screen for the progress.
-    """
+    """A view of a run in a terminal, until the run ends."""
 
     def __init__(self, client: Client, run: str, screen: Screen) -> None:
         self._client = client
@@ -89,7 +79,6 @@ class Follower:
             time.sleep(_LOOK_S)
 
     def _look(self) -> Mapping[str, Any] | None:
-        """Return the run if the server answers; print what is new."""
         # The run continues without the server.
         with contextlib.suppress(ServerUnreachable):
             shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
@@ -116,15 +105,8 @@ def _exit_code(run: Mapping[str, Any]) -> int:
 def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
     """Start a run on nodes that the server chooses, and follow it; return its exit code.
 
-    Args:
-        client: client of the server.
-        launch: what to run on each node.
-        nodes: number of nodes, as `counted` takes it.
-        choice: further fields of ``POST /runs``, such as `policy`.
-
-    Raises:
-        InputError: `nodes` is wrong, the launch is emulated, or the server rejected the run.
-        PacelineError: the server does not answer.
+    `nodes` is as `counted` takes it; `choice` has further fields of ``POST /runs``, such as
+    `policy`. This raises an InputError if the launch is emulated.
     """
     if "PACELINE_EMULATE" in launch.env:
         raise InputError("--nodes: leave out --slowdown and --emulate, which are of one node")
