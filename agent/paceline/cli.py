@@ -55,8 +55,7 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
-# The commands of an entry point that adds several. If its packages are missing, it cannot list
-# them.
+# Names of the commands of an entry point that adds several, in case its packages are missing.
 _ADDED = {"server": ("server", "db", "open", "replay", "simulate", "token", "whatif")}
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
@@ -221,7 +220,7 @@ def resume(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Resume a run that failed or was stopped from its newest checkpoint.
+    """Resume a failed or stopped run from its newest checkpoint.
 
     Its node's agent, or its engine, starts it. A run that `paceline run` started here continues in
     the foreground, unless an option moves it elsewhere.

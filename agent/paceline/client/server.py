@@ -287,7 +287,7 @@ class Run:
     def note(self, text: str) -> None:
         """Replace the run's note.
 
-        This raises an InputError if another client has changed the run at the same moment.
+        Raise an InputError if another client has changed the run at the same moment.
         """
         self._about = self._server.client.change("PUT", self.id, "note", {"note": text})
 

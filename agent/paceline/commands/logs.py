@@ -133,7 +133,7 @@ class Reader:
     def once(self) -> bool:
         """Print the existing logs; return True if logs of a node are missing.
 
-        This raises an InputError if there is no chosen log.
+        Raise an InputError if there is no chosen log.
         """
         known = self._list()
         files = self._choice.of(known["logs"])

@@ -12,7 +12,7 @@ import typer
 
 # Columns with ids of runs or nodes.
 _IDS = ("id", "run", "runs", "spare_of")
-# Characters of a line, at most.
+# Largest width of a line in characters.
 _PIPED = 1_000
 
 

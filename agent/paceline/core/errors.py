@@ -22,7 +22,7 @@ class InputError(PacelineError):
 class MissingExtraError(PacelineError, ModuleNotFoundError):
     """An error because the packages of one of Paceline's extras are not installed.
 
-    `needs` is the module or command that needs them, `reason` names the missing package.
+    `needs` is the module or command that requires them, `reason` names the missing package.
     """
 
     def __init__(self, needs: str, extra: str, reason: object) -> None:

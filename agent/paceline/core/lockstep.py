@@ -62,7 +62,7 @@ class Progress(msgspec.Struct, array_like=True):
     since_s: float = 0.0
     # Counts publications.
     beat: int = 0
-    # The host on which the process runs, and its PID there.
+    # The host and PID namespace in which the process runs, and its PID there.
     place: str = ""
     process: int = 0
 
@@ -109,7 +109,7 @@ def conflict(of: Mapping[int, Progress]) -> str | None:
 
 
 def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step of backward passes that only some ranks skipped, under relaxed policies."""
+    """Yield rank and step of backward passes that only some ranks skipped (relaxed policies)."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:

@@ -1,4 +1,4 @@
-"""Handling of an outage: a service that this process needs and that stops answering for a while."""
+"""Warnings and retry pauses during an outage of a service that this process needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Outage:
 
     Call `failed` after each error and `over` after each success. A loop that may block sleeps for
     the time that `failed` returns. A loop that must continue checks `paused` before it retries. The
-    pause grows from `first_s` to `most_s`, doubling with each failure. `clock` gives monotonic
-    seconds.
+    pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are the
+    warnings; the error is appended to `begins`. `clock` gives monotonic seconds.
     """
 
     def __init__(

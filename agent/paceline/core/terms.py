@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
-# What a rank's loss is a mean over. "ranks": it is already scaled for the mean over ranks.
+# Divisors of a rank's mean loss. "ranks": the loss is already scaled for the mean over ranks.
 MEANS = ("samples", "size", "ranks")
 
 
@@ -62,7 +62,7 @@ class Terms:
     def steps_per_epoch(self) -> int:
         """Number of steps in a whole epoch; with a token budget see `EpochSteps`.
 
-        A stream has no length: this raises a TypeError.
+        Raise a TypeError for a stream, which has no length.
         """
         if not self.samples:
             raise TypeError(

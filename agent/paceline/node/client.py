@@ -166,7 +166,7 @@ class Client:
     def version(self) -> dict[str, Any]:
         """Return ``{version, protocol, id, bus}`` of a server with this client's protocol version.
 
-        A server with another protocol version is a PacelineError.
+        Raise a PacelineError for a server with another protocol version.
         """
         try:
             answer = self.call("GET", "/version")
@@ -192,7 +192,7 @@ class Client:
     def run(self, given: str) -> str:
         """Return the whole id of a run, from the id or a prefix that no other run's id has.
 
-        An InputError lists the runs if several ids begin with the prefix.
+        If several ids begin with the prefix, the InputError lists them.
         """
         runid.checked(given)
         try:

@@ -174,7 +174,7 @@ class Delivery:
     def _drained(self, link: Link) -> bool | None:
         """Send some spooled entries; return True if nothing is left, None if the spool is broken.
 
-        This raises a RedisError during an outage of the bus.
+        Raise a RedisError during an outage of the bus.
         """
         if time.monotonic() < self._drain_at:
             return None

@@ -43,7 +43,7 @@ _OUTPUTS: tuple[Output, ...] = get_args(Output)
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
     """Return the logs of a run on this node: the launcher's, then those of the newest attempts.
 
-    Attempts before `from_attempt` are left out. This raises an OSError if the directory cannot be
+    Attempts before `from_attempt` are left out. Raise an OSError if the directory cannot be
     read.
     """
     return list(islice(_files(directory, from_attempt), MOST_LOGS))
@@ -69,7 +69,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
     """Return a part of a log, of at most `wanted.limit` bytes.
 
     An offset beyond the log's end gives an empty part at its end. A part that is counted from the
-    end does not begin within a UTF-8 character. This raises an OSError if the log cannot be read.
+    end does not begin within a UTF-8 character. Raise an OSError if the log cannot be read.
     """
     attempt = None if wanted.rank is None else _chosen(directory, wanted)
     if wanted.rank is None:
@@ -95,7 +95,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
 def shorten(path: Path) -> None:
     """Free the middle of a log that has grown too long; the rank may write to it meanwhile.
 
-    This raises an OSError if the log cannot be written.
+    Raise an OSError if the log cannot be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -71,7 +71,7 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
 def address_towards(address: str) -> str:
     """Return this machine's address on the way to another machine's IP address.
 
-    This raises an OSError if there is no route to the address, or if it is a name.
+    Raise an OSError if there is no route to the address, or if it is a name.
     """
     # A DNS lookup of a name might take long.
     flags = socket.AI_NUMERICHOST

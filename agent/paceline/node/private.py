@@ -70,7 +70,7 @@ def _name(owner: int) -> str:
 def secret(option: str, path: Path) -> str:
     """Return the secret in a file, without surrounding white space; `option` names the file.
 
-    This raises an InputError if the file is empty, or as `check`.
+    Raise an InputError if the file is empty, or as `check`.
     """
     check(option, path)
     if text := path.read_text().strip():

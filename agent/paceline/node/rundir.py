@@ -181,7 +181,7 @@ def write(path: Path, value: msgspec.Struct) -> None:
 def read(path: Path, kind: type[T]) -> T | None:
     """Return the value in a JSON file; None if there is no file.
 
-    This raises a ValidationError if the file holds another kind of value.
+    Raise a ValidationError if the file holds another kind of value.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -60,7 +60,7 @@ class Spool:
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
         """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        `lost` counts the `records` in the entry. This raises an OSError if the directory cannot be
+        `lost` counts the `records` in the entry. Raise an OSError if the directory cannot be
         written.
         """
         body = _encoder.encode(fields)

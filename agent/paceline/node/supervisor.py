@@ -316,7 +316,7 @@ class Supervisor:
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
         env["PACELINE_MEMORY"] = str(self.directory / "memory")
-        # Several nodes have no directory in common that Paceline knows.
+        # Paceline knows no directory that several nodes share.
         if self._launch.nodes_max == 1:
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         if self._ranks is not None and observation.observed(env):

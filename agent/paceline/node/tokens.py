@@ -38,7 +38,7 @@ def kept(server: str) -> str | None:
 def keeping(server: str, token: str) -> Iterator[Path]:
     """Store a server's admin token for clients of this machine's user while the server runs.
 
-    This raises an OSError if the file cannot be written.
+    Raise an OSError if the file cannot be written.
     """
     path = _place(server)
     if path is None:

@@ -82,7 +82,7 @@ def decode(
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
     """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
 
-    This raises a WireError as `decode` does.
+    Raise a WireError as `decode` does.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

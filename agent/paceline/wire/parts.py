@@ -90,7 +90,7 @@ def digest(data: bytes) -> bytes:
 def in_parts(hello: Hello) -> list[Hello | HelloPart]:
     """Return the messages that bring a Hello to ingest: the Hello itself if it is small.
 
-    This raises a ValueError if the data set has more than `MOST_SAMPLES`.
+    Raise a ValueError if the data set has more than `MOST_SAMPLES`.
     """
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a rank is doing at a moment of its training."""
+"""The phases of a rank's training."""
 
 from __future__ import annotations
 

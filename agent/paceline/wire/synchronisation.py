@@ -1,4 +1,4 @@
-"""How ranks synchronise gradients in a segment: one type for each synchroniser.
+"""The synchronisers of a segment: one type for each way in which ranks synchronise gradients.
 
     Partial(PartialRules(probes=2, staleness=4, mean=True))
 
@@ -259,7 +259,7 @@ def decode(data: bytes) -> Synchronisation:
 def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchronisation:
     """Return the synchroniser with this name and with parameters as JSON holds them.
 
-    This raises a ValueError if ranks know no such synchroniser, or for parameters that it does not
+    Raise a ValueError if ranks know no such synchroniser, or for parameters that it does not
     take.
     """
     if name not in SYNCHRONISERS:

@@ -55,7 +55,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank]; few samples have moved to keep each rank's limit."""
+        """Return a step's local batches [rank]; few samples have moved, to keep limits."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)

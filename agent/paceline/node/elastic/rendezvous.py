@@ -170,7 +170,7 @@ class Together(DynamicRendezvousHandler):
     def announce_leaving(self) -> None:
         """Notify the others that this launcher will leave once all ranks have ended.
 
-        This raises a RuntimeError if the store is gone.
+        Raise a RuntimeError if the store is gone.
         """
         self._round.set(_LEAVES, "")
 
@@ -182,7 +182,7 @@ class Together(DynamicRendezvousHandler):
     def leave(self) -> None:
         """Notify the others that this launcher ends, so that they need not detect its loss.
 
-        This raises a RendezvousError if the store is gone.
+        Raise a RendezvousError if the store is gone.
         """
         self._stop_heartbeats()
         self._give_back_port()

@@ -71,7 +71,7 @@ class Roll:
         """Wait for all launchers of a round, and return its result.
 
         `store` is the store of this round, `index` this launcher's index among `count` launchers,
-        and `failure` that of this launcher's ranks in the previous round. This raises a
+        and `failure` that of this launcher's ranks in the previous round. Raise a
         RuntimeError if the store is gone, or if a launcher does not come.
         """
         if failure is not None:

@@ -72,7 +72,7 @@ class _NoStacksError(Exception):
 def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere:
     """Ask ranks of the newest attempt on this node for their stacks, without waiting for them.
 
-    `rank` None: all ranks on this node, at most `MOST_STACKS`. This raises an OSError if the run's
+    `rank` None: all ranks on this node, at most `MOST_STACKS`. Raise an OSError if the run's
     directory cannot be read.
     """
     record = rundir.read(directory / "run.json", Record)
@@ -105,7 +105,7 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
 def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
     """Return a rank's announcement of how to ask it.
 
-    This raises a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
+    Raise a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
     """
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
@@ -193,7 +193,7 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 class _Process:
     """The process of a rank, whose PID is not reused while this is open. A context manager.
 
-    This raises a _NoStacksError if the process is not this rank.
+    The constructor raises a _NoStacksError if the process is not this rank.
     """
 
     def __init__(self, run: str, attempt: int, rank: int, pid: int) -> None:

@@ -33,7 +33,7 @@ def place(
 
     Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
     script and on its command line, without srun, each call is a run on one node if it is `alone`:
-    the operator gave no other nodes. This raises an InputError if there is no key.
+    the operator gave no other nodes. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:

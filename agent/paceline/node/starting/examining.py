@@ -71,7 +71,7 @@ class Examined(msgspec.Struct, frozen=True):
 def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
     """Run a script's first steps; return the findings on all ranks.
 
-    After `timeout_s` seconds the ranks are killed. This raises an InputError if the script cannot
+    After `timeout_s` seconds the ranks are killed. Raise an InputError if the script cannot
     be launched.
     """
     check(launch)

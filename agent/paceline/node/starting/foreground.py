@@ -51,7 +51,7 @@ def emulation(
 ) -> dict[str, list[float]]:
     """Compute ``PACELINE_EMULATE``: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
 
-    This raises an InputError if there is not one positive factor per rank, or if a time is
+    Raise an InputError if there is not one positive factor per rank, or if a time is
     negative.
     """
     try:
@@ -226,7 +226,7 @@ def _unseen(message: str) -> str:
 
 
 def tell_notice(client: Client, run: str) -> None:
-    """Print why nothing is known of a run that is over, if the server knows the reason."""
+    """Print the server's reason why nothing is known of a run that is over, if there is one."""
     deadline = time.monotonic() + _NOTICE_S
     with suppress(PacelineError):
         while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:

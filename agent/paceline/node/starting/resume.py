@@ -30,7 +30,7 @@ _EMULATE = "PACELINE_EMULATE"
 def variables(given: Sequence[str]) -> dict[str, str]:
     """Parse variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
 
-    This raises an InputError if the variable is not set here, or if the text has no name.
+    Raise an InputError if the variable is not set here, or if the text has no name.
     """
     env = {}
     for text in given:
@@ -63,7 +63,7 @@ def in_foreground(
     """Continue a run of `paceline run` on this machine; return the exit code.
 
     Script, arguments, directory and number of ranks are as before. The ranks get this process's
-    environment. This raises an InputError if the script is gone, if a process still supervises the
+    environment. Raise an InputError if the script is gone, if a process still supervises the
     run, or if the server rejects the request.
     """
     known = client.call("GET", f"/runs/{run}")

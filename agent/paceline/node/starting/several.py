@@ -106,7 +106,7 @@ def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any])
     """Start a run on nodes that the server chooses, and follow it; return its exit code.
 
     `nodes` is as `counted` takes it; `choice` has further fields of ``POST /runs``, such as
-    `policy`. This raises an InputError if the launch is emulated.
+    `policy`. Raise an InputError if the launch is emulated.
     """
     if "PACELINE_EMULATE" in launch.env:
         raise InputError("--nodes: leave out --slowdown and --emulate, which are of one node")
