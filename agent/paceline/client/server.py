@@ -307,7 +307,6 @@ class Run:
 
 
 def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's cost under the names of ``GET /history``; None: there is no price."""
     cost = run["cost"] or {}
     names = {"cost": "amount", "waited_cost": "waited", "currency": "currency"}
     return {name: cost.get(of_run) for name, of_run in names.items()}

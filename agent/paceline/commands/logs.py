@@ -174,7 +174,6 @@ class Reader:
         return False
 
     def _look(self, known: dict[str, Any]) -> bool:
-        """Print what is new; return True if there will be no more output."""
         files = self._choice.of(known["logs"])
         # The last output of an earlier attempt is printed first.
         earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]

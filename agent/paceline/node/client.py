@@ -229,7 +229,6 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _reason(problem: Any) -> str:
-    """Return the reason in an RFC 9457 problem, on one line."""
     if not isinstance(problem, dict):
         return str(problem)
     return str(problem.get("detail") or problem.get("title") or problem)

@@ -122,7 +122,6 @@ class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
 class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fields=True):
     @property
     def name(self) -> str:
-        """Name of the synchroniser."""
         return str(self.__struct_config__.tag)
 
     @property
@@ -139,7 +138,6 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
 
     @property
     def stale(self) -> bool:
-        """True if rounds may apply gradients that were computed rounds before."""
         return False
 
     def problem(self, world: int | None = None) -> str | None:

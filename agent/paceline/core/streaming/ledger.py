@@ -235,7 +235,6 @@ class StreamLedger:
         return self._take(steps, self.paces if shares else None)
 
     def _take(self, steps: int, paces: Paces | None) -> list[list[Ints]]:
-        """Remove the samples of the next steps from the buffers, [step][rank]."""
         speeds = None if paces is None else Speeds(paces)
         before = [len(buffer.numbers) for buffer in self._buffers]
         steps = min(steps, self._steps_at_most())

@@ -70,7 +70,6 @@ class _Logs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The folder of all logs."""
         return str(self._root_log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -247,7 +246,6 @@ class Agent(LocalElasticAgent):
         return any(code != 0 for code in codes.values())
 
     def _failed(self, codes: dict[int, int | None]) -> dict[int, int]:
-        """Return the ranks that have failed, with their exit codes."""
         in_order = reform.EXIT_CODE if self._reform.exists() else 0
         return {rank: code for rank, code in codes.items() if code and code != in_order}
 

@@ -53,7 +53,6 @@ def measure(directory: Path) -> NodeCheck:
 
 
 def _median_s(work: Callable[[], None]) -> float:
-    """Return the median time of some work in seconds, after one warm-up."""
     work()
     times = []
     for _ in range(_REPEATS):

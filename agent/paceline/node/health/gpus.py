@@ -88,7 +88,6 @@ def _states(nvml: Any) -> list[GpuState]:
 
 
 def _opened() -> Any:
-    """Return NVML's module; None if it is not installed, or there is no driver."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -102,7 +101,6 @@ def _opened() -> Any:
 
 
 def _state(nvml: Any, index: int) -> GpuState:
-    """Return the state of a GPU, without any values if the GPU is lost."""
     try:
         device = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:

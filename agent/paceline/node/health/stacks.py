@@ -236,7 +236,6 @@ class _Process:
 
 
 def _status(pid: int) -> dict[str, str]:
-    """Return the kernel's status of a process; empty if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:

@@ -126,7 +126,6 @@ def merged(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _alike(examined: Sequence[Examined]) -> list[Finding]:
-    """Report ranks whose random numbers are the same although the model draws some."""
     states = {rank.random for rank in examined}
     if len(examined) == 1 or len(states) > 1 or not all(rank.draws for rank in examined):
         return []
@@ -175,7 +174,6 @@ def _late(steps: int, timeout_s: float) -> Finding:
 
 
 def _named(message: str) -> int | None:
-    """Return the rank that failed first, from a failed run's message."""
     named = re.match(r"rank (\d+) ", message)
     return None if named is None else int(named[1])
 
