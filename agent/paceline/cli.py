@@ -1,4 +1,8 @@
-"""The command line. It starts fast: no torch, and the server's packages for its commands only."""
+"""The command line. It starts fast: without torch, and imports server packages only when needed.
+
+Commands of this package are registered here; the entry points of the group `paceline.commands` add
+the others. Errors that the user can fix are printed on one line, with their exit code.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
-# The commands of an entry point that adds several. Without its packages it cannot tell them.
+# Names of the commands of an entry point that adds several, in case its packages are missing.
 _ADDED = {"server": ("server", "db", "open", "replay", "simulate", "token", "whatif")}
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
@@ -80,7 +84,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """The options before a command."""
+    """Options before a command."""
 
 
 @app.command()
@@ -100,7 +104,7 @@ def agent(
     token_file: TokenFile = None,
     notice: Notice = None,
 ) -> None:
-    """Registers this node and looks after the runs that the server starts on it."""
+    """Register this node and supervise the runs that the server starts on it."""
     from paceline.node import session
     from paceline.node.agent import Agent
     from paceline.node.health.notice import Notices, provider_of
@@ -114,7 +118,8 @@ def agent(
             linking.log_to_stderr()
             code = Agent(link, name, directory, notices=notices).run()
         raise typer.Exit(code)
-    if bus is not None:  # else only the server's answer would tell that this is no URL of a bus
+    # A wrong URL is rejected here, before the server answers.
+    if bus is not None:
         linking.linked(session.without("", bus, name)).close()
     linking.log_to_stderr()
     with ExitStack() as stack:
@@ -130,7 +135,7 @@ def agent(
 def policies(
     server: Server = None, token: Token = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
-    """Lists the policies that the server knows."""
+    """List the policies that the server knows."""
     with connected(server, token, token_file) as client:
         known = client.call("GET", "/policies")
     if as_json:
@@ -143,7 +148,7 @@ def policies(
 def backends(
     server: Server = None, token: Token = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
-    """Lists where runs can train, and whether each answers."""
+    """List the training backends, and whether each answers."""
     with connected(server, token, token_file) as client:
         known = client.call("GET", "/backends")
     if as_json:
@@ -165,7 +170,7 @@ def stop(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Ends a run at its next segment: the script goes on to its last lines."""
+    """Stop a run at its next segment: the script continues to its last lines."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
@@ -215,10 +220,10 @@ def resume(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lets a run that failed or was stopped go on from its newest checkpoint.
+    """Resume a failed or stopped run from its newest checkpoint.
 
-    Its node's agent, or its engine, starts it. A run that `paceline run` started here goes on in
-    the foreground, unless it is to go on elsewhere.
+    Its node's agent, or its engine, starts it. A run that `paceline run` started here continues in
+    the foreground, unless an option moves it elsewhere.
     """
     from paceline.node.starting import resume as resuming
 
@@ -243,7 +248,6 @@ def resume(
 def _elsewhere(
     backend: str | None, options: list[str] | None, nodes: str | None, nproc: int | None
 ) -> dict[str, Any]:
-    """Return what must be different in a run that is resumed."""
     from paceline.node.starting.several import counted
 
     asked: dict[str, Any] = {"backend": backend, "nproc": nproc}
@@ -256,7 +260,7 @@ def _elsewhere(
 
 @app.command("version")
 def show_version(as_json: Json = False) -> None:
-    """Prints versions: Paceline's, its protocol's, Python's and PyTorch's."""
+    """Print versions: Paceline's, its protocol's, Python's and PyTorch's."""
     from paceline.wire import PROTOCOL_VERSION
 
     versions = {
@@ -279,17 +283,20 @@ def _bus_parts(url: str) -> SplitResult:
     except ValueError as error:
         raise InputError(f"--bus: {error}") from error
     try:
-        connect(url).close()  # nothing is sent yet: a wrong kind of URL is refused before any wait
+        # This sends nothing yet: a wrong kind of URL is rejected before any wait.
+        connect(url).close()
     except ValueError as error:
         raise InputError(f"bus {linking.place(url)}: {error}") from error
     return parts
 
 
-@cache  # a process that runs several commands has each plugin once
+# A process that runs several commands has each plugin once.
+@cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Adds the commands of another package, or commands that say which packages are missing."""
+    """Add the commands of another package, or commands that report the missing packages."""
     try:
-        entry.load()(app)  # it may import what it needs only when it is called
+        # The command may import its requirements only when it is called.
+        entry.load()(app)
     except ImportError as error:
         for name in _ADDED.get(entry.name, (entry.name,)):
             _add_missing(MissingExtraError(f"paceline {name}", "server", error), name)
@@ -298,7 +305,8 @@ def _add_plugin(entry: EntryPoint) -> None:
 def _add_missing(error: MissingExtraError, name: str) -> None:
     @app.command(
         name,
-        help=r"(Not installed: pip install 'paceline\[server]'.)",  # or Rich takes it for a style
+        # Without the backslash, Rich reads the brackets as a style.
+        help=r"(Not installed: pip install 'paceline\[server]'.)",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
@@ -307,7 +315,7 @@ def _add_missing(error: MissingExtraError, name: str) -> None:
 
 
 def main() -> None:
-    """The entry point `paceline`."""
+    """Run the command line: the entry point `paceline`."""
     from paceline import configuration
     from paceline.node import private
 

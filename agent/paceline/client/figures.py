@@ -1,4 +1,4 @@
-"""A run as a figure of Plotly."""
+"""Plotly figures of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.errors import InputError, PacelineError
 
-# Figure → its title, and the format of its axis.
+# Metric → its title, and the format of its axis.
 METRICS = {
     "step_s": ("Time per step, s", "~g"),
     "waste": ("Waste", "~%"),
@@ -26,16 +26,12 @@ def of_run(
     switches: Sequence[Mapping[str, Any]],
     metrics: Sequence[str],
 ) -> Any:
-    """Metrics over steps, one below the other, with a dashed line where each policy began.
+    """Plot metrics over steps, one below the other, with a dashed line where each policy began.
 
-    Args:
-        title: of the figure.
-        columns: as `GET steps` answers.
-        switches: as `GET switches` answers.
-        metrics: names of `METRICS`.
+    `columns` and `switches` are answers of `GET steps` and `GET switches`.
 
     Raises:
-        InputError: there is no such metric.
+        InputError: a metric is not in `METRICS`.
         PacelineError: Plotly is not installed.
     """
     unknown = [name for name in metrics if name not in METRICS]

@@ -1,4 +1,7 @@
-"""Answers of the server as data frames: of pandas or of polars, whichever somebody asks for."""
+"""Conversion of the server's answers to data frames of pandas or polars.
+
+Functions raise `PacelineError` if the library is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,19 @@ from typing import IO, Any, Literal
 from paceline.core.errors import InputError, PacelineError
 
 Frames = Literal["pandas", "polars"]
-DataFrame = Any  # of pandas, or of polars
+# A data frame of pandas or polars.
+DataFrame = Any
 
 
 def checked(frames: str) -> Frames:
-    """The name of a library that makes data frames.
-
-    Raises:
-        InputError: another name.
-    """
+    """Validate the name of a data frame library; else raise an InputError."""
     if frames not in ("pandas", "polars"):
         raise InputError(f"frames={frames!r}: give 'pandas' or 'polars'")
     return frames  # type: ignore[return-value]
 
 
 def of_csv(file: IO[bytes], frames: Frames) -> DataFrame:
-    """A table as the server exports it.
-
-    Args:
-        file: CSV.
-        frames: whose data frame.
-
-    Raises:
-        PacelineError: the library is not installed.
-    """
+    """Read a table in the server's CSV format."""
     library = _library(frames)
     if frames == "polars":
         return library.read_csv(file, infer_schema_length=None)
@@ -40,20 +32,12 @@ def of_csv(file: IO[bytes], frames: Frames) -> DataFrame:
 
 
 def of_columns(columns: Mapping[str, Sequence[Any]], frames: Frames) -> DataFrame:
-    """A table whose columns are known.
-
-    Raises:
-        PacelineError: the library is not installed.
-    """
+    """Make a table from its columns."""
     return _library(frames).DataFrame(dict(columns))
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], frames: Frames) -> DataFrame:
-    """A table of objects with equal names; what is neither number nor text becomes JSON.
-
-    Raises:
-        PacelineError: the library is not installed.
-    """
+    """Make a table from objects with equal names; lists and mappings become JSON."""
     names = list(rows[0]) if rows else []
     return of_columns({name: [_plain(row.get(name)) for row in rows] for name in names}, frames)
 

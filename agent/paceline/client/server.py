@@ -1,4 +1,8 @@
-"""A server and its runs, as Python sees them."""
+"""A server and its runs as Python objects.
+
+Methods that call the server raise `PacelineError` if the server does not answer or requires a
+token, and `InputError` if it rejects the request.
+"""
 
 from __future__ import annotations
 
@@ -21,59 +25,47 @@ Table = Literal["steps", "worker-steps", "rounds", "segments", "switches"]
 Format = Literal["csv", "ndjson", "parquet"]
 _FORMATS = {".csv": "csv", ".ndjson": "ndjson", ".jsonl": "ndjson", ".parquet": "parquet"}
 _PAGE = 500
-_IN_MEMORY = 64 << 20  # bytes of an export that are not put into a file meanwhile
-_POINTS = 2_000  # of a figure
+# Bytes of an export that are held in memory; a larger export goes to a temporary file.
+_IN_MEMORY = 64 << 20
+# Points of a figure.
+_POINTS = 2_000
 
 
 def connect(url: str | None = None, token: str | None = None, *, frames: str = "pandas") -> Server:
-    """A connection to a server; use it in a ``with``, or call `Server.close`.
+    """Connect to a server; use the connection in a ``with``, or call `Server.close`.
 
     Args:
-        url: of the server; None: ``PACELINE_SERVER``, else http://127.0.0.1:8000.
-        token: None: ``PACELINE_TOKEN``, else the one that a server on this machine keeps for its
+        url: URL of the server; None: ``PACELINE_SERVER``, else http://127.0.0.1:8000.
+        token: None: ``PACELINE_TOKEN``, else the token that a server on this machine stores for its
             user.
-        frames: whose data frames tables are: ``pandas`` or ``polars``.
+        frames: library of the data frames: ``pandas`` or ``polars``.
 
     Raises:
-        InputError: the URL or `frames` is none.
+        InputError: the URL or `frames` is invalid.
     """
     url = url or os.environ.get("PACELINE_SERVER") or DEFAULT_SERVER
     return Server(Client(url, token or os.environ.get("PACELINE_TOKEN")), frames)
 
 
 class Server:
-    """A control plane; `connect` makes one.
-
-    Args:
-        client: a connection.
-        frames_of: whose data frames tables are.
-    """
+    """A control plane; `connect` makes one."""
 
     def __init__(self, client: Client, frames_of: str = "pandas") -> None:
         self.client = client
         self.frames = frames.checked(frames_of)
 
     def run(self, run: str) -> Run:
-        """A run by its id, or by a beginning that no other run's id has.
-
-        Raises:
-            InputError: there is none, or there are several.
-            PacelineError: the server does not answer, or wants a token.
-        """
+        """Return a run by its id, or by a prefix that no other run's id has."""
         return Run(self, self.client.run(run))
 
     def runs(self, *, limit: int | None = None, sort: str = "-created_at", **which: Any) -> Runs:
-        """Runs that a filter lets through, in an order.
+        """Return the runs that match a filter, sorted.
 
         Args:
-            limit: most runs; None: all.
-            sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` the greatest first.
-            which: the parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
+            limit: largest number of runs; None: all.
+            sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` in descending order.
+            which: parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
-
-        Raises:
-            InputError: there is no such parameter or order, or a value is wrong.
-            PacelineError: the server does not answer, or wants a token.
         """
         rows = list(self._pages({**which, "sort": sort}, limit))
         return Runs(self, rows)
@@ -92,21 +84,20 @@ class Server:
             left = None if left is None else left - len(page["items"])
 
     def history(self, by: Sequence[str] | str = ("day",), **which: Any) -> DataFrame:
-        """What runs came to, and what they cost, a row for each group.
+        """Return the totals of runs and their costs, a row for each group.
 
         Args:
-            by: of ``day``, ``run``, ``node``, ``policy``, ``tag``, ``device``, ``backend``.
-            which: as of `runs`; and ``from_day`` and ``to_day``, Unix times.
+            by: any of ``day``, ``run``, ``node``, ``policy``, ``tag``, ``device``, ``backend``.
+            which: as in `runs`; also ``from_day`` and ``to_day``, Unix times.
         """
         groups = [by] if isinstance(by, str) else list(by)
         rows = self.client.call("GET", "/history", params=_given({**which, "by": groups}))
         return frames.of_rows(rows, self.frames)
 
     def compare(self, *sides: str) -> dict[str, Any]:
-        """Runs, or parts of runs, side by side, as ``GET /compare`` answers.
+        """Return two to six runs, or parts of runs, side by side, as ``GET /compare`` answers.
 
-        Args:
-            sides: two to six of ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
+        A side is ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
         """
         whole = [self._side(side) for side in sides]
         return dict(self.client.call("GET", "/compare", params={"side": whole}))
@@ -116,11 +107,11 @@ class Server:
         return self.client.run(side[:end]) + side[end:]
 
     def tags(self) -> DataFrame:
-        """All tags, and how many runs have each."""
+        """Return all tags, and the number of runs with each."""
         return frames.of_rows(self.client.call("GET", "/tags"), self.frames)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self.client.close()
 
     def __enter__(self) -> Server:
@@ -136,19 +127,14 @@ class Server:
 
 
 class Runs(list["Run"]):
-    """Runs in the order that was asked for.
-
-    Args:
-        server: that has them.
-        rows: as it answered.
-    """
+    """Runs in the requested order, as the server answered."""
 
     def __init__(self, server: Server, rows: Sequence[dict[str, Any]]) -> None:
         super().__init__(Run(server, row["id"], row) for row in rows)
         self._frames = server.frames
 
     def table(self) -> DataFrame:
-        """A row for each run; its figures and what it cost are columns of their own."""
+        """Return a row for each run; its figures and its cost have columns of their own."""
         rows = [
             {**run.about, **(run.about["figures"] or {}), **_cost_of(run.about)} for run in self
         ]
@@ -160,10 +146,7 @@ class Runs(list["Run"]):
 class Run:
     """A run; `Server.run` and `Server.runs` make them.
 
-    Args:
-        server: that has it.
-        run: its whole id.
-        about: what is known of it; None: it is asked for when somebody needs it.
+    `about` is the run as the server answered; None: it is requested at first use.
     """
 
     def __init__(self, server: Server, run: str, about: dict[str, Any] | None = None) -> None:
@@ -176,11 +159,11 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The run as ``GET /runs/{id}`` answered; `refresh` asks again."""
+        """The run as ``GET /runs/{id}`` answered; `refresh` updates it."""
         return self._about if self._about is not None else self.refresh()
 
     def refresh(self) -> dict[str, Any]:
-        """The run as it is now."""
+        """Return the run as it is now."""
         self._about = dict(self._get(""))
         return self._about
 
@@ -192,13 +175,13 @@ class Run:
         since: float | None = None,
         until: float | None = None,
     ) -> DataFrame:
-        """Complete steps, a row for each: times in seconds, SE, waste, loss and so on.
+        """Return complete steps, a row for each: times in seconds, SE, waste, loss and so on.
 
         Args:
-            first: step; None: the run's first,
-            last: and the last one; None: the run's last.
-            since: only steps that ended at this Unix time or later,
-            until: and before this one.
+            first: first step; None: the run's first.
+            last: last step, included; None: the run's last.
+            since: only steps that ended at this Unix time or later.
+            until: only steps that ended before this Unix time.
         """
         return self._table("steps", {"from": first, "to": last, "since": since, "until": until})
 
@@ -211,52 +194,47 @@ class Run:
         since: float | None = None,
         until: float | None = None,
     ) -> DataFrame:
-        """Ranks' steps, a row for each, with all that is stored of them.
+        """Return the ranks' steps, a row for each, with all stored fields.
 
-        Args:
-            first: as of `steps`.
-            last: as of `steps`.
-            ranks: only these; None: all.
-            since: as of `steps`.
-            until: as of `steps`.
+        The range is that of `steps`. `ranks` None: all ranks.
         """
         query = {"from": first, "to": last, "since": since, "until": until}
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
 
     def rounds(self) -> DataFrame:
-        """Rounds of relaxed synchronisers."""
+        """Return the rounds of relaxed synchronisers."""
         return self._table("rounds", {})
 
     def segments(self) -> DataFrame:
-        """The plans that ran."""
+        """Return the plans that ran."""
         return self._table("segments", {})
 
     def switches(self) -> DataFrame:
-        """The policies that were asked for."""
+        """Return the policies that were requested."""
         return self._table("switches", {})
 
     def epochs(self) -> DataFrame:
-        """What each epoch came to."""
+        """Return a summary of each epoch."""
         return self._rows("/epochs")
 
     def effects(self) -> DataFrame:
-        """What each switch changed."""
+        """Return the measured effect of each switch."""
         return self._rows("/effects")
 
     def workers(self) -> DataFrame:
-        """How each rank has been doing lately."""
+        """Return each rank's recent figures."""
         return self._rows("/workers")
 
     def devices(self) -> dict[str, Any]:
-        """Ranks and their devices."""
+        """Return ranks and their devices."""
         return dict(self._get("/devices"))
 
     def forecasts(self) -> list[dict[str, Any]]:
-        """Forecasts that were kept, with what `auto` made of them."""
+        """Return the stored forecasts, with the decisions that `auto` based on them."""
         return list(self._get("/forecasts"))
 
     def samples(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Who got which samples in some steps: ``step``, ``rank``, ``samples`` and so on."""
+        """Return each rank's samples in some steps: ``step``, ``rank``, ``samples`` and so on."""
         items: list[dict[str, Any]] = []
         start: int | None = first
         while start is not None:
@@ -266,54 +244,50 @@ class Run:
         return items
 
     def verdict(self, first: int | None = None, last: int | None = None) -> dict[str, Any]:
-        """Who holds the run up, why, since when, and what it costs."""
+        """Return which ranks slow the run down, why, since when, and the cost."""
         return dict(self._get("/verdict", {"from": first, "to": last}))
 
     def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:
-        """A figure of Plotly: metrics over steps, and where each policy began.
+        """Plot metrics over steps, with a line where each policy began; return a Plotly figure.
 
-        Args:
-            metrics: of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
-                ``dif``, ``ett_error``.
+        Metrics are any of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
+        ``dif``, ``ett_error``.
         """
         columns = self._get("/steps", {"points": _POINTS})
         title = f"{self.about['name']} ({self.id})"
         return figures.of_run(title, columns, self._get("/switches"), metrics)
 
     def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
-        """Writes all rows of a table to a file, while they come.
+        """Write all rows of a table to a file while they arrive.
 
-        Args:
-            file: that is made, or replaced.
-            table: of the run.
-            form: None: as the file's name ends.
+        `form` None: the format that the file's name ends with.
 
         Raises:
-            InputError: the file's name ends otherwise.
+            InputError: the file's name has another end.
             PacelineError: the server does not answer, or cannot write Parquet.
             OSError: the file cannot be written.
         """
         path = Path(file)
         query = {"table": table, "format": form or form_of(path)}
         pieces = self._server.client.download(f"/runs/{self.id}/export", query)
-        first = next(pieces, b"")  # what the server refuses leaves an earlier file as it is
+        # If the server rejects the request, an earlier file stays as it is.
+        first = next(pieces, b"")
         with path.open("wb") as opened:
             opened.writelines(chain([first], pieces))
         return path
 
     def tag(self, tag: str) -> None:
-        """Gives the run a tag."""
+        """Add a tag to the run."""
         self._about = self._server.client.call("PUT", f"/runs/{self.id}/tags/{quote(tag, '')}")
 
     def untag(self, tag: str) -> None:
-        """Takes a tag from the run."""
+        """Remove a tag from the run."""
         self._about = self._server.client.call("DELETE", f"/runs/{self.id}/tags/{quote(tag, '')}")
 
     def note(self, text: str) -> None:
-        """Writes the run's note in place of the one before.
+        """Replace the run's note.
 
-        Raises:
-            InputError: somebody else has changed the run at the same moment.
+        Raise an InputError if another client has changed the run at the same moment.
         """
         self._about = self._server.client.change("PUT", self.id, "note", {"note": text})
 
@@ -333,18 +307,13 @@ class Run:
 
 
 def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run cost, as ``GET /history`` names it; None: there is no price."""
     cost = run["cost"] or {}
     names = {"cost": "amount", "waited_cost": "waited", "currency": "currency"}
     return {name: cost.get(of_run) for name, of_run in names.items()}
 
 
 def form_of(path: Path) -> Format:
-    """The format that a file's name ends with.
-
-    Raises:
-        InputError: none.
-    """
+    """Return the format that a file's name ends with; else raise an InputError."""
     form = _FORMATS.get(path.suffix)
     if form is None:
         raise InputError(f"{path}: the name must end with {', '.join(_FORMATS)}")

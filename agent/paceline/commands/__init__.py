@@ -1,6 +1,6 @@
-"""What the commands of `paceline.cli` share, and commands of its own.
+"""Commands of the command line, and the code that they share.
 
-`options` has what several commands take, `printing` what they print, `lines` prints logs, and
-`linking` is how they come to the bus. `starting` has the commands that start a script. Each of the
-others has `register(app)`, an entry point of the group `paceline.commands`.
+`options` defines shared options, `printing` output formats, `lines` prints logs, and `linking`
+connects to the bus. `starting` has the commands that start a script. Each of the other modules has
+a function `register(app)`, which is an entry point of the group `paceline.commands`.
 """

@@ -1,4 +1,4 @@
-"""`paceline audit`, `auto` and `target`: who changed what, and what is wanted of a run."""
+"""`paceline audit`, `auto` and `target`: the changes of runs, automatic switching, and targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = ("at", "who", "action", "run", "revision", "what", "why", "via", "addr
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Add the commands to the command line."""
     app.command("audit")(audit)
     app.command("auto")(auto)
     app.command("target")(target)
@@ -51,7 +51,7 @@ def audit(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the newest changes: who asked for them, when, from where, and why."""
+    """List the newest changes: who requested them, when, from where, and why."""
     with connected(server, token, token_file) as client:
         run = None if run_id is None else client.run(run_id)
         query = {"run": run, "who": who, "action": action, "limit": limit}
@@ -84,7 +84,7 @@ def auto(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Says what `auto` may do with a run's policy, or changes that."""
+    """Show what `auto` may do with a run's policy, or change it."""
     with connected(server, token, token_file) as client:
         run = client.run(run_id)
         if mode is None:
@@ -122,7 +122,7 @@ def target(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Says what a run's model is to reach and when it did, or sets that."""
+    """Show a run's target and when it was met, or set the target."""
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")
     body = None if wanted is None else {**_target(wanted), "by": "cli", "why": why}
@@ -145,11 +145,7 @@ def target(
 
 
 def _target(text: str) -> dict[str, Any]:
-    """A target as REST takes it.
-
-    Raises:
-        InputError: the text is none.
-    """
+    """Parse a target into REST's form."""
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
     if match is not None:
         with contextlib.suppress(ValueError):

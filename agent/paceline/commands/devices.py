@@ -1,4 +1,4 @@
-"""The devices of a run's ranks as a table: ranks with equal devices are a row."""
+"""A table of the devices of a run's ranks; ranks with equal devices share a row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ DEVICES = ("ranks", "device", "cores", "threads", "memory", "trial")
 
 
 def devices_of(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for `DEVICES`; none where nothing is known of devices.
-
-    Args:
-        ranks: of ``GET devices``, ascending.
-    """
+    """Return rows for `DEVICES` from the ascending ranks of ``GET devices``."""
     numbers: dict[tuple[Any, ...], list[int]] = {}
     for each in ranks:
         if device := each["device"]:

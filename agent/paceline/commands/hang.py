@@ -1,4 +1,4 @@
-"""`paceline hang`: which ranks of a run wait for which; `paceline stacks` joins here, too."""
+"""`paceline hang`: which ranks of a run wait for which. It also registers `paceline stacks`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Add the commands to the command line."""
     app.command()(hang)
     app.command()(stacks)
 
@@ -35,7 +35,7 @@ def hang(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Tells whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
+    """Report whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
@@ -44,7 +44,8 @@ def hang(
         if with_stacks and answer["hung"]:
             try:
                 answer["stacks"] = _stacks(client, run_id, answer)
-            except PacelineError as error:  # that the run hangs is worth telling all the same
+            # The hang itself is reported even without stacks.
+            except PacelineError as error:
                 typer.echo(f"paceline: {plain(str(error))}", err=True)
         words = answer["words"] or _state(client, run_id)
     if as_json:
@@ -56,13 +57,12 @@ def hang(
 
 
 def _state(client: Client, run: str) -> str:
-    """The words about a run of which there is nothing to tell."""
     state = client.call("GET", f"/runs/{run}")["state"]
     return f"run {run} is {state}" + (", and goes on" if state == "running" else "")
 
 
 def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where the ranks are that hold up the others; of all ranks where none does."""
+    """Return the stacks of the ranks that block the others, or of all ranks if none does."""
     ranks = hang["holding"] or hang["waiting"]
     listed: list[dict[str, Any]] = asked(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]

@@ -1,4 +1,4 @@
-"""Lines of several logs on standard output, each with the rank that printed it."""
+"""Output of several logs on standard output, with the rank that printed each line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# A terminal obeys control characters, and a script may have printed any. These do no harm: new
-# lines, tabs, carriage returns, and colours.
+# A terminal executes control characters, and a script may have printed any. The pattern keeps the
+# harmless ones: new lines, tabs, carriage returns, and colours.
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;]{0,20}m)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 class Log(NamedTuple):
-    """Names a log."""
+    """The identity of a log."""
 
     node: str
     rank: int | None
@@ -24,26 +24,28 @@ class Log(NamedTuple):
 
     @classmethod
     def of(cls, file: dict[str, Any]) -> Log:
-        """The name of a listed log."""
+        """Return the identity of a listed log."""
         return cls(file["node"], file["rank"], file["output"], file["attempt"])
 
     @property
     def prefix(self) -> str:
-        """Of its lines among those of other logs."""
+        """Prefix of the log's lines among those of other logs."""
         return f"[{self.node}] " if self.rank is None else f"[rank {self.rank}] "
 
 
 @dataclass
 class Printer:
-    """Writes logs to standard output; where there are several, each one's lines stay whole."""
+    """A printer of logs to standard output; with several logs, lines are printed whole."""
 
     several: bool = False
-    prefixed: bool = False  # the logs are of several ranks
+    # True if the logs are of several ranks.
+    prefixed: bool = False
     terminal: bool = field(default_factory=lambda: sys.stdout.isatty())
-    _rest: dict[Log, str] = field(default_factory=dict)  # of a line that has not ended
+    # The line of each log that has not ended.
+    _rest: dict[Log, str] = field(default_factory=dict)
 
     def write(self, log: Log, text: str) -> None:
-        """Prints what comes next of a log."""
+        """Print the next part of a log."""
         if not self.several:
             self._out(text)
             return
@@ -54,7 +56,7 @@ class Printer:
             self._rest[log] = rest
 
     def finish(self) -> None:
-        """Prints lines that never ended."""
+        """Print lines that never ended."""
         for log, rest in self._rest.items():
             self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
         self._rest.clear()
@@ -67,5 +69,5 @@ class Printer:
 
 
 def safe(text: str) -> str:
-    """A text without what does harm to a terminal."""
+    """Return a text without control characters that could harm a terminal."""
     return _CONTROL.sub(lambda match: match[1] or ascii(match[0])[1:-1], text)

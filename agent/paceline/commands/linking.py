@@ -1,4 +1,4 @@
-"""How `paceline agent` and `paceline node` come to the bus."""
+"""The connection of `paceline agent` and `paceline node` to the bus."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def linked(session: Session) -> Link:
-    """A connection to the bus.
-
-    Raises:
-        InputError: the session's URL is none.
-    """
+    """Connect to the bus; raise an InputError if the session's URL is invalid."""
     from paceline.node.link import Link
 
     try:
@@ -38,23 +34,17 @@ def linked(session: Session) -> Link:
 
 
 def place(url: str) -> str:
-    """A URL without its password."""
+    """Return a URL without its user and password."""
     return urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
 
 
 def wait_for_session(
     client: Client, node: str, bus: str | None = None, patience_s: float = math.inf
 ) -> Session:
-    """A node's session; waits for a server that starts later.
+    """Return a node's session; wait for a server that starts later, at most `patience_s` seconds.
 
-    Args:
-        client: of the server.
-        node: its name.
-        bus: URL of the bus as this machine reaches it; None: what the server says.
-        patience_s: how long it waits.
-
-    Raises:
-        PacelineError: the server refuses, or does not answer for so long.
+    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server gives. A
+    PacelineError means that the server rejects the request, or does not answer in time.
     """
     from paceline.node import session
 
@@ -62,14 +52,9 @@ def wait_for_session(
 
 
 def patiently(ask: Callable[[], T], patience_s: float) -> T:
-    """What a server answers that may start later.
+    """Return the answer of a server that may start later, retrying for `patience_s` seconds.
 
-    Args:
-        ask: asks the server.
-        patience_s: how long to go on.
-
-    Raises:
-        PacelineError: the server refuses, or does not answer for so long.
+    A PacelineError means that the server rejects the request, or does not answer in time.
     """
     from paceline.node.client import ServerUnreachable
 
@@ -86,7 +71,7 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
 
 
 def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], Session | None]:
-    """A function that asks the server for another session; None: it gives none now."""
+    """Return a function that requests another session, and returns None if it gets none."""
     from paceline.node import session
     from paceline.node.client import ServerUnreachable
 
@@ -98,7 +83,8 @@ def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], S
             return session.of_node(client, node, bus)
         except ServerUnreachable as error:
             _log.debug("%s", error)
-        except PacelineError as error:  # such as a revoked token: waiting does not help
+        # A retry does not help, for example with a revoked token.
+        except PacelineError as error:
             if said != (said := str(error)):
                 _log.warning("the server gives no session for this node: %s", error)
         return None
@@ -107,7 +93,7 @@ def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], S
 
 
 def log_to_stderr() -> None:
-    """Writes what Paceline logs to standard error."""
+    """Write Paceline's logs to standard error."""
     logger = logging.getLogger("paceline")
     logs.to_stderr(logger, "%(asctime)s %(levelname)s %(message)s")
     logger.setLevel(os.environ.get("PACELINE_LOG", "INFO"))

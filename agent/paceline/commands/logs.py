@@ -1,4 +1,4 @@
-"""`paceline logs`: what the ranks of a run print, wherever they run."""
+"""`paceline logs`: prints the output of a run's ranks, on whatever nodes they run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 _LOOK_S = 1.0
-_PART = 262_144  # bytes of a log that are asked for at once
+# Bytes of a log per request.
+_PART = 262_144
 _FINAL = ("finished", "failed", "stopped")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the command line."""
+    """Add the command to the command line."""
     app.command("logs")(logs)
 
 
@@ -58,9 +59,9 @@ def logs(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Prints what the ranks of a run have printed, wherever they run.
+    """Print the output of a run's ranks, on whatever nodes they run.
 
-    Lines of several logs begin with their ranks. Needs the role operator.
+    With several logs, each line begins with its rank. Needs the role operator.
     """
     if as_json and not listing:
         raise InputError("--json: only with --list; logs are plain text")
@@ -84,15 +85,17 @@ def logs(
 
 @dataclass(frozen=True)
 class Choice:
-    """Which logs to print."""
+    """The logs to print."""
 
-    ranks: frozenset[int]  # empty: all
+    # Empty: all ranks.
+    ranks: frozenset[int]
     launcher: bool
-    attempt: int | None  # None: the newest
+    # None: the newest attempt.
+    attempt: int | None
     outputs: Sequence[str]
 
     def of(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of some logs that are to be printed, of one attempt."""
+        """Return the chosen logs among the given ones, all of one attempt."""
         if self.launcher:
             return [file for file in files if file["rank"] is None]
         mine = [
@@ -108,13 +111,9 @@ class Choice:
 
 
 class Reader:
-    """Reads the chosen logs of a run, and prints them.
+    """A reader and printer of the chosen logs of a run.
 
-    Args:
-        client: of the server.
-        run: its id.
-        choice: which logs.
-        lines: the last so many of each at first; 0: all.
+    At first it prints the last `lines` lines of each log; 0: all.
     """
 
     def __init__(self, client: Client, run: str, choice: Choice, lines: int) -> None:
@@ -123,17 +122,18 @@ class Reader:
         self._choice = choice
         self._lines = lines
         self._printer = Printer()
-        self._offsets: dict[Log, int] = {}  # up to which logs are printed
-        self._attempt: int | None = None  # that is printed
-        self._problems: set[str] = set()  # that were said
+        # The offset up to which each log is printed.
+        self._offsets: dict[Log, int] = {}
+        # The attempt that is being printed.
+        self._attempt: int | None = None
+        # Problems that were printed.
+        self._problems: set[str] = set()
         self._begun = False
 
     def once(self) -> bool:
-        """Prints what there is; whether logs of a node are missing.
+        """Print the existing logs; return True if logs of a node are missing.
 
-        Raises:
-            InputError: there is no such log.
-            PacelineError: as `Client.call`.
+        Raise an InputError if there is no chosen log.
         """
         known = self._list()
         files = self._choice.of(known["logs"])
@@ -145,7 +145,7 @@ class Reader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Prints what there is and what comes, until the run has ended; as `once`."""
+        """Print existing and new output until the run has ended; return the same as `once`."""
         while not self._tried(self._followed):
             time.sleep(_LOOK_S)
         self._printer.finish()
@@ -159,12 +159,7 @@ class Reader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Whether nothing comes any more. What does not answer now may answer later.
-
-        Raises:
-            InputError: nothing was read before, or the run has ended.
-            PacelineError: the same.
-        """
+        """Return True if there will be no more output; retry errors of a run that continues."""
         from paceline.node.client import ServerUnreachable
 
         try:
@@ -179,9 +174,8 @@ class Reader:
         return False
 
     def _look(self, known: dict[str, Any]) -> bool:
-        """Prints what is new; whether nothing comes any more."""
         files = self._choice.of(known["logs"])
-        # What an earlier attempt has printed last comes first.
+        # The last output of an earlier attempt is printed first.
         earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]
         newest = max((file["attempt"] or 0 for file in files), default=None)
         if newest is not None and newest != self._attempt:
@@ -189,7 +183,8 @@ class Reader:
             if self._attempt is not None:
                 self._printer.finish()
                 _say(f"attempt {newest} begins")
-                self._lines = 0  # of what begins now, nothing is left out
+                # The new attempt is printed from its start.
+                self._lines = 0
             self._attempt = newest
         self._print(files)
         return known["state"] in _FINAL and not any(file["may_grow"] for file in files)
@@ -200,13 +195,13 @@ class Reader:
         for file in files:
             log = Log.of(file)
             if file["size"] < self._offsets.get(log, 0):
-                self._offsets[log] = 0  # another log is in its place
+                # Another log has replaced this one.
+                self._offsets[log] = 0
             if file["size"] > self._offsets.get(log, 0):
                 for text in self._parts(log):
                     self._printer.write(log, text)
 
     def _parts(self, log: Log) -> Iterator[str]:
-        """What is new of a log."""
         query: dict[str, Any] = {"limit": _PART, "node": log.node}
         if log.rank is not None:
             query |= {"output": log.output, "attempt": log.attempt}
@@ -244,7 +239,6 @@ class Reader:
             return False
 
     def _nothing(self, missing: frozenset[int]) -> str:
-        """What is not there, and what is."""
         files = self._client.call("GET", f"/runs/{self._run}/logs")["logs"]
         ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
         attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})

@@ -1,4 +1,4 @@
-"""`paceline node`: looks after one run on one node that an engine, or its user, started for it."""
+"""`paceline node`: supervises one run on a node that an engine or the user started for it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _Nodes = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the command line."""
+    """Add the command to the command line."""
     app.command("node", context_settings={"allow_interspersed_args": False})(node)
 
 
@@ -107,13 +107,13 @@ def node(
     token_file: TokenFile = None,
     notice: Notice = None,
 ) -> None:
-    """Looks after one run on this node, until the run ends.
+    """Supervise one run on this node, until the run ends.
 
     With a script, inside a job that you have started: the nodes of the job train it together, as a
-    run of the server. What rank 0 prints is shown. With --run, as engines such as Slurm start it.
+    run of the server. The output of rank 0 is shown. With --run, as engines such as Slurm start it.
 
-    Its exit code is 0 if the run has finished or the node left it as asked, 2 if the server
-    refuses it; else 1.
+    The exit code is 0 if the run has finished or the node left it on request, 2 if the server
+    rejects the request; else 1.
     """
     from paceline.node import machine
     from paceline.node.agent import Agent
@@ -156,7 +156,7 @@ def _adopted(
     slot: str | None,
     nodes: str | None,
 ) -> tuple[str, str, str]:
-    """The run that this node takes part in, its slot there, and a token for the run's nodes."""
+    """Return the run in which this node takes part, its slot, and a token for the run's nodes."""
     from msgspec.structs import replace
 
     from paceline.node.duty import PATIENCE_S
@@ -176,12 +176,11 @@ def _adopted(
 
 
 def _plain(slot: str) -> str:
-    """A slot as a part of a node's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", slot)
 
 
 def _own_directory(data: Path | None, name: str) -> Path:
-    """A directory of this node's own: several may share what is below `data`."""
+    """Return a directory for this node alone: several nodes may share the files below `data`."""
     from paceline.node import rundir
 
     return (data or rundir.default_data()) / "nodes" / name

@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `pacelin
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Add the commands to the command line."""
     group = typer.Typer(help="Lists the nodes, or forgets one that is out of use.")
     group.callback(invoke_without_command=True)(nodes)
     group.command("forget")(forget)
@@ -43,7 +43,7 @@ def nodes(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the nodes: whether they answer, what they train, and whether they are cordoned."""
+    """List the nodes: whether they answer, what they train, and whether they are cordoned."""
     if context.invoked_subcommand is not None:
         return
     with connected(server, token, token_file) as client:
@@ -62,7 +62,7 @@ def forget(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Removes a node that is out of use from the list; its key and its user of the bus end.
+    """Remove a node that is out of use from the list, with its key and its user on the bus.
 
     An agent with a valid token registers again: revoke the token first to keep the node out.
     """
@@ -78,7 +78,7 @@ def check(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Measures how fast a node computes, copies memory and writes; not while ranks train there."""
+    """Measure how fast a node computes, copies memory and writes; not while ranks train there."""
     with connected(server, token, token_file) as client:
         before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
         deadline = time.monotonic() + _MEASURING_S
@@ -103,7 +103,7 @@ def cordon(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lets a node get no new run, and join none; runs on it go on."""
+    """Keep a node from getting or joining new runs; runs on it continue."""
     path = f"/nodes/{_quoted(node)}/cordon"
     with connected(server, token, token_file) as client:
         answer = client.call("PUT", path, {"reason": why, "by": "cli"})
@@ -118,7 +118,7 @@ def uncordon(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lets a node get runs again."""
+    """Allow a node to get runs again."""
     path = f"/nodes/{_quoted(node)}/cordon"
     with connected(server, token, token_file) as client:
         answer = client.call("DELETE", path, params={"by": "cli", "why": why})
@@ -133,14 +133,12 @@ def _say(answer: dict[str, Any], words: str, as_json: bool) -> None:
 
 
 def _quoted(node: str) -> str:
-    """A node's name as part of a path."""
     from urllib.parse import quote
 
     return quote(node, safe="")
 
 
 def _speeds(check: dict[str, Any] | None) -> str | None:
-    """What was measured of a node, in words; None: nothing."""
     if check is None:
         return None
     words = f"{check['compute_gflops']:.3g} GFLOP/s a core, {check['memory_gbps']:.3g} GB/s memory"
@@ -171,7 +169,7 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def _in_engine(said: dict[str, Any]) -> str:
-    """What became of a cordon, or of its end, in the node's engine."""
+    """Describe whether a node's engine has applied a cordon, or its end."""
     what = "cordon" if said["cordoned"] else "end of the cordon"
     if said["refusal"] is not None:
         return f"{said['backend']} refuses the {what}: {said['refusal']}"

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and what they give."""
+"""Options and arguments that several commands share, and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
     """Ask before a run is changed, unless `yes` has answered already.
 
     Raises:
-        InputError: nobody can be asked: there is no terminal, or the output must be JSON only.
+        InputError: there is no terminal to ask, or the output must be JSON only.
         typer.Abort: the answer is no.
     """
     if yes:
@@ -118,37 +118,33 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
 
 
 def given(token: str | None, file: Path | None) -> str | None:
-    """The token that a command's options give; a file goes before what may be in a variable."""
+    """Return the token from a command's options; a file takes precedence over a token."""
     from paceline.node import private
 
     return token or None if file is None else private.secret("--token-file", file)
 
 
 def connected(server: str | None, token: str | None, token_file: Path | None) -> Client:
-    """A client of the server that a command's options name."""
+    """Return a client of the server that a command's options name."""
     return client_of(server, given(token, token_file))
 
 
 def client_of(server: str | None, token: str | None, timeout_s: float | None = None) -> Client:
-    """A client of a server by its URL; without one, of the default."""
+    """Return a client of a server by its URL, or of the default server."""
     from paceline.node.client import Client
 
     return Client(server or DEFAULT_SERVER, token, timeout_s)
 
 
 def data_directory(path: Path | None) -> Path:
-    """The directory of runs that a command's option gives; made if missing."""
+    """Return the directory of runs from a command's option; create it if it is missing."""
     from paceline.node import rundir
 
     return rundir.open_data(path or rundir.default_data())
 
 
 def node_name(name: str | None) -> str:
-    """The node's name that a command's option gives.
-
-    Raises:
-        InputError: it cannot be a node's name.
-    """
+    """Return the node's name from a command's option; raise an InputError for an invalid name."""
     from paceline.node import machine
     from paceline.wire import is_node
 
@@ -162,7 +158,7 @@ def node_name(name: str | None) -> str:
 
 
 def parameters_of(pairs: Sequence[str] | None, option: str = "--param") -> dict[str, Any]:
-    """The values of ``name=value`` pairs of an option. A value that is no JSON is a string."""
+    """Parse ``name=value`` pairs of an option. A value that is no JSON is a string."""
     parameters = {}
     for pair in pairs or ():
         name, separator, text = pair.partition("=")

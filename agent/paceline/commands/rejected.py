@@ -19,7 +19,7 @@ rejected = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Add the commands to the command line."""
     app.add_typer(rejected, name="rejected")
 
 
@@ -31,7 +31,7 @@ def listed(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the newest messages that could not be stored, with their reasons."""
+    """List the newest messages that could not be stored, with their reasons."""
     with connected(server, token, token_file) as client:
         page = client.call("GET", "/rejected", params={"limit": limit})
     if as_json:
@@ -55,7 +55,7 @@ def drop(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Drops a message from the list."""
+    """Drop a message from the list."""
     if not _NUMBER.fullmatch(entry):
         raise InputError(f"ENTRY {entry!a}: give a number that `paceline rejected list` prints")
     with connected(server, token, token_file) as client:

@@ -24,13 +24,16 @@ from paceline.commands.options import (
 )
 from paceline.commands.printing import local_time, money, plain, print_json, print_table
 
-if TYPE_CHECKING:  # `--help` stays light
+# Without these imports, `--help` stays fast.
+if TYPE_CHECKING:
     from paceline.client import Server as Connection
     from paceline.node.client import Client
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
-_COST = "cost"  # a further column where runs have one
-_WATCH_S = 2.0  # seconds between two lists
+# An additional column if runs have a cost.
+_COST = "cost"
+# Seconds between two lists.
+_WATCH_S = 2.0
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
@@ -71,7 +74,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="List again every two secon
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the group to the command line; without a further command it lists."""
+    """Add the group to the command line; without a subcommand it lists runs."""
     group = typer.Typer(help="Lists, shows, compares, exports and labels runs.")
     group.callback(invoke_without_command=True)(runs)
     for command in (show, compare, export, tag, untag, note):
@@ -102,7 +105,7 @@ def runs(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists runs, the newest first; or shows, compares, exports and labels them."""
+    """List runs, the newest first; or show, compare, export and label them."""
     if context.invoked_subcommand is not None:
         return
     query = {
@@ -121,16 +124,10 @@ def runs(
 
 
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
-    """List runs in place of the list before; keep that one if the server does not answer.
+    """List runs in place of the previous list, which stays if the server does not answer.
 
-    Args:
-        client: of the server.
-        query: which runs.
-        as_json: print JSON only.
-        problem: what this function returned before; it is not printed twice.
-
-    Returns:
-        Why the server does not answer, or an empty text.
+    Return why the server does not answer, or an empty text. `problem` is the previous result, which
+    is not printed twice.
     """
     from rich.console import Console
 
@@ -143,7 +140,8 @@ def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: st
             typer.echo(f"paceline: {error}", err=True)
         return str(error)
     if not as_json:
-        Console().clear()  # does nothing without a terminal
+        # This does nothing without a terminal.
+        Console().clear()
     _print(page, as_json)
     return ""
 
@@ -164,7 +162,7 @@ def show(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Shows a run: what it is, how well it went, its policies, and who held it up."""
+    """Show a run: its properties, its figures, its policies, and which ranks slowed it down."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
         about, verdict, devices = run.about, run.verdict(), run.devices()["ranks"]
@@ -204,7 +202,7 @@ def compare(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Compares runs, or parts of runs, with the first of them: differences with 95 % intervals."""
+    """Compare runs, or parts of runs, with the first of them: differences with 95 % intervals."""
     with _server(server, token, token_file) as connection:
         answer = connection.compare(*sides)
     if as_json:
@@ -234,7 +232,7 @@ def export(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Writes all rows of a run's table to a file."""
+    """Write all rows of a run's table to a file."""
     from paceline.client.server import form_of
 
     form = form_of(output)
@@ -251,7 +249,7 @@ def tag(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Gives a run tags."""
+    """Add tags to a run."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
         confirm(f"Add {', '.join(words)} to the tags of run {run.id}?", yes)
@@ -268,7 +266,7 @@ def untag(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Takes tags from a run."""
+    """Remove tags from a run."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
         confirm(f"Remove {', '.join(words)} from the tags of run {run.id}?", yes)
@@ -286,7 +284,7 @@ def note(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Writes a run's note in place of the one before."""
+    """Replace a run's note."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
@@ -303,7 +301,6 @@ def _server(server: str | None, token: str | None, token_file: Path | None) -> C
 
 
 def _at(moment: datetime | None) -> float | None:
-    """Unix time of a moment in the reader's time zone."""
     return None if moment is None else moment.timestamp()
 
 
@@ -336,7 +333,8 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        if change["low"] is None:  # it is one measurement against another
+        # The change compares two single measurements.
+        if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue
         low, high = form.format(change["low"]), form.format(change["high"])
@@ -346,7 +344,6 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figure_of(row: dict[str, Any]) -> str:
-    """Return the name of a row."""
     if row["metric"]:
         return f"{row['metric']}, {row['figure']}"
     if target := row["target"]:

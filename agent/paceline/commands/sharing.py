@@ -1,4 +1,4 @@
-"""`paceline report` and `paceline trace`: files of a run to attach, to print, or to look into."""
+"""`paceline report` and `paceline trace`: files about a run to attach, print or inspect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Output = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds both commands to the command line."""
+    """Add both commands to the command line."""
     app.command("report")(report)
     app.command("trace")(trace)
 
@@ -44,7 +44,7 @@ def report(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Writes a run's report as one HTML file, which needs no server and no network to be read."""
+    """Write a run's report as one HTML file that is readable without server and network."""
     with connected(server, token, token_file) as client:
         run = client.run(run_id)
         if as_json:
@@ -63,7 +63,7 @@ def trace(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Writes a range of steps as a trace for https://ui.perfetto.dev, which opens it locally."""
+    """Write a range of steps as a trace for https://ui.perfetto.dev, which opens it locally."""
     span = range_of(steps)
     with connected(server, token, token_file) as client:
         run = client.run(run_id)
@@ -73,11 +73,7 @@ def trace(
 
 
 def range_of(text: str | None) -> dict[str, Any]:
-    """The query of a range of steps such as ``100:200``, ``100:`` or ``:200``.
-
-    Raises:
-        InputError: it is no such range.
-    """
+    """Parse a range of steps such as ``100:200``, ``100:`` or ``:200`` into a query."""
     if text is None:
         return {}
     match = re.fullmatch(r"(\d{1,18})?:(\d{1,18})?", text)
@@ -88,11 +84,7 @@ def range_of(text: str | None) -> dict[str, Any]:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """Writes a file whole or not at all.
-
-    Raises:
-        PacelineError: the file cannot be written.
-    """
+    """Write a file whole or not at all."""
     if str(path) == "-":
         for part in parts:
             sys.stdout.buffer.write(part)

@@ -1,4 +1,4 @@
-"""`paceline stacks`: where in its code each rank of a run is."""
+"""`paceline stacks`: prints where in its code each rank of a run is."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def stacks(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Prints the Python stacks of a run's ranks, also of ranks that hang.
+    """Print the Python stacks of a run's ranks, also of ranks that hang.
 
-    Needs the role operator. Exit code 3: a rank has given none.
+    Needs the role operator. Exit code 3: a rank has given no stacks.
     """
     with connected(server, token, token_file) as client:
         answer = asked(client, client.run(run_id), rank)
@@ -44,14 +44,14 @@ def stacks(
 
 
 def asked(client: Client, run: str, rank: int | None) -> dict[str, Any]:
-    """The answer of ``GET /runs/{id}/stacks``."""
+    """Return the answer of ``GET /runs/{id}/stacks``."""
     query = {} if rank is None else {"rank": rank}
     answer: dict[str, Any] = client.call("GET", f"/runs/{run}/stacks", params=query)
     return answer
 
 
 def where(stack: dict[str, Any]) -> str:
-    """A sentence about where a rank is."""
+    """Describe where a rank is, in a sentence."""
     who = f"Rank {stack['rank']}"
     if stack["problem"] is not None:
         return f"{who}: {plain(stack['problem'])}."

@@ -1,4 +1,4 @@
-"""`paceline switch`: another policy for a run; `paceline switches`: what each switch changed."""
+"""`paceline switch`: switches a run's policy; `paceline switches`: lists the switches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from paceline.commands.options import (
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import PacelineError
 
-if TYPE_CHECKING:  # `--help` stays light
+# Without this import, `--help` stays fast.
+if TYPE_CHECKING:
     from paceline.node.client import Client
 
-_CHANGES = {  # what a preset changes in the training, in words
+# The changes of a preset to the training, in words.
+_CHANGES = {
     "nothing": "What is trained stays as under plain DDP.",
     "batches": "Other samples than under plain DDP will meet in a global batch.",
     "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
@@ -45,16 +47,18 @@ def switch(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Switches a run to another policy while it trains.
+    """Switch a run to another policy while it trains.
 
-    If somebody else changes the run meanwhile, nothing is switched, and you are told who it was.
+    If another user changes the run meanwhile, nothing is switched, and the error names that user.
     """
     given_parameters = parameters_of(param)
     body = {"policy": policy, "parameters": given_parameters, "by": "cli", "why": why}
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
-        seen = client.revision(run_id)  # before anything that takes time: what is decided upon
-        # Asked before: what fails afterwards must not look as if the run was not switched.
+        # The revision is read before anything that takes time: the user decides on this revision.
+        seen = client.revision(run_id)
+        # This is requested before the switch: a later failure must not look as if the run was not
+        # switched.
         words, warnings = "", []
         if not as_json:
             words = _changes_of(client.call("GET", "/policies"), policy, given_parameters)
@@ -72,7 +76,7 @@ def switch(
 
 
 def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[str, Any]) -> str:
-    """Return what a policy changes in the training, in words; "" if the server has no such."""
+    """Return what a policy changes in the training, in words; empty if the policy is unknown."""
     preset = next((each for each in known if each["name"] == policy), None)
     if preset is None:
         return ""
@@ -84,7 +88,7 @@ def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[st
 
 
 def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Return what to know before a switch; nothing of a switch that the server refuses."""
+    """Return warnings about a switch; none if the server rejects the switch."""
     params = {"policy": policy, "parameters": json.dumps(parameters)}
     try:
         answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)
@@ -100,7 +104,7 @@ def switches(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Lists a run's switches: who asked, why, and the effect beside its forecast."""
+    """List a run's switches: who requested them, why, and the effect beside its forecast."""
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         made = client.call("GET", f"/runs/{run_id}/switches")
@@ -114,7 +118,6 @@ def switches(
 
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
-    """A switch for people: who asked and why, since when it plans, and what it changed."""
     asked = f"{row['policy']}: requested {local_time(row['requested_at'])} by {row['requested_by']}"
     why = f": {row['why']}" if row["why"] else ""
     step = row["effective_step"]

@@ -1,4 +1,4 @@
-"""`paceline verdict`: who holds a run up, why, since when, and what it costs."""
+"""`paceline verdict`: reports which ranks slow a run down, why, since when, and the cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step.", show
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the command line."""
+    """Add the command to the command line."""
     app.command()(verdict)
 
 
@@ -36,9 +36,9 @@ def verdict(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Tells who holds a run up, why, since when, what it costs, and what to do.
+    """Report which ranks slow a run down, why, since when, what it costs, and what to do.
 
-    With --fleet it tells the same of all runs that train, the costliest first.
+    With --fleet, report on all runs that train, the costliest first.
     """
     if fleet == (run_id is not None):
         raise typer.BadParameter("give a run, or --fleet for all that train", param_hint="RUN_ID")
@@ -61,7 +61,7 @@ def verdict(
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
-    """The verdict for people: each cause, and what to do about it."""
+    """Format the verdict for people: each cause, and what to do about it."""
     if not answer["causes"]:
         return [plain(answer["words"])]
     made = []
@@ -69,14 +69,15 @@ def lines(answer: dict[str, Any]) -> list[str]:
         made += [plain(cause["words"]), f"  What to do: {plain(cause['to_do'])}."]
     dear = [cause for cause in answer["causes"] if cause["cost_s"] > 0]
     if (price := answer.get("price")) is not None and dear:
-        hours = answer["cost_s"] * dear[0]["worker_hours"] / dear[0]["cost_s"]  # of all ranks
+        # This counts the hours of all ranks.
+        hours = answer["cost_s"] * dear[0]["worker_hours"] / dear[0]["cost_s"]
         cost = money(hours * price["amount"], price["currency"])
         made.append(f"In these steps that is {hours:.3g} worker-hours, {cost}.")
     return made
 
 
 def fleet_lines(answer: dict[str, Any]) -> list[str]:
-    """The verdict over all runs for people: runs, what they wait for, and slow nodes."""
+    """Format the verdict over all runs for people: runs, what they wait for, and slow nodes."""
     made = [plain(answer["words"])]
     if not answer["runs"]:
         return made

@@ -1,9 +1,9 @@
-"""What ranks, control plane and simulator share: rules and arithmetic. No torch, no I/O.
+"""Rules and arithmetic that ranks, the control plane and the simulator share. No torch, no I/O.
 
-`terms.Terms` holds a run's arguments, checked. `ledger.Ledger` keeps account of an epoch's samples
-and refuses segments that do not fit. `dealing` deals samples to ranks in turn, `cost` says what a
-batch costs, and `emulation.Emulation` computes how long it takes on an emulated device. Errors that
-the user can mend are of `errors`. The leader, the controller and the simulator call all of these::
+`terms.Terms` holds a run's validated arguments. `ledger.Ledger` keeps track of an epoch's samples
+and rejects segments that do not fit. `dealing` deals samples to ranks in turn, `cost` computes the
+cost of a batch, and `emulation.Emulation` computes its duration on an emulated device. `errors`
+defines errors that the user can fix. The leader, the controller and the simulator call these::
 
     ledger = Ledger(epoch=0, order=order, global_batch=64, drop_last=False)
     if (why := ledger.refusal(segment, world=4)) is None:

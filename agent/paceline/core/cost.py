@@ -24,37 +24,38 @@ class Features(NamedTuple):
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How sizes add up to a batch's effective load, in which a step's time is linear.
+    """The rule that adds sizes up to a batch's effective load, in which a step's time is linear.
 
     A sample counts f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster than its length,
     as with attention. A batch counts Σ f(λ), or n · f(max λ) if samples are padded to the longest.
     """
 
-    kappa: float = 0.0  # per size unit, ≥ 0
+    # κ per size unit, ≥ 0
+    kappa: float = 0.0
     padded: bool = False
 
     def sizes(self, sizes: Floats) -> Floats:
-        """f(λ) of each sample."""
+        """Return f(λ) of each sample."""
         return sizes + self.kappa * sizes**2 if self.kappa else sizes
 
     def load(self, of: Features) -> Any:
-        """Effective load of each batch."""
+        """Return the effective load of each batch."""
         if self.padded:
             return of.samples * (of.longest + self.kappa * of.longest**2)
         return of.load + self.kappa * of.squares if self.kappa else of.load
 
 
 class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
-    """The cost of batches that are padded to a multiple of a length: see `Shapes.length`."""
+    """The cost of batches that are padded to a multiple of a length; see `Shapes.length`."""
 
     grid: float = 0.0  # in the unit of the sizes
 
     def sizes(self, sizes: Floats) -> Floats:
-        """See `Cost.sizes`."""
+        """Return f(λ) of each sample, with λ rounded up to the grid."""
         return super().sizes(raised(sizes, self.grid))
 
     def load(self, of: Features) -> Any:
-        """See `Cost.load`."""
+        """Return the effective load of each batch; its longest sample is rounded up to the grid."""
         return super().load(of._replace(longest=raised(of.longest, self.grid)))
 
 
@@ -62,11 +63,10 @@ SUM = Cost()
 
 
 def features(sizes: Floats, counts: Ints) -> Features:
-    """Features of consecutive batches.
+    """Return the features of consecutive batches.
 
-    Args:
-        sizes: of the samples, batch after batch, [counts.sum()].
-        counts: samples of each batch, any shape, in C order.
+    `sizes` [counts.sum()] has λ of the samples, batch after batch; `counts` has any shape, in C
+    order.
     """
     counts = np.asarray(counts, np.int64)
     ends = np.cumsum(counts.ravel())

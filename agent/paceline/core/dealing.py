@@ -1,4 +1,4 @@
-"""Samples dealt to ranks in turn, like DistributedSampler, and batches cut into micro-batches."""
+"""Dealing samples to ranks in turn, like DistributedSampler, and cutting micro-batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from paceline.core.amounts.budget import counts_within
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_HALVINGS = 6  # of what micro-batches may hold: then their sums are equal to within a percent
+# Steps of the bisection for a micro-batch's bound: enough for sums that are equal to within 1 %.
+_HALVINGS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
-    """How many samples each rank gets if they are dealt in turn, [W]; full ranks are passed over.
+    """Return each rank's number of samples if they are dealt in turn, skipping full ranks, [W].
 
-    Args:
-        samples: of the batch.
-        limits: most samples of each rank, [W]; their sum is at least `samples`.
+    The sum of `limits` [W], the most samples of each rank, is at least `samples`.
     """
     rounds = bisect(range(samples + 1), samples, key=lambda n: int(np.minimum(limits, n).sum())) - 1
     counts = np.minimum(limits, rounds)
@@ -29,9 +28,10 @@ def equal_counts(samples: int, limits: Ints) -> Ints:
 
 
 def dealt(counts: Ints) -> Ints:
-    """Positions in a batch, rank by rank, if samples are dealt to ranks in turn, [counts.sum()].
+    """Return positions in a batch, rank by rank, of samples dealt to ranks in turn, [counts.sum()].
 
-    A rank that has its count is passed over. With equal counts rank r gets positions r, r + W, ….
+    A rank that has reached its count is skipped. With equal counts rank r gets positions r, r + W,
+    ….
     """
     turn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places = np.empty_like(turn)
@@ -40,17 +40,15 @@ def dealt(counts: Ints) -> Ints:
 
 
 def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
-    """The fewest micro-batches that a batch can be cut into; their counts differ by `grid` at most.
+    """Cut a batch into the fewest micro-batches, whose counts differ by at most `grid`.
 
-    Each has samples of similar sizes, so that little is padded.
+    Each micro-batch has samples of similar sizes, so that there is little padding. Return positions
+    in the batch, micro-batch by micro-batch.
 
     Args:
         sizes: λ of the batch's samples, [n], n ≥ 1.
         most: samples of a micro-batch, ≥ 1.
-        grid: counts are multiples of it, but for what it does not divide. Ignored above `most`.
-
-    Returns:
-        places in the batch, micro-batch by micro-batch.
+        grid: counts are multiples of it, except for a remainder. Ignored above `most`.
     """
     order = np.argsort(sizes, kind="stable")
     if grid > most:
@@ -61,19 +59,14 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
 
 
 def cut_within(sizes: Floats, most: float) -> list[Ints]:
-    """Micro-batches of a batch, none of which has more than `most` in the unit of the sizes.
+    """Cut a batch into micro-batches, none of which has a total size above `most`.
 
-    Each has samples of similar sizes. There are as few as that allows, of about equal sums.
-
-    Args:
-        sizes: λ of the batch's samples, [n], n ≥ 1; none is more than `most`.
-        most: the sum of a micro-batch's sizes.
-
-    Returns:
-        places in the batch, micro-batch by micro-batch.
+    Each micro-batch has samples of similar sizes. Their number is the smallest possible, and their
+    total sizes are about equal. `sizes` is λ of the samples, [n], n ≥ 1. Return positions in the
+    batch, micro-batch by micro-batch.
 
     Raises:
-        ValueError: a sample is larger.
+        ValueError: a sample is larger than `most`.
     """
     order = np.argsort(sizes, kind="stable")
     ascending = sizes[order]

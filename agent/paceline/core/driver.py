@@ -1,9 +1,12 @@
-"""What launcher and script agree on where the script is no rank, but starts the ranks: a driver.
+"""Protocol between the launcher and a driver.
 
-Ray Train has one. A launch whose environment sets `VARIABLE` starts the script once,
-without the variables of a rank, and never anew: who starts the ranks starts them anew, too. For the
-script `VARIABLE` is its process's number, so that its children do not take themselves for it.
+A driver is a script that starts the ranks itself, such as one that uses Ray Train. A launch whose
+environment sets `VARIABLE` starts the script once, without the variables of a rank, and never
+restarts it: the program that starts the ranks also restarts them. In the script's environment,
+`VARIABLE` is the PID of the script's process, so that its child processes do not mistake themselves
+for the driver.
 """
 
 VARIABLE = "PACELINE_DRIVER"
-RESTARTS = "PACELINE_MAX_RESTARTS"  # how often the driver may start the ranks anew
+# How often the driver may restart the ranks.
+RESTARTS = "PACELINE_MAX_RESTARTS"

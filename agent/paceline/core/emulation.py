@@ -20,7 +20,7 @@ _PER_RANK = ("a_s", "b_s", "c_s", "data_s")
 
 
 class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some ranks' computing takes `factor` times as long in some steps.
+    """A rule that multiplies some ranks' compute time by `factor` in some steps.
 
     The steps are [first_step, first_step + steps), repeated every `every` steps if `every` is above
     0. If `chance` is below 1, each rank is slow in each of these steps with this probability.
@@ -29,12 +29,13 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
     factor: float
     first_step: int = 0
-    steps: int | None = None  # None: to the end
+    # None: to the end of the run.
+    steps: int | None = None
     every: int = 0
     chance: float = 1.0
 
     def covers(self, step: int) -> bool:
-        """Whether the slowdown applies to a step."""
+        """Return True if the slowdown applies to a step."""
         since = step - self.first_step
         if since < 0:
             return False
@@ -43,12 +44,9 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.steps is None or since < self.steps
 
     def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
-        """Whether the slowdown applies to a rank.
+        """Return True if the slowdown applies to a rank, or an array [W] if `rank` is None.
 
-        Args:
-            rank: the rank; None: all ranks, as an array [W].
-            world: W.
-            drawn: the rank's random number from 0 to 1, or all ranks' numbers, [W].
+        `drawn` is the rank's random number from 0 to 1, or all ranks' numbers, [W].
         """
         if rank is not None:
             return rank in self.ranks and drawn < self.chance
@@ -58,15 +56,16 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The device that a rank says it has; None: as it really is."""
+    """The device that a rank reports instead of its own; None in a field: the real value."""
 
-    kind: str  # "cpu", "cuda" or another of torch's types
+    # PyTorch's device type: "cpu", "cuda", …
+    kind: str
     name: str
     cores: int | None = None
     memory_bytes: int | None = None
 
     def of(self, real: RankDevice) -> RankDevice:
-        """The device of a rank that emulates it on a real one."""
+        """Return the device that a rank reports if its own device is `real`."""
         return RankDevice(
             self.kind,
             self.name,
@@ -80,37 +79,41 @@ _ANY_DEVICE = RankDevice("cpu", "any", cores=1, memory_bytes=0)
 
 
 class Rates(NamedTuple):
-    """What a batch takes each rank in a step: ``load_s · Λ' + sample_s · n + batch_s`` seconds."""
+    """Cost of a batch on each rank in a step: ``load_s · Λ' + sample_s · n + batch_s`` seconds."""
 
     load_s: Floats  # [W] s per unit of effective load
     sample_s: Floats  # [W] s per sample
-    batch_s: Floats  # [W]
+    batch_s: Floats  # [W] s
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Emulated device speeds: rank j's step takes ``a_s[j]·Λ' + c_s[j]·n + b_s[j]`` seconds.
 
     Λ' is the effective load, which `cost` computes from the batch. CPU threads shorten the first
-    two terms by Amdahl's law (`serial` is the part that they do not shorten). Then slowdowns,
-    delays and noise are applied. A rank without samples takes no time. The same seed gives the same
-    times.
+    two terms by Amdahl's law. Then slowdowns, delays and noise are applied. A rank without samples
+    takes no time. The same seed gives the same times.
     """
 
     a_s: list[float]  # [W] s per size unit
     b_s: list[float]  # [W] s per step
     c_s: list[float] = []  # [W] s per sample; empty: 0
-    data_s: list[float] = []  # [W] s that are added to loading a batch; empty: 0
+    # [W] s added to the loading of a batch; empty: 0
+    data_s: list[float] = []
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
-    delay_s: tuple[float, float] = (0.0, 0.0)  # uniform, added to each rank's step
-    noise: float = 0.0  # relative standard deviation of each rank's step
-    serial: float = 1.0  # share of computing that more threads do not shorten, 0 … 1
+    # Bounds of a uniformly distributed delay that is added to each rank's step.
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    # Relative standard deviation of each rank's step time.
+    noise: float = 0.0
+    # Share of computing that more threads do not shorten, 0 … 1.
+    serial: float = 1.0
     seed: int = 0
-    devices: list[EmulatedDevice] = []  # [W] what ranks say of themselves; empty: what they are
+    # [W] devices that ranks report; empty: their real ones.
+    devices: list[EmulatedDevice] = []
 
     @staticmethod
     def parse(text: str, world: int) -> Emulation:
-        """Reads the value of PACELINE_EMULATE for `world` ranks.
+        """Parse the value of PACELINE_EMULATE for `world` ranks.
 
         Raises:
             ValueError: the text is no JSON of an `Emulation`, or a value is out of range; the
@@ -127,7 +130,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return emulation
 
     def problem(self, world: int) -> str | None:
-        """The first problem for `world` ranks, naming the field; None: there is no problem."""
+        """Return the first problem for `world` ranks, naming the field; None if there is none."""
         for name in _PER_RANK:
             values = getattr(self, name)
             if not values and name in ("c_s", "data_s"):
@@ -168,33 +171,21 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """How long each rank's forward and backward of a step take, [W].
+        """Return the duration of each rank's forward and backward of a step, [W] s.
 
-        Args:
-            step: of the run.
-            batch: of each rank, [W].
-            threads: CPU threads, a number or [W].
+        `batch` and `threads` (CPU threads) are for each rank, [W]; `threads` may be one number.
         """
         return np.asarray(self._compute_s(None, step, batch, threads))
 
     def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
-        """`compute_s` for one rank, computed faster: a rank needs it before each step.
+        """Return `compute_s` for one rank, computed faster: each rank needs it before each step.
 
-        Args:
-            rank: the rank.
-            step: of the run.
-            batch: of the rank; numbers, not arrays.
-            threads: CPU threads; 0 counts as 1.
+        The features in `batch` are numbers, not arrays. 0 `threads` count as 1.
         """
         return float(self._compute_s(rank, step, batch, threads))
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
-        """What any batch would take each rank in a step: `compute_s`, once for many batches.
-
-        Args:
-            step: of the run.
-            threads: CPU threads, a number or [W].
-        """
+        """Return the rates of `compute_s`, for a caller that evaluates many batches of a step."""
         nothing, world = np.zeros(len(self.a_s)), len(self.a_s)
         by_threads = self.serial + (1 - self.serial) / np.maximum(threads, 1)
         draw = self._draw(step)
@@ -211,7 +202,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def factors(self, step: int) -> Floats:
-        """The factor of slowdowns in each rank's computing in a step, [W]."""
+        """Return the factor of slowdowns in each rank's computing in a step, [W]."""
         factor = self._factor(None, step, self._draw(step))
         return np.asarray(np.broadcast_to(factor, len(self.a_s)))
 
@@ -241,11 +232,11 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factor
 
     def _draw(self, step: int) -> Callable[[], np.random.Generator]:
-        """The random numbers of all ranks in a step; every rank draws the same stream."""
+        """Return a generator that is the same on every rank, made at the first call."""
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that differ from the defaults, for `wire.Hello.emulated`."""
+        """Return the fields that differ from the defaults, for `wire.Hello.emulated`."""
         made = msgspec.to_builtins(self)
         plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
         return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}

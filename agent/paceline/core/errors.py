@@ -1,31 +1,28 @@
-"""One base for all that Paceline raises on purpose."""
+"""The base classes of all errors that Paceline raises on purpose."""
 
 from typing import ClassVar
 
 
 class PacelineError(Exception):
-    """Something the user or operator can mend; the message names what and how.
+    """An error that the user or operator can fix; the message names the problem and the fix.
 
-    The command line prints the message as one line and ends with `exit_code`: 3, the environment
-    is not fit, unless a subclass says otherwise.
+    The command line prints the message as one line and exits with `exit_code`. The default, 3,
+    means that the environment is not suitable.
     """
 
     exit_code: ClassVar[int] = 3
 
 
 class InputError(PacelineError):
-    """What was asked for is wrong: a missing script, a misspelt policy."""
+    """An error in the user's input, such as a missing script or a misspelt policy."""
 
     exit_code = 2
 
 
 class MissingExtraError(PacelineError, ModuleNotFoundError):
-    """The packages of one of Paceline's extras are not installed.
+    """An error because the packages of one of Paceline's extras are not installed.
 
-    Args:
-        needs: what cannot work without them: a module or a command.
-        extra: that has them.
-        reason: what is missing.
+    `needs` is the module or command that requires them, `reason` names the missing package.
     """
 
     def __init__(self, needs: str, extra: str, reason: object) -> None:

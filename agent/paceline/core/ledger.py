@@ -1,4 +1,4 @@
-"""The ledger of an epoch: which samples are used, which segments fit, and what comes next."""
+"""The ledger of an epoch: it records used samples, validates segments and plans the next steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_LOOK = 4096  # samples at once, where the first unused one is sought
+# Samples per chunk in the search for the first unused one.
+_LOOK = 4096
 
 
 class Ledger:
-    """Keeps account of the samples of one epoch. For one thread.
+    """A record of which samples of one epoch are used. For one thread.
 
-    The leader makes a ledger for each epoch, asks `refusal` about each proposed segment, or takes
-    the assignments of `coast`, and enters what it adopts with `use`.
+    The leader creates a ledger for each epoch. It calls `refusal` for each proposed segment, or
+    takes the assignments of `coast`, and records the adopted samples with `use`.
 
     Args:
         epoch: number of the epoch.
@@ -31,11 +32,12 @@ class Ledger:
         used: samples that a resumed epoch has used already.
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. None: there are no limits.
-        grid: the numbers of samples that coasting gives ranks lie on it; see `Shapes.samples`.
-        budget: what each step holds, instead of `global_batch` samples. Then steps take the samples
-            in the epoch's order, whoever plans. None: steps have `global_batch` samples.
-        ends: with a budget, how many of the samples to use each step and those before it have, [S],
-            where that is known. None: it is counted.
+        grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
+        budget: the budget of each step, instead of `global_batch` samples. Then steps take the
+            samples in the epoch's order, in proposals and while coasting. None: steps have
+            `global_batch` samples.
+        ends: with a budget, the number of unused samples up to each step's end, [S], if known.
+            None: the ledger computes it.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Ledger:
         self.epoch = epoch
         self._order = order
         self._unused = np.ones(len(order), dtype=bool)
-        self._head = 0  # every sample before this position of the order is used
+        # Every sample before this position of the order is used.
+        self._head = 0
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._limits = limits
@@ -62,24 +65,26 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use, self._budget = self.left, budget
-        self._ends = ends  # with a budget: samples up to each step's end, [S]
+        # With a budget: samples up to each step's end, [S].
+        self._ends = ends
         if budget is not None and ends is None:
             counts = budget.counts(order if used is None else order[self._unused[order]])
             self._ends = np.cumsum(counts)
 
     @property
     def over(self) -> bool:
-        """Whether no step is left."""
+        """True if no step is left."""
         return self.over_with(self.left)
 
     def over_with(self, left: int) -> bool:
-        """Whether no step is left when `left` samples are left."""
+        """Return True if no step is left when `left` samples are left."""
         return epoch_over(left, self._global_batch, self._drop_last)
 
     def batch_sizes(self, steps: int) -> list[int]:
-        """Samples of each of the next steps: the global batch, less in an epoch's last step.
+        """Return the number of samples of each of the next steps.
 
-        With a budget: as many as it holds.
+        This is the global batch, or less in an epoch's last step; with a budget, as many as fit
+        into it.
         """
         if self._ends is not None:
             done = self._to_use - self.left
@@ -93,22 +98,22 @@ class Ledger:
         return batches
 
     def used(self) -> Ints:
-        """The samples used so far, ascending."""
+        """Return the samples used so far, ascending."""
         return np.flatnonzero(~self._unused)
 
     def use(self, indices: Ints) -> None:
-        """Marks samples as used."""
+        """Mark samples as used."""
         self._unused[indices] = False
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Why this segment cannot come next in this epoch; None if it can."""
+        """Return why this segment cannot come next in this epoch; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, this is {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
 
     def _misfit(self, segment: Segment) -> str | None:
-        """Why a segment without a problem of its own does not go with what the epoch has left."""
+        """Compare a segment that is valid by itself with the epoch's remaining samples."""
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
@@ -132,7 +137,7 @@ class Ledger:
         return None
 
     def _in_order(self, indices: Ints, totals: list[int]) -> bool:
-        """Whether the next steps have the next samples of the epoch's order, each its own."""
+        """Return True if each of the next steps has its samples in the epoch's order."""
         step = np.repeat(np.arange(len(totals)), totals)
         due = self._next(len(indices))
         return np.array_equal(indices[np.lexsort((indices, step))], due[np.lexsort((due, step))])
@@ -145,22 +150,22 @@ class Ledger:
         shares: list[float],
         homes: tuple[Ints, Ints] | None = None,
     ) -> list[list[Ints]]:
-        """Assignments [step][rank] of the next steps in the epoch's order; marks nothing as used.
+        """Plan the next steps in the epoch's order, [step][rank]; mark nothing as used.
 
-        With `shares`, samples are dealt from the largest to the smallest, each to the rank that
-        has the least load/share at that moment. Without `shares`, rank r takes positions r, r + W,
-        … of each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a
-        few samples move to other ranks, until the numbers of samples lie on the grid, or each rank
+        With `shares`, samples are dealt from the largest to the smallest, each to the rank that has
+        the least load/share at that moment. Without `shares`, rank r takes positions r, r + W, … of
+        each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a few
+        samples move to other ranks, until the numbers of samples lie on the grid, or each rank
         keeps the budget's limits.
 
         Args:
-            steps: number of steps at most.
+            steps: the largest number of steps.
             world: W.
             sizes: λ, [N].
             shares: each rank's share of the load, [W], or empty.
-            homes: the node of each rank, [W], and the node that holds each sample or -1, [N]; then
-                each sample goes to a rank of its node that is not full, if there is one and the
-                grid lets it.
+            homes: the node of each rank, [W], and the node that holds each sample or -1, [N]. Then
+                each sample goes to a rank of its node, unless these are full or the grid prevents
+                it.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
@@ -181,7 +186,6 @@ class Ledger:
         return [_gridded(of_step, self._grid, self._limits, homes) for of_step in in_steps]
 
     def _next(self, count: int) -> Ints:
-        """The first `count` unused samples of the order."""
         self._skip_used()
         window = count
         while True:
@@ -192,7 +196,6 @@ class Ledger:
             window *= 2
 
     def _skip_used(self) -> None:
-        """Moves the head to the first unused sample."""
         while self._head < len(self._order):
             unused = self._unused[self._order[self._head : self._head + _LOOK]]
             if unused.any():
@@ -204,7 +207,7 @@ class Ledger:
 def _gridded(
     parts: list[Ints], grid: int, limits: Ints | None, homes: tuple[Ints, Ints] | None
 ) -> list[Ints]:
-    """A step's parts [rank] with numbers of samples on the grid; few samples leave their node."""
+    """Move samples between a step's local batches [rank] onto the grid; few leave their node."""
     before = np.array([len(part) for part in parts])
     ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
     if homes is None:
@@ -219,7 +222,8 @@ def _gridded(
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
     world = len(limits)
-    if len(samples) <= world * limits.min():  # no rank is full before its last turn
+    # No rank is full before its last turn.
+    if len(samples) <= world * limits.min():
         return [samples[rank::world] for rank in range(world)]
     counts = equal_counts(len(samples), limits)
     in_turn, ends = samples[dealt(counts)], np.cumsum(counts).tolist()
@@ -229,7 +233,7 @@ def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
 def _deal_at_home(
     samples: Ints, sizes: Floats, shares: Floats, limits: Ints, nodes: Ints, homes: Ints
 ) -> list[Ints]:
-    """Samples to ranks of the nodes that hold them, longest processing time first."""
+    """Deal samples to ranks of the nodes that hold them, longest processing time first."""
     pace = 1.0 / np.maximum(shares, shares[shares > 0].min(initial=1.0))
     load = np.where(limits > 0, 0.0, np.inf)
     parts: list[list[int]] = [[] for _ in shares]
@@ -245,12 +249,14 @@ def _deal_at_home(
 
 
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
-    """Samples to ranks: longest processing time first, on ranks of unequal speed."""
+    """Deal samples to ranks of unequal speed, longest processing time first."""
     shares = np.where(limits > 0, shares, 0.0)
-    if limits[shares > 0].sum() < len(samples):  # ranks without a share must help
+    # Ranks without a share must help.
+    if limits[shares > 0].sum() < len(samples):
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
-    able = np.flatnonzero(shares)  # the other ranks get nothing
+    # The other ranks get nothing.
+    able = np.flatnonzero(shares)
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]
     for position in np.argsort(-sizes, kind="stable"):

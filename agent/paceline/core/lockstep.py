@@ -1,14 +1,14 @@
-"""Detection of ranks that are out of step: what each rank has done, and which of it cannot match.
+"""Detection of ranks that are out of step, by comparing what each rank has done.
 
-Gradients are reduced in pairs of passes: the n-th reduction of one rank meets the n-th reduction of
-each other rank. If one rank leaves out a backward pass, its next reduction would meet the others'
-previous one, and the sums would mix two steps. Each rank therefore keeps a `Progress`, and
-publishes it once a second (`paceline.train.lockstep`). Rank 0 compares them:
+Gradients are reduced in pairs of passes: the n-th reduction of one rank is matched with the n-th
+reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be
+matched with the others' previous one, and the sums would mix two steps. Each rank therefore keeps a
+`Progress`, and publishes it once a second (`paceline.train.lockstep`). Rank 0 compares them:
 
 - `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
-Nothing here knows about torch, stores or threads.
+This module does not use torch, stores or threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-KEPT = 32  # newest entries of each list: conflicts stop ranks within one or two reductions
+# Newest entries of each list. This is enough, because conflicts stop ranks within two reductions.
+KEPT = 32
 
 _SKIP = (
     "Every rank must make the same backward passes in each step: where a rank has nothing to "
@@ -35,54 +36,62 @@ class Departure(msgspec.Struct, array_like=True, frozen=True):
 
     epoch: int
     step: int
-    raised: bool  # by an exception; else by a break or a return
+    # True if an exception ended the loop, False for a break or a return.
+    raised: bool
 
 
 class Progress(msgspec.Struct, array_like=True):
     """Steps, reductions and departures of one rank."""
 
-    step: int = -1  # that the rank is in, or was in last
+    # The step that the rank is in, or was in last.
+    step: int = -1
     epoch: int = 0
     in_loop: bool = False
-    through: int = -1  # newest step whose body has ended, or was left
-    relaxed: bool = False  # gradients are not reduced in each step
-    # Number, step and model of the newest reductions: begun, or waiting for the other ranks'.
+    # Newest step whose body has ended, or was left.
+    through: int = -1
+    # True if gradients are not reduced in each step.
+    relaxed: bool = False
+    # Number, step and model of the newest reductions. They have begun, or wait for other ranks.
     newest: list[tuple[int, int, int]] = []
-    skipped: list[tuple[int, int]] = []  # first and last step of runs of steps without a pass
+    # First and last step of each sequence of steps without a backward pass.
+    skipped: list[tuple[int, int]] = []
     departures: list[Departure] = []
     closed: bool = False
     phase: str = ""
-    since_s: float = 0.0  # how long the rank has been in this phase of this step
-    beat: int = 0  # counts publications
-    place: str = ""  # where the process runs,
-    process: int = 0  # and its number there
+    # Seconds that the rank has been in this phase of this step.
+    since_s: float = 0.0
+    # Counts publications.
+    beat: int = 0
+    # The host and PID namespace in which the process runs, and its PID there.
+    place: str = ""
+    process: int = 0
 
     @property
     def reductions(self) -> int:
-        """How many reductions have begun."""
+        """Number of reductions that have begun."""
         return self.newest[-1][0] + 1 if self.newest else 0
 
     def reduce(self, step: int, model: int) -> None:
-        """Note that a reduction begins."""
+        """Record the start of a reduction."""
         self.newest.append((self.reductions, step, model))
         if len(self.newest) > KEPT:
             del self.newest[0]
 
     def skip(self, step: int) -> None:
-        """Note a step without a backward pass."""
+        """Record a step without a backward pass."""
         if self.skipped and self.skipped[-1][1] == step - 1:
             self.skipped = [*self.skipped[:-1], (self.skipped[-1][0], step)]
         else:
             self.skipped = [*self.skipped[1 - KEPT :], (step, step)]
 
     def leave(self, raised: bool) -> None:
-        """Note that the rank left its loop in the current step."""
+        """Record that the rank left its loop in the current step."""
         left = Departure(self.epoch, self.step, raised)
         self.departures = [*self.departures[1 - KEPT :], left]
         self.through = max(self.through, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:
-        """Return step and model of a reduction; None: it has not begun, or was long ago."""
+        """Return step and model of a reduction; None if it has not begun, or was long ago."""
         return next((at[1:] for at in self.newest if at[0] == reduction), None)
 
     def passes(self, step: int) -> int:
@@ -90,21 +99,17 @@ class Progress(msgspec.Struct, array_like=True):
         return sum(at[1] == step for at in self.newest)
 
     def has_skipped(self, step: int) -> bool:
-        """Return whether a step had no backward pass."""
+        """Return True if a step had no backward pass."""
         return any(first <= step <= last for first, last in self.skipped)
 
 
 def conflict(of: Mapping[int, Progress]) -> str | None:
-    """Return why ranks can never be in step again, in words that name rank and step.
-
-    Args:
-        of: the progress of ranks, by rank.
-    """
+    """Return why ranks can never be in step again, naming rank and step; None if they can."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 
 def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step where a rank made no backward pass under a relaxed policy, alone."""
+    """Yield rank and step of backward passes that only some ranks skipped (relaxed policies)."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:
@@ -117,12 +122,9 @@ def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
 
 
 def laggards(of: Mapping[int, Progress], waits: Sequence[str], patience_s: float) -> list[int]:
-    """Return the ranks that others have been waiting for.
+    """Return the ranks that others have been waiting for, if some have waited `patience_s` seconds.
 
-    Args:
-        of: the progress of ranks, by rank.
-        waits: phases in which a rank waits for others.
-        patience_s: how long a wait must have lasted.
+    `waits` are the phases in which a rank waits for others.
     """
     waiting = {rank for rank, progress in of.items() if progress.phase in waits}
     if not any(of[rank].since_s >= patience_s for rank in waiting):
@@ -144,7 +146,6 @@ def described(rank: int, progress: Progress) -> str:
 
 
 def _left(of: Mapping[int, Progress]) -> str | None:
-    """A rank left its loop, and another one continued to a later step of the same epoch."""
     for rank, progress in of.items():
         for departure in progress.departures:
             how = "an error ended its loop" if departure.raised else "it left its loop"
@@ -159,7 +160,6 @@ def _left(of: Mapping[int, Progress]) -> str | None:
 
 
 def _closed(of: Mapping[int, Progress]) -> str | None:
-    """A rank closed its session, and another one is in a later epoch."""
     for rank, progress in of.items():
         for other, beside in of.items():
             if progress.closed and beside.in_loop and beside.epoch > progress.epoch:
@@ -172,7 +172,7 @@ def _closed(of: Mapping[int, Progress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, Progress]) -> str | None:
-    """A reduction that a rank has begun, and that another rank can no longer make in that step."""
+    """Find a reduction that a rank has begun and another rank can no longer make in that step."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     met = {rank: at for rank, progress in of.items() if (at := progress.at(fewest - 1)) is not None}
@@ -190,7 +190,7 @@ def _unmatched(of: Mapping[int, Progress]) -> str | None:
 
 
 def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -> str:
-    """Ranks that are about to make the same reduction in different steps, or of other models."""
+    """Describe ranks that would match a reduction of different steps or of different models."""
     early = min(met, key=lambda rank: (met[rank][0], rank))
     late = max(met, key=lambda rank: (met[rank][0], met[rank] != met[early], -rank))
     step = met[early][0]
@@ -203,7 +203,7 @@ def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -
 
 
 def _uneven(of: Mapping[int, Progress], fewer: int, more: int, step: int) -> str:
-    """Two ranks that made different numbers of backward passes in a step."""
+    """Describe two ranks that made different numbers of backward passes in a step."""
     few, many = of[fewer].passes(step), of[more].passes(step)
     left = [at for at in of[fewer].departures if at.step == step]
     if left:
@@ -220,7 +220,8 @@ def _uneven(of: Mapping[int, Progress], fewer: int, more: int, step: int) -> str
         )
     alike = sum(progress.passes(step) == many for progress in of.values())
     as_before = few == of[fewer].passes(step - 1)
-    if 2 * alike < len(of) or (2 * alike == len(of) and as_before):  # the one with more differs
+    # The rank with more passes differs from the majority, so the message names that rank.
+    if 2 * alike < len(of) or (2 * alike == len(of) and as_before):
         fewer, more, few, many = more, fewer, many, few
     passes = f"{few} backward pass{'es' if few > 1 else ''}"
     return (

@@ -1,6 +1,7 @@
-"""Logs on standard error: as text or as JSON, and never with a secret in them.
+"""Logs on standard error, as text or as JSON, with secrets redacted.
 
-``PACELINE_LOG_FORMAT=json`` makes each line a JSON object.
+``PACELINE_LOG_FORMAT=json`` makes each line a JSON object. Processes call `to_stderr` once, and
+`hide` or `hide_environment` for each source of secrets.
 """
 
 from __future__ import annotations
@@ -15,39 +16,47 @@ from collections.abc import Iterable, Mapping
 from paceline.core.errors import InputError
 
 _HIDDEN = "***"
-_LEAST = 8  # characters: shorter values would make logs unreadable
-# A word or a path is no secret unless it is long, and logs are full of them.
+# In characters. Hiding shorter values would make logs unreadable.
+_LEAST = 8
+# Short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
 # Names of variables that hold secrets, which may be words: PGPASSWORD, WANDB_API_KEY, HF_TOKEN, …
 _SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|key|credential|_pass|_pwd)s?(_|\Z)", re.IGNORECASE
 )
-_LEAST_NAMED = 4  # characters, of such a variable
-_SETTING = re.compile(r"true|false|none|null|auto|[0-9.]{1,7}", re.IGNORECASE)  # MAX_TOKENS=4096
-_MOST = 10_000  # values that are remembered
+# In characters: the bound for variables whose names match `_SECRET_NAME`.
+_LEAST_NAMED = 4
+# Values of settings whose names look like secrets: MAX_TOKENS=4096.
+_SETTING = re.compile(r"true|false|none|null|auto|[0-9.]{1,7}", re.IGNORECASE)
+# Number of values to remember.
+_MOST = 10_000
 
 _SECRETS = ("PACELINE_TOKEN", "PACELINE_AGENT_TOKEN", "PACELINE_VIEWER_TOKEN")
 _PATTERNS = (
-    (re.compile(r"\b(pl_[A-Za-z0-9]{1,32})_[\w~-]+"), rf"\1_{_HIDDEN}"),  # a token of Paceline
+    # A token of Paceline.
+    (re.compile(r"\b(pl_[A-Za-z0-9]{1,32})_[\w~-]+"), rf"\1_{_HIDDEN}"),
     (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE), rf"\1 {_HIDDEN}"),
-    (re.compile(r"(\w://[^\s/:@]*):[^\s\"']+@"), rf"\1:{_HIDDEN}@"),  # a URL's password
+    # The password in a URL.
+    (re.compile(r"(\w://[^\s/:@]*):[^\s\"']+@"), rf"\1:{_HIDDEN}@"),
     (re.compile(r"([?&](?:code|token|password)=)[^\s&\"']+"), rf"\1{_HIDDEN}"),
     (re.compile(r"(--(?:token|password)[ =])[^\s\"']+"), rf"\1{_HIDDEN}"),
 )
 
-_values: dict[str, None] = {}  # the oldest first
-_longest_first: list[str] = []  # the same: one value may be the beginning of another
+# The oldest first.
+_values: dict[str, None] = {}
+# The same values. Longer ones are replaced first, because one value may be the start of another.
+_longest_first: list[str] = []
 
 
 def hide(values: Iterable[str]) -> None:
-    """Keeps some values out of this process's logs, unless they are short or words."""
+    """Keep values out of this process's logs, unless they are short or words."""
     _remember(value for value in values if len(value) >= _LEAST and not _COMMON.fullmatch(value))
 
 
 def hide_environment(environment: Mapping[str, str]) -> None:
-    """Keeps a run's variables out of this process's logs.
+    """Keep a run's environment variables out of this process's logs.
 
-    The values of those whose names tell of a secret are hidden also if they are words.
+    If a variable's name suggests a secret, its value is hidden even if it is a word.
     """
     named = (value for name, value in environment.items() if _SECRET_NAME.search(name))
     _remember(v for v in named if len(v) >= _LEAST_NAMED and not _SETTING.fullmatch(v))
@@ -64,7 +73,7 @@ def _remember(values: Iterable[str]) -> None:
 
 
 def redacted(text: str) -> str:
-    """A text without its secrets."""
+    """Return a text without its secrets."""
     for value in _longest_first:
         text = text.replace(value, _HIDDEN)
     for pattern, replacement in _PATTERNS:
@@ -73,18 +82,18 @@ def redacted(text: str) -> str:
 
 
 class Text(logging.Formatter):
-    """Lines for people, tracebacks included."""
+    """A formatter of lines for people, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's lines."""
+        """Return the record's lines, redacted."""
         return redacted(super().format(record))
 
 
 class Json(logging.Formatter):
-    """A JSON object a line, for collectors."""
+    """A formatter of one JSON object per line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Return the record's line, redacted."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{stamp}.{int(record.msecs):03}Z",
@@ -102,12 +111,10 @@ class Json(logging.Formatter):
 def to_stderr(
     logger: logging.Logger, text: str, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Sends what a logger and those below it say to standard error.
+    """Send the records of a logger and its children to standard error.
 
-    Args:
-        logger: the root logger, or that of a package.
-        text: the format of a line, unless ``PACELINE_LOG_FORMAT`` asks for JSON.
-        environment: where ``PACELINE_LOG_FORMAT`` and secrets are.
+    `text` is the format of a line, unless ``PACELINE_LOG_FORMAT`` is ``json``. Secrets of
+    `environment` are hidden.
 
     Raises:
         InputError: ``PACELINE_LOG_FORMAT`` is neither ``text`` nor ``json``.

@@ -1,4 +1,4 @@
-"""Local SGD's means of replicas, as a rule without I/O."""
+"""The schedule of local SGD's means of replicas, without I/O."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
-    """The part of the parameters that becomes its mean after a step; None: no part does.
+    """Return the part of the parameters that becomes its mean after a step; None if no part does.
 
-    Parts take turns, ``every / parts`` steps apart, so that each has a mean every `every` steps.
-
-    Args:
-        step: of the run, from 0.
-        every: steps between two means of a part (H of local SGD); None: only where all ranks meet.
-        parts: P, at most `every`.
+    Parts take turns, ``every / parts`` steps apart, so that each has a mean every `every` steps (H
+    of local SGD). `every` None: only where all ranks synchronise. `parts` is at most `every`.
     """
     if every is None:
         return None
@@ -22,11 +18,10 @@ def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
 
 
 def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Which parameters are in each part: neighbours, so that parts are about equally large.
+    """Return the parameters of each part: neighbours, so that parts are about equally large.
 
-    Args:
-        sizes: numbers in each parameter.
-        parts: P; with fewer parameters, some parts are empty.
+    `sizes` has the number of elements of each parameter. With fewer parameters than parts, some
+    parts are empty.
     """
     made: list[list[int]] = [[] for _ in range(parts)]
     total, before = max(sum(sizes), 1), 0

@@ -1,4 +1,4 @@
-"""One rank in the rounds of a partial all-reduce; `paceline.core.rounds` says how it is driven."""
+"""One rank in the rounds of a partial all-reduce; `paceline.core.rounds` describes the protocol."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from paceline.core.rounds import Drift, Progress
 from paceline.wire import MOST_PENDING
 
 G = TypeVar("G")
-Pending = tuple[int, int, G]  # rounds that it was computed with, samples, gradient
+# Number of rounds in the parameters of the gradient, its samples, the gradient.
+Pending = tuple[int, int, G]
 
 
 class Says(Enum):
-    """What a member tells the others before a round."""
+    """A member's announcement to the other ranks before a round."""
 
     NOTHING = auto()
-    READY = auto()  # the member is counted; `Progress.enough` says whether the count calls a round
-    CALL = auto()  # the member calls the round
+    # The member is counted; `Progress.enough` decides whether the count calls a round.
+    READY = auto()
+    # The member calls the round.
+    CALL = auto()
 
 
 class WaitReason(Enum):
-    """Why a rank waits. The value is for the log."""
+    """The reason why a rank waits. The value is for the log."""
 
     PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
     ROUNDS = "it has done more steps than there were rounds"
@@ -30,18 +33,18 @@ class WaitReason(Enum):
     MEETING = "it has no more steps, and others have"
 
 
-# Simulations ask for reasons often, and Python 3.11 takes 0.1 µs to look up an enum's member.
+# Simulations use these members often, and Python 3.11 takes 0.1 µs to look up an enum's member.
 _PENDING, _ROUNDS = WaitReason.PENDING, WaitReason.ROUNDS
 _COPYING, _LEAD = WaitReason.COPYING, WaitReason.LEAD
 
 
 class Tally:
-    """What goes into a round, counted over one member or over several.
+    """The content of a round, counted over one member or over several.
 
     Attributes:
         contributors: members with a gradient in the round.
-        ages: gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and all
-            higher ages.
+        ages: number of gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and
+            all higher ages.
         dropped: samples of gradients that were too old.
     """
 
@@ -57,11 +60,11 @@ class Member(Generic[G]):
     """One rank in the rounds of a segment.
 
     Attributes:
-        clock: steps that the rank is through with.
-        taken: rounds that are in the rank's parameters.
+        clock: steps that the rank has completed.
+        taken: rounds that the rank's parameters include.
         waiting: why the rank waits; None: it does not wait. `offer` sets it. The driver sets it to
-            None once `wait_reason` gives None.
-        done: the rank has no more steps.
+            None once `wait_reason` returns None.
+        done: True if the rank has no more steps.
     """
 
     __slots__ = (
@@ -91,11 +94,16 @@ class Member(Generic[G]):
         self._keeps_newest = drift.keeps_newest
         self._waits, self._paced = drift.waits, drift.paced
         self._leftovers = progress.call.leftovers
-        self._pending: list[Pending[G]] = []  # gradients on the host that wait for a round
-        self._underway: list[Pending[G]] = []  # gradients on their way to the host
-        self._ready_for = -1  # the newest round that the rank has been ready for
-        self._held_until = 0  # rounds that must be over before the rank goes on
-        self._announced = -1  # the newest round for which the rank has said that it is ready
+        # Gradients on the host that wait for a round.
+        self._pending: list[Pending[G]] = []
+        # Gradients that are being copied to the host.
+        self._underway: list[Pending[G]] = []
+        # The newest round for which the rank has been ready.
+        self._ready_for = -1
+        # Rounds that must be over before the rank continues.
+        self._held_until = 0
+        # The newest round for which the rank has announced that it is ready.
+        self._announced = -1
         self.clock = 0
         self.taken = 0
         self.waiting: WaitReason | None = None
@@ -104,16 +112,13 @@ class Member(Generic[G]):
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
     ) -> WaitReason | None:
-        """The rank has computed a gradient, which is to go into a round.
+        """Add a gradient that the rank has computed for a round; return why the rank must wait.
 
         Args:
-            gradient: what the rank computed; None: a step has ended without a gradient.
-            samples: of the gradient.
+            gradient: the gradient; None: a step has ended without a gradient.
+            samples: samples of the gradient.
             ends_step: the gradient is the first of its step.
-            on_host: the gradient is on the host; else it is on its way there, see `arrived`.
-
-        Returns:
-            why the rank must wait before its next step; None: it need not wait.
+            on_host: the gradient is on the host; else it is being copied there, see `arrived`.
         """
         self.clock += ends_step
         if gradient is not None:
@@ -124,38 +129,38 @@ class Member(Generic[G]):
         return self.waiting
 
     def arrived(self) -> None:
-        """The oldest of the gradients on their way to the host has arrived."""
+        """Record that the oldest of the gradients under way to the host has arrived."""
         arrived = self._underway.pop(0)
         self._pending.append(arrived)
         self._update_ready(arrived[0])
 
     def take(self) -> None:
-        """The rank applies all rounds that are over."""
+        """Record that the rank applies all rounds that are over."""
         self.taken = self._progress.rounds_done
 
     def through(self) -> None:
-        """The rank has no more steps. No gradient may be on its way to the host."""
+        """Record that the rank has no more steps. No gradient may be under way to the host."""
         self.done = True
         self._ready_for = self._progress.rounds_done + self._progress.reducing
 
     @property
     def underway(self) -> int:
-        """Gradients that are on their way to the host."""
+        """Number of gradients that are being copied to the host."""
         return len(self._underway)
 
     @property
     def reported_clock(self) -> int:
-        """Steps that ended and whose gradients are on the host: the clock that a round tells."""
+        """Steps that ended and whose gradients are on the host; the rank reports it in rounds."""
         return self.clock - len(self._underway)
 
     @property
     def overfull(self) -> bool:
-        """Whether so many gradients are pending that the rank calls a round, and waits for it."""
+        """True if so many gradients are pending that the rank calls a round and waits for it."""
         return len(self._pending) > MOST_PENDING
 
     @property
     def slowest(self) -> list[int]:
-        """The other ranks at work that have done the fewest steps, as the last round told."""
+        """The other ranks at work that have done the fewest steps, according to the last round."""
         clocks = self._others()
         fewest = min(clocks.values(), default=0)
         return [rank for rank, clock in clocks.items() if clock == fewest]
@@ -166,13 +171,14 @@ class Member(Generic[G]):
         return self.clock - min(self._others().values(), default=self.clock)
 
     def wait_reason(self) -> WaitReason | None:
-        """Why the rank must wait before its next step, see `Drift`; None: it need not wait."""
+        """Return why the rank must wait before its next step (see `Drift`); None if it need not."""
         progress, clock = self._progress, self.clock
         if len(self._pending) > MOST_PENDING or progress.rounds_done < self._held_until:
             return _PENDING
         if self._waits and progress.rounds_done < clock:
             return _ROUNDS
-        if len(self._underway) > 1:  # one may be copied while the device computes the next
+        # One gradient may be copied while the device computes the next.
+        if len(self._underway) > 1:
             return _COPYING
         if self._lead is None:
             return None
@@ -181,10 +187,10 @@ class Member(Generic[G]):
         return _LEAD if clock - others > self._lead else None
 
     def announce(self) -> Says:
-        """What the rank tells the others now. It says once for each round that it is ready.
+        """Return the announcement to the other ranks; `READY` at most once for each round.
 
-        To be asked after each event. Events while a round is reduced are announced when that round
-        is over.
+        Drivers call this after each event. Events while a round is reduced are announced when that
+        round is over.
         """
         progress = self._progress
         if progress.reducing:
@@ -200,19 +206,16 @@ class Member(Generic[G]):
         return Says.READY if progress.counted else Says.CALL
 
     def contribute(self, tally: Tally) -> list[Pending[G]]:
-        """What the rank gives to the round that was called. Nothing is pending afterwards.
+        """Return the gradients that the rank contributes to a round, and count them in `tally`.
 
-        Args:
-            tally: counts what the rank gives and what it drops.
-
-        Returns:
-            the gradients that go into the round. Those that are too old are left out, see `Drift`.
+        Afterwards nothing is pending. Gradients that are too old are dropped; see `Drift` for the
+        bound.
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
         if len(fresh) > MOST_PENDING:
             self._held_until = number + 1
-        # The least number of rounds that a gradient must have been computed with.
+        # The least number of rounds that the parameters of a contributed gradient include.
         least = number - self._oldest
         if self._keeps_newest and fresh:
             least = min(least, fresh[-1][0])
@@ -231,16 +234,14 @@ class Member(Generic[G]):
         return fresh
 
     def _others(self) -> dict[int, int]:
-        """Steps of the other ranks at work, as the last round told."""
         clocks, working = self._progress.clocks, self._progress.working
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Makes the rank ready for the next round if it may call that, or complete its quorum.
+        """Make the rank ready for the next round if it may call that round, or complete its quorum.
 
-        Args:
-            born: how many rounds were in the parameters that the newest gradient was computed
-                with; None: the step had no gradient.
+        `born` is the number of rounds in the newest gradient's parameters; None: the step had no
+        gradient.
         """
         reducing = self._progress.reducing
         if reducing and not self._leftovers and self.waiting is None:

@@ -1,4 +1,4 @@
-"""Something that this process needs stops answering for a while."""
+"""Warnings and retry pauses during an outage of a service that this process needs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from collections.abc import Callable
 
 
 class Outage:
-    """Tells each outage once when it begins and once when it is over, and how long to pause.
+    """An outage of a service: a warning at its start and its end, and pauses between retries.
 
-    Call `failed` with each error and `over` after each success. A loop that may block waits for as
-    long as `failed` returns. A loop that must go on asks `paused` before it tries again.
-
-    Args:
-        log: where both warnings go.
-        begins: the warning at the first failure; the error is put after it.
-        ends: the warning at the first success after failures.
-        first_s: the pause after the first failure; each further failure doubles it,
-        most_s: up to this.
-        clock: monotonic time in seconds.
+    Call `failed` after each error and `over` after each success. A loop that may block sleeps for
+    the time that `failed` returns. A loop that must continue checks `paused` before it retries. The
+    pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are the
+    warnings; the error is appended to `begins`. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -43,22 +37,18 @@ class Outage:
 
     @property
     def active(self) -> bool:
-        """Whether the last attempt failed."""
+        """True if the last attempt failed."""
         return self._pause_s > 0
 
     @property
     def paused(self) -> bool:
-        """Whether it is too early for another attempt."""
+        """True if it is too early for another attempt."""
         return self.active and self._clock() < self._until
 
     def failed(self, error: object) -> float:
-        """Notes a failure.
+        """Record a failure and return the seconds to pause before the next attempt.
 
-        Args:
-            error: why; it is logged if this is the first failure.
-
-        Returns:
-            Seconds to pause before the next attempt.
+        The error is logged if this is the first failure.
         """
         if not self.active:
             self._log.warning("%s: %s", self.begins, error)
@@ -67,7 +57,7 @@ class Outage:
         return self._pause_s
 
     def over(self) -> None:
-        """Notes a success."""
+        """Record a success."""
         if self.active:
             self._log.warning("%s", self.ends)
         self._pause_s = 0.0

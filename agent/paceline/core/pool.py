@@ -1,4 +1,4 @@
-"""A segment's batches as a pool: ranks that get on faster take batches over from slower ones.
+"""A segment's batches as a pool: faster ranks take batches over from slower ones.
 
 Under a relaxed synchroniser each rank has a queue: its own batches of a span of steps, as planned.
 A rank trains its queue from the front. A rank whose queue is empty takes over the last batch of the
@@ -15,12 +15,12 @@ protocol::
         ...                                                # `shares[other].give()`, then train it
     ...                                                    # `share.stop()`
 
-A rank that trains nothing does not learn what its batches take now. One that was held up once would
-leave all its batches for good. So after a while it trains one again (`is_due`).
+A rank that trains nothing cannot measure its current speed. A rank that was slow once would then
+leave all its batches forever. So after a while it trains a batch again (`is_due`).
 
-Two rules make sure that each batch finds a rank. A rank that leaves looks at the shares again
-afterwards: unless another rank is still at work, it trains its batches itself (`share.resume()`).
-A rank that stops looks again, too: if a rank has left batches, it goes on taking over.
+Two rules ensure that every batch is trained. A rank that leaves checks the shares again afterwards:
+unless another rank is still at work, it trains its batches itself (`share.resume()`). A rank that
+stops checks again, too: if a rank has left batches, it continues to take over.
 """
 
 from __future__ import annotations
@@ -40,66 +40,75 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
-FASTEST = 1.5  # of the fastest other rank's batches: a rank that needs no longer always goes on
-NEWEST = 0.5  # weight of the newest batch in `Pace`
-RESTS = 20.0  # times as long as one of its batches: a rank that has trained none tries again
-_HALF = 0.5  # of a batch under way is still to be trained, on average
+# A rank continues if its batches take at most this multiple of the fastest other rank's batches.
+FASTEST = 1.5
+# Weight of the newest batch in `Pace`.
+NEWEST = 0.5
+# A rank that has trained none for this multiple of its batch time tries again.
+RESTS = 20.0
+# Average fraction of a running batch that is still to be trained.
+_HALF = 0.5
 
 
 class Stance(IntEnum):
-    """What a rank does about the batches of a span."""
+    """A rank's intention for the batches of a span."""
 
     WORKS = 0
-    LEAVES = 1  # its queue is for the others, who will have trained it sooner
-    STOPPED = 2  # it trains nothing more of this span
+    # The rank leaves its queue to the others, who will finish it sooner.
+    LEAVES = 1
+    # The rank trains no more batches of this span.
+    STOPPED = 2
 
 
 class Share(NamedTuple):
     """One rank's queue in a span. Only its owner moves `begun`; only other ranks move `end`."""
 
-    begun: int  # batches of the queue that the owner has begun, from the front
-    end: int  # the queue's batches from here on have been taken over by others
-    batch_s: float = 0.0  # what a batch takes this rank; 0: unknown
+    # Number of batches, from the front of the queue, that the owner has begun.
+    begun: int
+    # Other ranks have taken over the batches from this number on.
+    end: int
+    # Seconds that a batch takes this rank; 0: unknown.
+    batch_s: float = 0.0
     stance: Stance = Stance.WORKS
 
     @property
     def left(self) -> int:
-        """Batches of the queue that nobody has begun."""
+        """Number of batches of the queue that no rank has begun."""
         return self.end - self.begun
 
     @property
     def finishes_s(self) -> float:
-        """How long the owner would need for the rest of its queue."""
+        """Seconds that the owner needs for the rest of its queue."""
         if self.stance is not Stance.WORKS or not self.batch_s:
             return float("inf")
         return (self.left + _HALF) * self.batch_s
 
     def begin(self, batch_s: float) -> Share:
-        """The owner begins its next batch; its batches take `batch_s` of late."""
+        """Return the share after the owner begins its next batch, with its recent batch time."""
         return self._replace(begun=self.begun + 1, batch_s=batch_s, stance=Stance.WORKS)
 
     def give(self) -> Share:
-        """Another rank takes over the queue's last batch, number `end` - 1."""
+        """Return the share after another rank takes over the last batch, number `end` - 1."""
         return self._replace(end=self.end - 1)
 
     def leave(self) -> Share:
-        """The owner leaves the rest of the queue to the others."""
+        """Return the share after the owner leaves the rest of the queue to the others."""
         return self._replace(stance=Stance.LEAVES)
 
     def resume(self) -> Share:
-        """The owner trains on."""
+        """Return the share after the owner continues to train."""
         return self._replace(stance=Stance.WORKS)
 
     def stop(self) -> Share:
-        """The owner trains nothing more of this span."""
+        """Return the share after the owner trains its last batch of this span."""
         return self._replace(stance=Stance.STOPPED)
 
 
 def is_pooled(what: Synchronisation) -> bool:
-    """Whether ranks take batches over from each other under a synchroniser.
+    """Return True if ranks take batches over from each other under a synchroniser.
 
-    Not where its rules compare ranks' numbers of steps: under SSP, whose fast ranks wait for slow
-    ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks out
+    They do not if its rules compare ranks' numbers of steps: under SSP, whose fast ranks wait for
+    slow ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks out
     (backup workers).
     """
     if isinstance(what, Averaging | Pairwise):
@@ -112,15 +121,10 @@ def is_pooled(what: Synchronisation) -> bool:
 
 
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
-    """Whether a span of pooled batches ends with a step.
+    """Return True if a span of pooled batches ends with a step.
 
-    It does where all ranks exchange something after the same step: at a mean of replicas, and at a
-    segment's end.
-
-    Args:
-        what: the synchroniser; it is pooled.
-        step: of the run.
-        last: it is the last step of its segment.
+    A span ends where all ranks exchange data after the same step: at a mean of replicas, and at a
+    segment's end (`last`).
     """
     if last or not isinstance(what, Averaging):
         return last
@@ -130,27 +134,20 @@ def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
 def slowest(
     shares: Sequence[Share], rank: int, fits: Callable[[int], bool] = lambda _: True
 ) -> int | None:
-    """The rank that would be the last to finish its queue; None: there is nothing to take over.
+    """Return the rank that would finish its queue last; None if no batch can be taken over.
 
-    Args:
-        shares: of all ranks, [W].
-        rank: that asks; its own queue is not looked at.
-        fits: whether the asking rank's memory has room for the last batch of a rank's queue.
+    The asking rank's own queue is skipped. `fits` returns True if the asking rank's memory has room
+    for the last batch of a rank's queue.
     """
     able = [k for k, share in enumerate(shares) if k != rank and share.left and fits(k)]
     return max(able, key=lambda k: (shares[k].finishes_s, shares[k].left), default=None)
 
 
 def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
-    """Whether a rank should begin one more batch: not if the others will be through sooner.
+    """Return True if a rank should begin one more batch: unless the others will be done sooner.
 
-    So nobody waits at a span's end for longer than one of its own batches takes, as far as ranks
-    keep their pace.
-
-    Args:
-        shares: of all ranks, [W].
-        rank: that asks.
-        batch_s: what a batch takes this rank; 0: unknown.
+    So no rank waits at a span's end for longer than one of its own batches takes, provided that
+    ranks keep their speeds. `batch_s` is the rank's time per batch; 0: unknown.
     """
     paces = [
         share.batch_s
@@ -165,47 +162,42 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
 
 
 def finish_s(left: float, ranks: int, per_s: float) -> float:
-    """How long ranks at work need for what is left, and for the batches that they are in.
+    """Return the seconds that ranks at work need for the remaining batches and their current ones.
 
-    Args:
-        left: batches that nobody has begun.
-        ranks: how many are at work.
-        per_s: batches that these ranks train in a second, together.
+    `left` batches have not begun; the ranks together train `per_s` batches per second.
     """
     return (left + _HALF * ranks) / per_s
 
 
 def is_due(rests_s: float, batch_s: float) -> bool:
-    """Whether a rank trains a batch to learn its pace, though the others would be through sooner.
+    """Return True if a rank that rested for `rests_s` trains a batch to measure its speed.
 
-    The others wait for one batch of the rank, so they lose at most one in `RESTS` of their time.
-
-    Args:
-        rests_s: how long the rank has trained no batch.
-        batch_s: what its batches took last.
+    The others wait for one batch of the rank, which lasted `batch_s` before, so they lose at most 1
+    / `RESTS` of their time.
     """
     return rests_s >= RESTS * batch_s
 
 
 def is_looked_after(shares: Sequence[Share], rank: int) -> bool:
-    """Whether another rank is at work, and so will see the batches that this rank leaves."""
+    """Return True if another rank is at work, and so will see the batches that this rank leaves."""
     return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
 
 
 def is_left(shares: Sequence[Share], rank: int) -> bool:
-    """Whether another rank has left batches that nobody has taken over yet."""
+    """Return True if another rank has left batches that no rank has taken over yet."""
     return any(
         share.left and share.stance is Stance.LEAVES for k, share in enumerate(shares) if k != rank
     )
 
 
 class Pace:
-    """What a rank's batches take of late: a moving mean, in seconds."""
+    """The recent time per batch of a rank: a moving mean, in seconds."""
 
     def __init__(self) -> None:
-        self.batch_s = 0.0  # 0: unknown
+        # 0: unknown.
+        self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """A batch took so long, from its begin to the next one's, without waiting for others."""
+        """Add the seconds from a batch's start to the next one's, without waiting for others."""
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -1,8 +1,9 @@
-"""What launcher and rank agree on for a change of a run's nodes without a lost step.
+"""Protocol between launcher and ranks for a change of a run's nodes that loses no step.
 
-The launcher of rank 0 makes the file that `VARIABLE` names. The leader sees it before its next
-segment and ends the plan there. All ranks leave the loop after the same step, save, make the file
-on their own nodes, and exit with `EXIT_CODE`. A code without the file is a failure like any other.
+The launcher of rank 0 creates the file that `VARIABLE` names. The leader checks for the file before
+its next segment and ends the plan there. All ranks leave the loop after the same step, save a
+checkpoint, create the file on their own nodes, and exit with `EXIT_CODE`. The exit code without the
+file is an ordinary failure.
 """
 
 VARIABLE = "PACELINE_REFORM"

@@ -1,4 +1,4 @@
-"""Things that are refused again and again: counted, and told now and then."""
+"""Rate-limited logging of repeated refusals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ EVERY_S = 60.0
 
 
 class Refusals:
-    """Logs refusals at most once a minute, with how many there were so far. For one thread.
+    """A counter of refusals that logs at most once a minute. For one thread.
 
-    Args:
-        log: where to.
-        what: was refused.
-        clock: monotonic time in seconds.
+    `what` is refused; messages begin with it. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -28,7 +25,7 @@ class Refusals:
         self._next = clock()
 
     def add(self, reason: object) -> None:
-        """Notes a refusal and its reason."""
+        """Count a refusal, and log its reason if the last message is a minute old."""
         self.count += 1
         if self._clock() >= self._next:
             self._next = self._clock() + EVERY_S

@@ -1,29 +1,31 @@
-"""The rounds of a partial all-reduce: their rules, and what they have told all ranks so far.
+"""The rules of the rounds of a partial all-reduce, and the state that all ranks share.
 
-A round reduces the gradients of the ranks that are ready; the others compute on. The protocol is a
-state machine without I/O, threads or a clock. Ranks' threads (`paceline.train.sync.rounds`) and the
-simulator (`paceline_backend.simulator.sync.rounds`) drive the same classes:
+A round reduces the gradients of the ranks that are ready; the others continue to compute. The
+protocol is a state machine without I/O, threads or a clock. Ranks' threads
+(`paceline.train.sync.rounds`) and the simulator (`paceline_backend.simulator.sync.rounds`) drive
+the same classes:
 
-- `Call` and `Drift` are a synchroniser's rules: who calls a round, and how far ranks drift apart.
-- `Progress` holds what the rounds so far have told all ranks. A real rank has its own `Progress`;
-  in a simulation all ranks share one.
-- `paceline.core.member.Member` is one rank: what it has pending, whether it is ready, and why it
+- `Call` and `Drift` are a synchroniser's rules: which rank calls a round, and how far ranks drift
+  apart.
+- `Progress` holds the facts that the rounds so far have distributed to all ranks. A real rank has
+  its own `Progress`; in a simulation all ranks share one.
+- `paceline.core.member.Member` is one rank: its pending gradients, whether it is ready, and why it
   must wait.
 
 A driver reports events (`offer`, `through`, `take`) and acts on the answers::
 
-    if member.offer(gradient, samples): ...      # wait until `wait_reason` gives None
+    if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
         case Says.CALL: ...                      # call round `progress.rounds_done`
         case Says.READY: ...                     # count this rank, then ask `progress.enough`
-    # Once the round is called, each member contributes. Its end tells all members the same:
+    # Once the round is called, each member contributes. Its end gives all members the same facts:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
     says = member.announce()                     # of members with events since `begin`
 
-The protocol knows of no number of steps. Each rank says by `through` that it has no more steps, so
-ranks may make different numbers of steps.
+The protocol has no fixed number of steps. Each rank reports by `through` that it has no more steps,
+so ranks may make different numbers of steps.
 """
 
 from __future__ import annotations
@@ -37,29 +39,30 @@ from msgspec import UNSET
 from paceline.wire import AGES
 from paceline.wire.synchronisation import RoundRules
 
-_NEVER = 2**62  # rounds or steps: a bound that nothing reaches
+# A number of rounds or steps that no run reaches.
+_NEVER = 2**62
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How far ranks may drift apart.
+    """The bounds on how far ranks may drift apart.
 
     A rank waits only for ranks that have done fewer steps. Those do not wait for it elsewhere,
     neither for the next segment nor in a collective of the script's own, because the rank has
     passed the points that they have reached.
 
-    A rank's newest gradient goes into the round, however old it is: so the work of a rank that is
-    slow for good counts. Of the gradients that wait for the same round, those that are older than
+    A rank's newest gradient goes into the round, however old it is: so the work of a permanently
+    slow rank counts. Of the gradients that wait for the same round, those that are older than
     `staleness` and than the newest are dropped (RNA, Sec. 3.3: "overwrite the stale data and only
     keep results within the bound"). With a `staleness` of 0, the newest may be dropped, too.
 
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest rank; None: any number.
-        mean: a rank that has several gradients pending for a round gives their mean, in which
-            newer gradients weigh more (RNA, Sec. 3.3); else it gives their sum.
+        mean: a rank that has several gradients pending for a round contributes their mean, in which
+            newer gradients have more weight (RNA, Sec. 3.3); else it contributes their sum.
         waits: after its k-th step a rank waits until k rounds are over.
-        paced: only ranks that are through with k steps call the k-th round.
+        paced: only ranks that have completed k steps call the k-th round.
     """
 
     staleness: int | None = 4
@@ -70,7 +73,7 @@ class Drift:
 
     @staticmethod
     def of(rules: RoundRules) -> Drift:
-        """The drift that a synchroniser's rules allow."""
+        """Return the drift that a synchroniser's rules allow."""
         return Drift(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)
 
     @property
@@ -80,19 +83,18 @@ class Drift:
 
     @property
     def keeps_newest(self) -> bool:
-        """Whether a rank's newest gradient goes into the round though it is too old."""
+        """True if a rank's newest gradient goes into the round even if it is too old."""
         return self.staleness != 0
 
     @property
     def bins(self) -> int:
-        """How many ages a round tells apart. The last bin counts that age and all higher ages."""
+        """Number of ages that a round distinguishes. The last bin also counts all higher ages."""
         return AGES if self.staleness is None else min(self.staleness + 1, AGES)
 
     def weights(self, born: Sequence[int]) -> list[float]:
-        """The factors of a rank's gradients in its contribution to a round.
+        """Return the factors of a rank's gradients in its contribution to a round.
 
-        Args:
-            born: how many rounds were in the parameters that each gradient was computed with.
+        `born` has the number of rounds in the parameters with which each gradient was computed.
         """
         if not self.mean:
             return [1.0] * len(born)
@@ -102,14 +104,14 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """Who calls a round: a quorum of ready ranks, or the first ready rank of a few drawn ones.
+    """The rule that calls a round: a quorum of ready ranks, or the first of a few drawn ranks.
 
     Args:
         quorum: ranks that must be ready (n-soft's M/n; all but b backup workers). When fewer ranks
             are still at work, all of those must be ready.
-        probes: how many ranks are drawn for each round, instead of a quorum. The first of them to
-            be ready calls the round (RNA, Sec. 3.2). 1 is eager-SGD's majority, the world its solo.
-        seed: of the draws. It is the same on all ranks, and so are the draws.
+        probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
+            ready calls the round (RNA, Sec. 3.2). 1 is eager-SGD's majority, the world its solo.
+        seed: seed of the draws. It is the same on all ranks, and so are the draws.
     """
 
     quorum: int = 1
@@ -118,33 +120,25 @@ class Call:
 
     @staticmethod
     def of(rules: RoundRules, world: int, seed: int) -> Call:
-        """The call that a synchroniser's rules describe.
-
-        Args:
-            rules: of the synchroniser.
-            world: ranks that take part.
-            seed: of the draws.
-        """
+        """Return the call that a synchroniser's rules describe."""
         if rules.probes is not UNSET:
             return Call(1, rules.probes or world, seed)
         return Call(rules.ready(world))
 
     @property
     def leftovers(self) -> bool:
-        """Whether a gradient that misses a round makes its rank ready for the next one.
+        """True if a gradient that misses a round makes its rank ready for the next one.
 
         With probes it does not: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
-        Otherwise rounds would run back to back where ranks end their steps at about the same time.
-        The gradient goes into the next round, whoever calls that.
+        Otherwise rounds would run back to back if ranks end their steps at about the same time. The
+        gradient goes into the next round, whichever rank calls that round.
         """
         return self.probes is None
 
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
-        """The ranks drawn for a round, any of which calls it once ready; None: any rank may.
+        """Return the ranks drawn for a round, any of which calls it once ready; None: any rank may.
 
-        Args:
-            number: of the round.
-            working: ranks that had steps left when the previous round ended.
+        `working` are the ranks that had steps left when the previous round ended.
         """
         if self.probes is None or self.probes >= len(working):
             return None
@@ -153,13 +147,13 @@ class Call:
 
 
 class Progress:
-    """What the rounds so far have told, the same on all ranks.
+    """The facts that the rounds so far have distributed, the same on all ranks.
 
     Attributes:
-        rounds_done: rounds that are over; also the number of the round to come or under way.
+        rounds_done: rounds that are over; also the number of the current or next round.
         reducing: a round has been called and is not over.
-        clocks: steps that each rank is through with, as the last round told, [W].
-        working: ranks that had steps left, as the last round told: the ranks at work.
+        clocks: steps that each rank had completed, according to the last round, [W].
+        working: ranks that had steps left, according to the last round: the ranks at work.
         drawn: the ranks of which the first ready one calls the next round; None: any rank may.
         least: the fewest steps of any rank at work, the rank that has them (-1: several ranks do),
             and the fewest steps of all other ranks at work.
@@ -188,37 +182,33 @@ class Progress:
 
     @property
     def call(self) -> Call:
-        """Who calls rounds."""
+        """The rule that calls rounds."""
         return self._call
 
     @property
     def drift(self) -> Drift:
-        """How far ranks may drift apart."""
+        """The bounds on the ranks' drift."""
         return self._drift
 
     def enough(self, ready: int) -> bool:
-        """Whether this number of ready ranks calls the next round."""
+        """Return True if this number of ready ranks calls the next round."""
         return ready >= self._needed
 
     @property
     def counted(self) -> bool:
-        """Whether the next round needs several ready ranks, so that they must be counted."""
+        """True if the next round needs several ready ranks, so that they must be counted."""
         return self._needed > 1
 
     def begin(self) -> None:
-        """The round is called: members contribute now."""
+        """Record that the round is called: members contribute now."""
         self.reducing = True
 
     def end(self, clocks: list[int], through: Collection[int]) -> bool:
-        """The round is over, and has told all ranks these facts.
+        """Record the end of a round; return True if its facts may release members that wait.
 
-        Args:
-            clocks: steps that each rank was through with when it contributed, [W].
-            through: ranks that had no more steps then.
-
-        Returns:
-            whether the facts may free members that wait. Overfull members do not depend on them:
-            the end of a round that they contributed to frees them.
+        The round has distributed `clocks` [W], the steps that each rank had completed when it
+        contributed, and `through`, the ranks that had no more steps then. Overfull members do not
+        depend on these facts: they are released by the end of a round to which they contributed.
         """
         self.rounds_done += 1
         self.reducing = False

@@ -1,4 +1,4 @@
-"""A run's id as people give it: whole, or a beginning that no other run's id has."""
+"""Lookup of a run's id from the id, or a unique prefix of it, that a user enters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _LISTED = 10
 
 
 def checked(given: str) -> str:
-    """What may be an id or its beginning: other text would change the path of a request or file.
+    """Return the text if it can be an id or its prefix; else raise an InputError.
 
-    Raises:
-        InputError: it cannot be one.
+    Other text could change the path of a request or file.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", given):
         raise InputError(f"RUN {given}: an id has letters, digits, - and _; `paceline runs` lists")
@@ -22,11 +21,7 @@ def checked(given: str) -> str:
 
 
 def chosen(given: str, ids: Iterable[str]) -> str:
-    """The one id that begins with `given`, or is it.
-
-    Raises:
-        InputError: there is none, or there are several; the message lists them.
-    """
+    """Return the only id that equals `given` or begins with it; else raise an InputError."""
     matches = sorted({run for run in ids if run.startswith(given)})
     if given in matches or len(matches) == 1:
         return given if given in matches else matches[0]

@@ -1,4 +1,4 @@
-"""The arguments that stay the same during a run, checked."""
+"""The arguments that stay the same during a run, validated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
-# What a rank's loss is a mean over. "ranks": it is scaled for the mean over ranks already.
+# Divisors of a rank's mean loss. "ranks": the loss is already scaled for the mean over ranks.
 MEANS = ("samples", "size", "ranks")
 
 
@@ -21,14 +21,17 @@ class Terms:
         TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
-    samples: int  # N; 0: a stream, of which nobody knows
-    global_batch: int  # samples of a step; with a token budget, of a mean step
+    # N; 0: a stream, whose length is unknown.
+    samples: int
+    # Samples of a step; with a token budget, of a mean step.
+    global_batch: int
     seed: int
     drop_last: bool
     loss_mean: str  # one of `MEANS`
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
-    token_budget: float | None = None  # sizes of a step, in their unit; None: `global_batch` counts
+    # Largest total size of a step; None: `global_batch` counts.
+    token_budget: float | None = None
 
     def __post_init__(self) -> None:
         whole("global_batch", self.global_batch, 1)
@@ -59,8 +62,7 @@ class Terms:
     def steps_per_epoch(self) -> int:
         """Number of steps in a whole epoch; with a token budget see `EpochSteps`.
 
-        Raises:
-            TypeError: the data is a stream.
+        Raise a TypeError for a stream, which has no length.
         """
         if not self.samples:
             raise TypeError(
@@ -69,23 +71,23 @@ class Terms:
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
     def epoch_over(self, left: int) -> bool:
-        """Whether an epoch with so many unused samples has no step left."""
+        """Return True if an epoch with `left` unused samples has no step left."""
         return epoch_over(left, self.global_batch, self.drop_last)
 
 
 def steps_per_epoch(samples: int, global_batch: int, drop_last: bool) -> int:
-    """Number of steps in a whole epoch."""
+    """Return the number of steps in a whole epoch."""
     full, rest = divmod(samples, global_batch)
     return full + (rest > 0 and not drop_last)
 
 
 def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:
-    """Whether an epoch with so many unused samples has no step left."""
+    """Return True if an epoch with `left` unused samples has no step left."""
     return left == 0 or (drop_last and left < global_batch)
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """Checks that a value is a whole number ≥ `least`; returns the value.
+    """Validate that a value is a whole number ≥ `least`; return the value.
 
     Raises:
         TypeError, ValueError: the value is no whole number, or too small; the message has `name`.
@@ -98,7 +100,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def length(dataset: Sized) -> int:
-    """The number of samples of a data set.
+    """Return the number of samples of a data set.
 
     Raises:
         TypeError: the data set is not map-style.

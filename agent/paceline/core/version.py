@@ -4,5 +4,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("paceline")
-except PackageNotFoundError:  # run from a checkout that is on PYTHONPATH and not installed
+# Paceline runs from a checkout that is on PYTHONPATH and not installed.
+except PackageNotFoundError:
     __version__ = "0+unknown"

@@ -1,13 +1,14 @@
-"""Everything that runs on a node beside the ranks. Only `node.elastic` imports torch.
+"""Everything that runs on a node besides the ranks. Only `node.elastic` imports torch.
 
-`agent.Agent` takes the control plane's commands and hands each attempt of a run to its
-`supervisor.Supervisor`, which starts the ranks through TorchElastic (`elastic.launcher`) and keeps
-their logs (`rundir`); `answering` shows these to the control plane. With a `duty.Duty` it does so
-for one run, on a node that an engine started. `run.train` does that in the foreground. A rank whose
-bus is away writes into its `spool.Spool`; `delivery.Delivery` sends what lies there once the bus is
-back. `client.Client` asks the server over REST. The command line calls all of these; the control
-plane imports only `client`, `tokens`, `private` and `processes`::
+`agent.Agent` receives the control plane's commands and passes each attempt of a run to its
+`supervisor.Supervisor`, which starts the ranks through TorchElastic (`elastic.launcher`) and stores
+their logs (`rundir`); `answering` sends these logs to the control plane. With a `duty.Duty`, the
+agent serves a single run, on a node that an engine started. `starting.foreground.train` runs ranks
+in the foreground. A rank writes into its `spool.Spool` while the bus is unavailable;
+`delivery.Delivery` sends the spooled entries once the bus is back. `client.Client` calls the
+server's REST API. The command line calls all of these; the control plane imports only `client`,
+`tokens`, `private` and `processes`::
 
     Agent(link, name, directory, find_session).run()  # paceline agent
-    run.train(...)                                          # paceline run --nproc 4 train.py
+    foreground.train(...)                             # paceline run --nproc 4 train.py
 """

@@ -1,4 +1,8 @@
-"""`paceline agent`: registers this node and looks after the runs started on it."""
+"""`paceline agent`: registers this node and supervises the runs that are started on it.
+
+The agent's loop reads commands, polls the supervisors of its runs, sends heartbeats, and delivers
+what earlier processes left undelivered. It never trains itself: each run has a launcher process.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +36,29 @@ from paceline.wire.sealing import SealError, unseal
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
-_GOODBYE_S = 10.0  # time to deliver the rest after the runs were stopped
+# Seconds to deliver the rest after the runs were stopped.
+_GOODBYE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class _ReplayedError(PacelineError):
-    """A launch that was obeyed before."""
+    """A launch that the agent has already obeyed."""
 
 
 class Agent:
-    """Looks after the runs of one node.
+    """The supervisor of all runs of one node.
 
     All work is done in one thread, because the kernel ends launchers with the thread that started
     them.
 
     Args:
-        link: to the bus.
-        name: of the node.
-        data: the data directory; only one agent may use it at a time.
-        find_session: asks the server for another session while the bus is away; None: the URL is
-            fixed.
-        duty: the only run to look after; None: all that the control plane launches here.
-        shows: whether what rank 0 prints here is shown.
-        notices: of the provider that may take this machine back; None: nobody is asked.
-
-    Raises:
-        PacelineError: another agent uses the data directory.
+        link: connection to the bus.
+        name: the node's name.
+        data: the data directory; only one agent may use it at a time (else PacelineError).
+        find_session: requests another session during an outage of the bus; None: the URL is fixed.
+        duty: the only run to supervise; None: all runs that the control plane launches here.
+        shows: copy the output of rank 0 to this process's output if rank 0 is here.
+        notices: the provider's notices that it takes this machine back; None: there are none.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class Agent:
         self._gpus = Gpus()
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
-        self._unreadable: set[Path] = set()  # directories whose problem was logged
+        # Directories whose problem was logged.
+        self._unreadable: set[Path] = set()
         self._signal: int | None = None
         self._beat_at = self._recover_at = 0.0
         self._lock = (data / "agent.lock").open("ab")
@@ -97,9 +99,9 @@ class Agent:
             ) from None
 
     def run(self) -> int:
-        """Works until SIGTERM, SIGINT or a provider's notice, or its duty is over.
+        """Run until SIGTERM, SIGINT or a provider's notice, or until the duty is over.
 
-        A second signal kills the runs. Returns the exit code.
+        A second signal kills the runs. Return the exit code.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -120,7 +122,7 @@ class Agent:
 
     @property
     def _taken_back(self) -> str | None:
-        """What the provider says that takes this machine back; None: it stays."""
+        """The reason why the provider takes this machine back; None: the machine stays."""
         return None if self._notices is None else self._notices.words()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -140,9 +142,12 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].obey(command)
         if self._signal is not None:
-            return  # who ends this process may end those of its runs, too: they were stopped
+            # The process that ends this agent may also end the runs' processes. Those were stopped
+            # already.
+            return
         if not self._link.up:
-            time.sleep(_TICK_S)  # without the bus, reading commands did not wait
+            # Without the bus, reading commands returns at once.
+            time.sleep(_TICK_S)
         self._look_after()
         if self._commands.started:
             self._checker.poll(idle=not self._busy())
@@ -172,7 +177,8 @@ class Agent:
 
     def _look_after(self) -> None:
         for run, supervisor in list(self._runs.items()):
-            self._beat()  # each may take a while: it drains a spool
+            # Polling a supervisor drains a spool, which may take a while.
+            self._beat()
             supervisor.poll()
             if self._shows:
                 if supervisor not in self._outputs:
@@ -210,7 +216,10 @@ class Agent:
         supervisor.start()
 
     def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
-        """Refuses the launch of a run that is here: who was cut off does not hear of its end."""
+        """Reject the launch of a run that is still here.
+
+        A resumed run is still here if this node was cut off from the control plane.
+        """
         if launch.attempt <= first.attempt:
             _log.error("run %s is here already; its second launch is ignored", run)
             return
@@ -226,19 +235,13 @@ class Agent:
         self._link.tell(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
-        """Gives up an ended run that goes on. Its new supervisor delivers what the spool holds."""
+        """Close an ended run before its new launch. The new supervisor delivers its spool."""
         for kept in (self._runs.pop(run, None), self._left_over.pop(run, None)):
             if kept is not None:
                 kept.close()
 
     def _opened(self, run: str, launch: Launch) -> tuple[Launch, Ranks]:
-        """The launch with its variables, and what the ranks get to take part on the bus.
-
-        Raises:
-            PacelineError: it is not for this agent.
-            SealError: it is not for this agent.
-            OSError: that it was obeyed cannot be noted.
-        """
+        """Return the launch with its decrypted environment, and the ranks' access to the bus."""
         session = self._link.session
         if not launch.sealed:
             return launch, Ranks(session.bus)
@@ -247,7 +250,8 @@ class Agent:
         secrets = unseal(launch.sealed, session.key)
         if not rundir.note_launch(rundir.directory_of(self._data, run), launch.sealed):
             raise _ReplayedError("its launch was sent once more, and is ignored")
-        bus = at_address(secrets.bus, session.bus)  # as this node reaches it
+        # The address by which this node reaches the bus.
+        bus = at_address(secrets.bus, session.bus)
         return msgspec.structs.replace(launch, env=secrets.env), Ranks(bus, secrets.key)
 
     def _heartbeat(self, left: bool = False) -> None:
@@ -262,11 +266,10 @@ class Agent:
         self._link.tell(state)
 
     def _busy(self) -> list[str]:
-        """The runs that have not ended here."""
         return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:
-        """Takes over runs whose agent or `paceline run` is gone and left something undelivered."""
+        """Deliver for runs whose agent or `paceline run` is gone and left something undelivered."""
         for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
             if run in self._runs or run in self._left_over or not directory.is_dir():
@@ -289,7 +292,8 @@ class Agent:
             _log.warning("%s; its runs leave it", why)
         for supervisor in self._runs.values():
             supervisor.stop(why, leaves=True)
-        deadline = None  # for telling it, once all have ended
+        # Limits the delivery once all runs have ended.
+        deadline = None
         while self._runs:
             self._look_after()
             ended = not any(supervisor.running for supervisor in self._runs.values())

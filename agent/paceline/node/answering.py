@@ -1,6 +1,6 @@
-"""A node's answers to what the control plane asks about its runs.
+"""A node's answers to questions of the control plane about its runs.
 
-A question is answered at once, in the agent's only thread: so each answer is bounded.
+The agent answers each question at once in its only thread, so each answer is bounded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
-    """Answers a question; False if nobody waits for the answer any more.
+    """Answer a question; return False if the control plane no longer waits for the answer.
 
-    Without a session nothing is answered: nobody could tell who has answered.
-
-    Args:
-        link: to the bus.
-        node: this one's name.
-        data: the data directory.
-        run: that the question is about.
-        ask: the question.
+    Without a session there is no answer, because the control plane could not verify its sender.
     """
     key = link.session.key
     if key is None:
@@ -46,7 +39,8 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
         fields: dict[bytes | str, bytes | str] = dict(entry.items())
         try:
             return bus.xadd(stream, fields, nomkstream=True) is not None  # type: ignore[arg-type]
-        except redis.exceptions.NoPermissionError as error:  # the worker has yet to allow it
+        # The worker process has not granted the right to this stream yet.
+        except redis.exceptions.NoPermissionError as error:
             _log.warning("a question about run %s cannot be answered yet: %s", run, error)
             return False
 
@@ -54,7 +48,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
 
 
 def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
-    """What there is to say; whatever is wrong with a run's files is an answer, too."""
+    """Compute the reply. A problem with a run's files is a reply, too."""
     try:
         directory = rundir.directory_of(data, run)
         record = rundir.read(directory / "run.json", Record)

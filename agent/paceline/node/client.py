@@ -1,4 +1,9 @@
-"""The server's REST API as the command line and the agent use it."""
+"""A client of the server's REST API, for the command line and the agent.
+
+Every call raises `PacelineError` if the server requires a token, or failed. Two subclasses are more
+specific: `InputError` if the server rejected the request, and `ServerUnreachable` if no server
+answers.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +21,21 @@ from paceline.node import tokens
 from paceline.wire import PROTOCOL_VERSION
 from paceline.wire.bus import CA_FILE
 
-TIMEOUT_S = 10.0  # of each call
-_PAGE = 500  # runs in an answer: the most that the server allows
+# Seconds for each call.
+TIMEOUT_S = 10.0
+# Runs per page: the most that the server allows.
+_PAGE = 500
 
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
-    """No working Paceline server answers at the address."""
+    """An error because no working Paceline server answers at the address."""
 
 
 class Client:
     """A connection to one server; a context manager.
 
-    Args:
-        server: base URL.
-        token: None: the one that a server on this machine keeps for its user.
-        timeout_s: of each call; None: `TIMEOUT_S`.
+    `token` None: the token that a server on this machine stores for its user. `timeout_s` limits
+    each call; None: `TIMEOUT_S`.
     """
 
     def __init__(
@@ -53,12 +58,12 @@ class Client:
             base_url=self.server,
             timeout=TIMEOUT_S if timeout_s is None else timeout_s,
             verify=verify,
-            trust_env=host
-            not in ("127.0.0.1", "::1", "localhost"),  # no proxy reaches our loopback
+            # A proxy cannot reach this machine's loopback interface.
+            trust_env=host not in ("127.0.0.1", "::1", "localhost"),
         )
 
     def twin(self, timeout_s: float | None = None) -> Client:
-        """Another connection to the same server, such as for another thread."""
+        """Return another connection to the same server, for example for another thread."""
         return Client(self.server, self._token, timeout_s)
 
     def call(
@@ -69,20 +74,9 @@ class Client:
         params: Mapping[str, Any] | None = None,
         if_match: str | None = None,
     ) -> Any:
-        """The JSON answer of a call below ``/api/v1``.
+        """Call a path below ``/api/v1`` and return the JSON answer.
 
-        Args:
-            method: of HTTP.
-            path: below ``/api/v1``.
-            body: JSON.
-            params: of the query.
-            if_match: a run's ETag that a change of it is meant for; ``*``: any.
-
-        Raises:
-            InputError: the server refused the request; the message holds the server's reason.
-            ServerUnreachable: nothing answers, the address is no Paceline server's, or the server's
-                database or bus is away.
-            PacelineError: the server wants a token, or failed.
+        `if_match` is the ETag of the run's revision to which a change applies; ``*``: any revision.
         """
         headers = self._headers() | ({} if if_match is None else {"If-Match": if_match})
         with self._translated():
@@ -98,15 +92,7 @@ class Client:
             ) from error
 
     def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        """The parts of an answer that may be long, or no JSON, as they come.
-
-        Args:
-            path: below ``/api/v1``.
-            params: of the query.
-
-        Raises:
-            PacelineError: as `call`.
-        """
+        """Yield the chunks of an answer that may be long, or no JSON, as they arrive."""
         request = self._http.build_request(
             "GET", f"/api/v1{path}", params=params, headers=self._headers()
         )
@@ -118,7 +104,6 @@ class Client:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """What no answer of a server stands behind."""
         try:
             yield
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
@@ -128,11 +113,11 @@ class Client:
             ) from error
 
     def _refuse_errors(self, answer: httpx.Response) -> None:
-        """Raises what an answer says is wrong; see `call`."""
         if not answer.is_error:
             return
         kind = answer.headers.get("content-type", "").partition(";")[0]
-        if kind != "application/problem+json":  # our server's errors all are
+        # All errors of a Paceline server have this type.
+        if kind != "application/problem+json":
             raise ServerUnreachable(
                 f"what answers at {self.server} is no Paceline server "
                 f"({answer.status_code} {answer.reason_phrase})"
@@ -147,12 +132,13 @@ class Client:
             raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise ServerUnreachable(f"the server {self.server} cannot work now: {reason}")
-        if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:  # a node does not answer the server
+        # A node does not answer the server.
+        if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:
             raise PacelineError(reason)
         raise PacelineError(f"the server failed: {reason}")
 
     def _headers(self) -> dict[str, str]:
-        # Looked up for each call: the server may start later, or again.
+        # The token is read for each call, because the server may start later, or restart.
         token = self._token or tokens.kept(self.server)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -164,37 +150,23 @@ class Client:
         body: Mapping[str, Any],
         revision: int | None = None,
     ) -> Any:
-        """The JSON answer of a call that changes a run as it is now, or as it was seen.
+        """Call a path that changes a run at its present or a given revision; return the answer.
 
-        Args:
-            method: of HTTP.
-            run: whole id.
-            what: the path below the run, such as ``policy``.
-            body: JSON.
-            revision: that the change is meant for; None: the present one.
-
-        Raises:
-            InputError: somebody else has changed the run meanwhile; or as `call`.
-            PacelineError: as `call`.
+        `what` is the path below the run, such as ``policy``. An InputError means also that another
+        client has changed the run meanwhile.
         """
         if revision is None:
             revision = self.revision(run)
         return self.call(method, f"/runs/{run}/{what}", body, if_match=f'"{revision}"')
 
     def revision(self, run: str) -> int:
-        """Return the present revision of a run, by its whole id.
-
-        Raises:
-            PacelineError: as `call`.
-        """
+        """Return the present revision of a run, by its whole id."""
         return int(self.call("GET", f"/runs/{run}")["revision"])
 
     def version(self) -> dict[str, Any]:
-        """``{version, protocol, id, bus}`` of a server that speaks our protocol version.
+        """Return ``{version, protocol, id, bus}`` of a server with this client's protocol version.
 
-        Raises:
-            ServerUnreachable: as `call`.
-            PacelineError: the server refuses the call, or speaks another protocol version.
+        Raise a PacelineError for a server with another protocol version.
         """
         try:
             answer = self.call("GET", "/version")
@@ -214,30 +186,19 @@ class Client:
         return dict(answer)
 
     def session(self, path: str) -> dict[str, Any]:
-        """Return credentials on the bus.
-
-        Args:
-            path: ``/nodes/{node}`` or ``/runs/{run}``.
-
-        Raises:
-            PacelineError: as `call`.
-        """
+        """Return credentials for the bus, for the path ``/nodes/{node}`` or ``/runs/{run}``."""
         return dict(self.call("POST", f"{path}/session"))
 
     def run(self, given: str) -> str:
-        """The whole id of a run.
+        """Return the whole id of a run, from the id or a prefix that no other run's id has.
 
-        Args:
-            given: the id, or a beginning that no other run's id has.
-
-        Raises:
-            InputError: no run's id begins with `given`, or several do; the message lists them.
-            PacelineError: as `call`.
+        If several ids begin with the prefix, the InputError lists them.
         """
         runid.checked(given)
         try:
             return str(self.call("GET", f"/runs/{given}")["id"])
-        except InputError:  # no run has this id
+        # No run has exactly this id.
+        except InputError:
             return runid.chosen(given, self._run_ids())
 
     def _run_ids(self) -> Iterator[str]:
@@ -250,7 +211,7 @@ class Client:
             query = {"limit": _PAGE, "cursor": page["next_cursor"]}
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Client:
@@ -268,7 +229,6 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _reason(problem: Any) -> str:
-    """The reason in an RFC 9457 problem, in one line."""
     if not isinstance(problem, dict):
         return str(problem)
     return str(problem.get("detail") or problem.get("title") or problem)

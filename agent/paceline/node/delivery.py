@@ -1,4 +1,8 @@
-"""Brings a run's states and spooled telemetry to the control plane."""
+"""Delivery of a run's states and spooled telemetry to the control plane.
+
+A supervisor or `paceline observe` creates a `Delivery` for its run. If that process is killed, an
+agent resumes the delivery later.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +23,28 @@ from paceline.node.rundir import Record
 from paceline.wire import NodeState, RunState, State
 
 _EVERY_S = 1.0
-_MEND_S = 60.0  # pause before a spool that cannot be read or deleted is tried again
-_ALIVE_S = 3.0  # between two signs of life of a run
-_DRAIN_S = 0.2  # then whoever looks after several runs has other things to do
-_MOST_WAITING = 20_000  # entries on the bus: the control plane cuts off a writer that floods it
+# Seconds before a spool that cannot be read or deleted is tried again.
+_MEND_S = 60.0
+# Seconds between two signs of life of a run.
+_ALIVE_S = 3.0
+# Seconds of draining at once, because an agent has other runs to serve.
+_DRAIN_S = 0.2
+# Entries on the bus. The control plane disconnects a writer that floods the bus.
+_MOST_WAITING = 20_000
 _log = logging.getLogger(__name__)
 
 
 class Delivery:
     """The undelivered states and telemetry of one run.
 
-    They are kept on disk and survive outages of the bus and the end of this process. A delivery
+    They are stored on disk and survive outages of the bus and the end of this process. A delivery
     holds the lock of the run's directory until `close`, so that no other process delivers, too.
-
-    Args:
-        directory: of the run, see `paceline.node.rundir`; made if missing.
-        record: the run and its states so far.
-        link: to the bus; None: there is no control plane, and nothing is delivered.
-        lock: on the directory, if the caller holds it already.
+    `link` None: there is no control plane, and nothing is delivered. `lock` is given if the caller
+    holds it already.
 
     Raises:
         OSError: the directory cannot be written.
-        BlockingIOError: another process looks after this run.
+        BlockingIOError: another process supervises this run.
     """
 
     def __init__(
@@ -50,25 +54,30 @@ class Delivery:
         self._lock = lock or _lock(directory)
         self.directory = directory
         self.record = record
-        self.sent = 0  # chunks of the spool
+        # Number of chunks of the spool that were sent.
+        self.sent = 0
         self._link = link
         self._next = self._alive_at = self._drain_at = 0.0
-        self._chunks: Iterator[tuple[Path, list[dict[bytes, bytes]]]] | None = None  # the rest
-        self._foreign = False  # the spool spoke for others, which is logged
-        self._saved = True  # `record`, on disk
+        # The chunks that are left to send.
+        self._chunks: Iterator[tuple[Path, list[dict[bytes, bytes]]]] | None = None
+        # True once entries about other runs were found in the spool and logged.
+        self._foreign = False
+        # True if `record` on disk is up to date.
+        self._saved = True
         self._save()
 
     @classmethod
     def resume(cls, directory: Path, link: Link) -> Delivery | None:
-        """Takes over a run whose process is gone, and reports the run's end if that is missing.
+        """Continue the delivery of a run whose process is gone.
 
-        Returns None if everything is delivered, if another process looks after the run, or if the
-        run belongs to another control plane.
+        Report the run's end if that is missing. Return None if everything is delivered, if another
+        process supervises the run, or if the run belongs to another control plane.
         """
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        except msgspec.DecodeError as error:  # after a power cut
+        # This happens after a power failure.
+        except msgspec.DecodeError as error:
             _log.error("%s is left alone as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
@@ -78,7 +87,8 @@ class Delivery:
             lock = _lock(directory)
         except BlockingIOError:
             return None
-        record = rundir.read(path, Record)  # the owner may have written before the lock was taken
+        # The previous owner may have written the record before the lock was taken.
+        record = rundir.read(path, Record)
         assert record is not None
         delivery = cls(directory, record, link, lock)
         if not delivery.ended:
@@ -89,12 +99,12 @@ class Delivery:
 
     @property
     def ended(self) -> bool:
-        """Whether the run's last state was reported, if not yet delivered."""
+        """True if the run's last state was reported, even if it is not yet delivered."""
         return bool(self.record.states) and self.record.states[-1].state.final
 
     @property
     def settled(self) -> bool:
-        """Whether the run is over, the control plane has everything about it, and that is kept."""
+        """True if the run is over, and its record on disk says that everything is delivered."""
         return self.record.settled and self._saved
 
     def report(
@@ -108,27 +118,25 @@ class Delivery:
         arrived: bool = False,
         at: float | None = None,
     ) -> RunState:
-        """Records a state and delivers it, at once if the bus is there.
+        """Record a state and deliver it, at once if the bus is available.
 
-        Args:
-            state, attempt, exit_code, message, arrived: as in `RunState`.
-            place: address and port, as there.
-            at: Unix time; None: now.
+        Arguments are those of `RunState`; `place` is its `address` and `port`. `at` None: now.
         """
         lost = spool.dropped(self.directory / "spool")
         node, at = self.record.node, time.time() if at is None else at
         entry = RunState(state, at, node, attempt, exit_code, message, lost, *place, arrived)
         self.record.states = [*self.record.states, entry]
-        self._chunks = None  # an end adds those that were open
+        # After the end of a run, open chunks are sent, too.
+        self._chunks = None
         self._save()
         self._next = 0.0
         self.pump()
         return entry
 
     def pump(self) -> None:
-        """Delivers states and telemetry, at most once a second. Call it often, until `settled`.
+        """Deliver states and telemetry, at most once a second. Call it often, until `settled`.
 
-        It also repeats the last state as a sign of life: the server takes a silent run for lost.
+        It also repeats the last state as a sign of life: the server considers a silent run lost.
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
@@ -140,10 +148,11 @@ class Delivery:
             return
         try:
             drained = self._drained(link)
-        except redis.RedisError:  # the link has said so
+        # The link has logged the outage.
+        except redis.RedisError:
             return
         before = record.delivered
-        # The end of a run comes after what its ranks had to say.
+        # The end of a run is delivered after all reports of its ranks.
         ready = len(record.states) - (ended and drained is False)
         while record.delivered < ready:
             if not link.tell(record.states[record.delivered], record.run):
@@ -159,20 +168,20 @@ class Delivery:
             self._save()
 
     def close(self) -> None:
-        """Releases the directory for other processes."""
+        """Release the directory for other processes."""
         self._lock.close()
 
     def _drained(self, link: Link) -> bool | None:
-        """Sends some of what is spooled; whether nothing is left. None: the spool is broken.
+        """Send some spooled entries; return True if nothing is left, None if the spool is broken.
 
-        Raises:
-            redis.RedisError: the bus is away.
+        Raise a RedisError during an outage of the bus.
         """
         if time.monotonic() < self._drain_at:
             return None
         try:
             nothing_left = link.attempt(self._drain)
-        except OSError as error:  # wait: trying again would send the same records again
+        # Retrying at once would send the same records again.
+        except OSError as error:
             self._drain_at = time.monotonic() + _MEND_S
             _log.error("the spool of run %s cannot be drained: %s", self.record.run, error)
             return None
@@ -187,7 +196,8 @@ class Delivery:
             return False
         directory = self.directory / "spool"
         rest = self._chunks or spool.chunks(directory, include_open=self.ended)
-        self._chunks = None  # after an error the files are listed anew
+        # After an error the files are listed again.
+        self._chunks = None
         enough_at = time.monotonic() + _DRAIN_S
         for path, entries in rest:
             pipeline = bus.pipeline(transaction=False)
@@ -205,7 +215,7 @@ class Delivery:
         return True
 
     def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
-        """What the spool says about this run: the script can write there, too."""
+        """Return the entries about this run: the script can write to the spool, too."""
         run = self.record.run
         own = [fields for fields in entries if _speaks_for(fields, run)]
         if len(own) < len(entries) and not self._foreign:
@@ -217,14 +227,15 @@ class Delivery:
         try:
             rundir.write(self.directory / "run.json", self.record)
             self._saved = True
-        except OSError as error:  # a full disk must not end training
+        # A full disk must not end training.
+        except OSError as error:
             if self._saved:
                 _log.error("the state of run %s cannot be kept: %s", self.record.run, error)
             self._saved = False
 
 
 def looked_after(directory: Path) -> bool:
-    """Whether a living process looks after the run of this directory."""
+    """Return True if a living process supervises the run of this directory."""
     if not directory.is_dir():
         return False
     try:
@@ -235,11 +246,15 @@ def looked_after(directory: Path) -> bool:
 
 
 def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
-    """Whether an entry is about this run: the script can write to the spool, and ingest believes
-    what comes from a node about all runs of that node."""
+    """Return True if an entry is about this run.
+
+    The script can write to the spool, and ingest accepts a node's entries about all runs of that
+    node.
+    """
     try:
         _, message = wire.decode(fields)
-    except wire.WireError:  # ingest rejects it, with the reason
+    # Ingest rejects the entry and records the reason.
+    except wire.WireError:
         return fields.get(b"run") == run.encode()
     return fields.get(b"run") == run.encode() and not isinstance(message, NodeState)
 

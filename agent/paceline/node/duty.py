@@ -1,4 +1,7 @@
-"""Looks after one run on a node that an engine started for it."""
+"""The duty of a node that an engine started for one run.
+
+The node takes part in the run until the control plane answers that the run no longer needs it.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,15 @@ from paceline.wire import State
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
-PATIENCE_S = 600.0  # without an answer, and without processes of the run: then the node goes
+# Seconds without an answer and without processes of the run until the node gives up.
+PATIENCE_S = 600.0
 
 
 class Duty:
-    """Asks the control plane for a part in a run, whenever the node has no processes of it.
+    """Membership of a node in one run: asks the control plane whether the run needs this node.
 
-    Args:
-        client: of the server.
-        run: its id.
-        node: this node's name.
-        host: what the engine calls this machine; empty: it does not say.
+    The agent asks while it has no processes of the run. `host` is the engine's name of this
+    machine; empty: unknown.
     """
 
     def __init__(self, client: Client, run: str, node: str, host: str = "") -> None:
@@ -33,10 +34,14 @@ class Duty:
         self._ask_at = 0.0
         self._answered_at = time.monotonic()
         self._problem = ""
-        self.exit_code = 1  # 0 once the run has finished, or the node was asked to leave it
+        # Becomes 0 once the run has finished, or the node was asked to leave it.
+        self.exit_code = 1
 
     def over(self) -> bool:
-        """Whether the node may go. Called often while it has nothing to do; asks now and then."""
+        """Return True if the node may end.
+
+        The agent calls this often while it has nothing to do; it asks the server every few seconds.
+        """
         if time.monotonic() < self._ask_at:
             return False
         self._ask_at = time.monotonic() + _ASK_S
@@ -44,7 +49,8 @@ class Duty:
             answer = self._client.call("POST", self._path, params=self._params)
         except ServerUnreachable as error:
             return self._unanswered(error)
-        except PacelineError as error:  # this node, or its token, is not wanted any more
+        # The server no longer accepts this node, or its token.
+        except PacelineError as error:
             _log.error("run %s: %s", self._run, error)
             return True
         self._answered_at, self._problem = time.monotonic(), ""
@@ -56,7 +62,7 @@ class Duty:
         return True
 
     def busy(self) -> None:
-        """Notes that the node has processes of the run."""
+        """Record that the node has processes of the run."""
         self._answered_at = time.monotonic()
 
     def _unanswered(self, error: PacelineError) -> bool:

@@ -1,4 +1,4 @@
-"""A connection to the bus; an outage of the bus is a result, not an exception."""
+"""A connection to the bus. An outage of the bus is a result, not an exception."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ T = TypeVar("T")
 class Link:
     """A connection to the bus; a context manager, for one thread.
 
-    While the bus is away, it is tried at most once a second.
-
-    Args:
-        session: URL, streams and key.
+    During an outage of the bus, the link retries at most once a second.
     """
 
     def __init__(self, session: Session) -> None:
@@ -36,12 +33,12 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Of the bus; it may hold a password."""
+        """URL of the bus; it may hold a password."""
         return self.session.bus
 
     @property
     def up(self) -> bool:
-        """Whether the bus took the last call."""
+        """True if the bus accepted the last call."""
         return not self._outage.active
 
     @property
@@ -50,7 +47,7 @@ class Link:
         return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
-        """The result of `call`, or None while the bus is away. `call` must not return None."""
+        """Return the result of `call`, which must not be None; None during an outage of the bus."""
         if self._outage.paused:
             return None
         try:
@@ -62,19 +59,19 @@ class Link:
         return result
 
     def address(self) -> str | None:
-        """This machine's address on the way to the bus, by which its neighbours reach it, too.
+        """Return this machine's address on the way to the bus; its neighbours reach it there, too.
 
-        It is the connection's own: no name is looked up. None while the bus is away.
+        It is the connection's own address, without a DNS lookup. None during an outage of the bus.
         """
         return self.attempt(_local_address)
 
     def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
-        """Publishes a message; returns whether the bus took it."""
+        """Publish a message; return True if the bus accepted it."""
         sent = self.attempt(lambda bus: publish(bus, self.session.reports, message, run))
         return sent is not None
 
     def move(self, session: Session) -> None:
-        """Moves the connection to another bus, or to another user of it."""
+        """Move the connection to another bus, or to another user of the same bus."""
         self.close()
         self._use(session)
 
@@ -90,7 +87,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> Link:
@@ -111,8 +108,9 @@ def _local_address(bus: redis.Redis) -> str:
 class Commands:
     """The commands of a session from now on, each returned once, also across outages of the bus.
 
-    What the control plane did not write is left out, if the session has a key. Several processes of
-    a node may read all commands: the agent, and each `paceline run` without a session of its own.
+    If the session has a key, entries that the control plane did not write are ignored. Several
+    processes of a node may read all commands: the agent, and each `paceline run` without its own
+    session.
     """
 
     def __init__(self, link: Link) -> None:
@@ -122,14 +120,14 @@ class Commands:
 
     @property
     def started(self) -> bool:
-        """Whether the bus has answered once. Commands from before this answer are ignored."""
+        """True if the bus has answered once. Commands from before this answer are ignored."""
         return self._last is not None
 
     def read(self, block_s: float) -> list[tuple[str, Command]]:
-        """New commands with their run ids; waits for the first. Empty while the bus is away.
+        """Return new commands with their run ids, waiting for the first one.
 
-        Args:
-            block_s: longest wait, below the connection's timeout of 2 s.
+        The list is empty during an outage of the bus. `block_s`, the longest wait, must be below
+        the connection's timeout of 2 s.
         """
         stream, key = self._link.session.obeys, self._link.session.key
         if self._last is None:

@@ -1,11 +1,12 @@
-"""Parts of a run's logs, read from the run's directory on its node.
+"""Reading and shortening a run's logs, in the run's directory on its node.
 
-Scripts can write to that directory, too. So whoever reads here follows no link, waits for no pipe,
-and looks at a bounded number of files.
+Scripts can write to that directory, too. So functions here follow no link, wait for no pipe, and
+read a bounded number of files.
 
-Ranks write to their logs directly, so that no reader can slow a rank down. The launcher keeps a log
-short while it grows (`shorten`): it gives the room of the log's middle back to the file system. The
-bytes that are left keep their offsets, so readers that continue from an offset notice only a gap.
+Ranks write to their logs directly, so that no reader can slow a rank down. The launcher limits the
+size of a growing log (`shorten`): it returns the disk space of the log's middle to the file system.
+The bytes that are left keep their offsets, so readers that continue from an offset notice only a
+gap.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from paceline.node import rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
 
-KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20  # bytes of a log; at its end up to twice as many
-_PUNCH_HOLE, _KEEP_SIZE = 2, 1  # modes of Linux's fallocate
+# Bytes of a log that are kept at its start and at its end; up to twice as many at the end.
+KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
+# Modes of Linux's fallocate.
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _BLOCK = 4096  # bytes
-_CHARACTER = 4  # bytes at most
+# bytes
+_CHARACTER = 4
 
-_MOST_ENTRIES = 10_000  # of a folder that are looked at
+# Entries of a folder that are read.
+_MOST_ENTRIES = 10_000
 _NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
 _OUTPUTS: tuple[Output, ...] = get_args(Output)
 
 
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
-    """The logs of a run on this node, the launcher's first, then those of the newest attempts.
+    """Return the logs of a run on this node: the launcher's, then those of the newest attempts.
 
-    Args:
-        directory: of the run.
-        from_attempt: none of the attempts before.
-
-    Raises:
-        OSError: the run's directory cannot be read.
+    Attempts before `from_attempt` are left out. Raise an OSError if the directory cannot be
+    read.
     """
     return list(islice(_files(directory, from_attempt), MOST_LOGS))
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Whether a log may grow is asked before its size: so what does not grow is whole."""
+    """Yield the logs; `may_grow` precedes the size, so a log that cannot grow is complete."""
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -65,13 +66,10 @@ def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
 
 
 def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
-    """A part of a log, of at most `wanted.limit` bytes.
+    """Return a part of a log, of at most `wanted.limit` bytes.
 
     An offset beyond the log's end gives an empty part at its end. A part that is counted from the
-    end does not begin within a character of UTF-8.
-
-    Raises:
-        OSError: the log is there and cannot be read.
+    end does not begin within a UTF-8 character. Raise an OSError if the log cannot be read.
     """
     attempt = None if wanted.rank is None else _chosen(directory, wanted)
     if wanted.rank is None:
@@ -80,7 +78,8 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    may_grow = _may_grow(directory, attempt)  # before the log is read: what does not grow is whole
+    # This is computed before the log is read, so a log that cannot grow is complete.
+    may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)
     except FileNotFoundError:
@@ -96,8 +95,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
 def shorten(path: Path) -> None:
     """Free the middle of a log that has grown too long; the rank may write to it meanwhile.
 
-    Raises:
-        OSError: the log cannot be written.
+    Raise an OSError if the log cannot be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -110,16 +108,16 @@ def shorten(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            os.ftruncate(handle, 0)  # the rank continues at its offset
+            # The rank continues at its offset.
+            os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
 
 def _free(handle: int, offset: int, length: int) -> None:
-    """Give the room of a part of a file back; the part then reads as zeros.
+    """Return the disk space of a part of a file, which then reads as zeros.
 
-    Raises:
-        OSError: with EOPNOTSUPP or ENOSYS where the system or the file system cannot do that.
+    An OSError has EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate64"):
@@ -130,20 +128,20 @@ def _free(handle: int, offset: int, length: int) -> None:
 
 
 def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
-    """Return the first range from an offset on that the file still has, as offset and end."""
+    """Return offset and end of the first range at or after an offset that the file still has."""
     try:
         begin = os.lseek(handle, offset, os.SEEK_DATA)
         end = min(size, os.lseek(handle, begin, os.SEEK_HOLE))
-    except OSError as error:  # ENXIO: only a gap is left; others: gaps are not known
+    # ENXIO: only a gap is left. Other errors: the file system does not report gaps.
+    except OSError as error:
         return (size, size) if error.errno == errno.ENXIO else (offset, size)
     if end < size and end - begin < _CHARACTER:
-        # A gap cuts a character: readers wait for its other bytes, which are gone.
+        # A gap cuts a character, whose other bytes are gone: a reader would wait for them forever.
         return _kept(handle, end, size)
     return begin, end
 
 
 def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
-    """Offset and bytes of a part."""
     from_end = wanted.lines is not None or wanted.offset < 0
     back = wanted.limit if wanted.lines is not None else -wanted.offset
     asked = max(0, size - back) if from_end else min(wanted.offset, size)
@@ -160,7 +158,6 @@ def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
 
 
 def _last_lines(data: bytes, lines: int, begin: int) -> int:
-    """Where the last lines begin; `begin` if there are fewer."""
     position = len(data) - data.endswith(b"\n")
     for _ in range(lines):
         position = data.rfind(b"\n", 0, position)
@@ -170,12 +167,12 @@ def _last_lines(data: bytes, lines: int, begin: int) -> int:
 
 
 def _character(data: bytes) -> int:
-    """Where the first character of UTF-8 begins: at most three bytes are of one before."""
+    """Return the position of the first UTF-8 character: after at most 3 bytes of another."""
     return next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
 
 
 def _chosen(directory: Path, wanted: ReadLog) -> int | None:
-    """The attempt that is wanted; None: this node never had the rank."""
+    """Return the requested attempt; None if this node never had the rank."""
     if wanted.attempt is not None:
         return wanted.attempt
     assert wanted.rank is not None
@@ -186,7 +183,7 @@ def _chosen(directory: Path, wanted: ReadLog) -> int | None:
 
 
 def _may_grow(directory: Path, attempt: int | None) -> bool:
-    """Whether processes of an attempt may still run; None: of any."""
+    """Return True if processes of an attempt may still run; with None, processes of any attempt."""
     record = rundir.read(directory / "run.json", Record)
     if record is None or (record.states and record.states[-1].state.final):
         return False
@@ -197,12 +194,12 @@ def _may_grow(directory: Path, attempt: int | None) -> bool:
 
 
 def attempts(directory: Path) -> list[int]:
-    """The attempts that ran on this node, the newest first."""
+    """Return the attempts that ran on this node, the newest first."""
     return sorted(numbers(directory / "logs", "attempt_"), reverse=True)
 
 
 def numbers(folder: Path, prefix: str) -> Iterator[int]:
-    """The numbers in the names of a folder's entries."""
+    """Yield the numbers in the names of a folder's entries."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in islice(entries, _MOST_ENTRIES):
             if (number := _NUMBER.fullmatch(entry.name)) and number[1] == prefix:
@@ -210,7 +207,6 @@ def numbers(folder: Path, prefix: str) -> Iterator[int]:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Of a regular file; None: there is none."""
     try:
         seen = path.lstat()
     except OSError:
@@ -219,18 +215,19 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def opened(directory: Path, path: Path) -> int:
-    """A regular file below a directory, with no link on the way.
+    """Open a regular file below a directory, without following links; return the descriptor.
 
     Raises:
-        FileNotFoundError: there is no such file, or it is something else.
-        OSError: it cannot be read.
+        FileNotFoundError: there is no file, or it is not a regular file.
+        OSError: the file cannot be read.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(directory, flags)
     for name in path.relative_to(directory).parts:
         try:
             inner = os.open(name, flags, dir_fd=handle)
-        except OSError as error:  # ELOOP: a link; ENXIO: a socket
+        # ELOOP: the name is a link. ENXIO: it is a socket.
+        except OSError as error:
             if isinstance(error, PermissionError):
                 raise
             raise FileNotFoundError(name) from error

@@ -1,4 +1,4 @@
-"""Describes this machine, for an agent's registration."""
+"""A description of this machine, for an agent's registration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.wire import NodeState
 
 
 def default_name() -> str:
-    """The node's name unless ``--node`` gives one."""
+    """Return the node's name unless ``--node`` gives one."""
     return socket.gethostname()
 
 
 def describe(name: str) -> NodeState:
-    """Cores that this process may use, memory in bytes, names of GPUs; without importing torch."""
+    """Describe this machine without importing torch: usable cores, memory in bytes, GPUs."""
     return NodeState(
         node=name,
         hostname=socket.gethostname(),
@@ -37,22 +37,21 @@ def describe(name: str) -> NodeState:
 
 
 def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use, at least 1.
+    """Return the number of cores that this process may use, at least 1.
 
-    A container has those of its affinity, and as much time of them as its quota gives (version 2 of
-    Linux's control groups).
-
-    Args:
-        own: the file that says in which control groups this process is.
-        groups: the folder of all control groups.
+    In a container, the affinity and the CPU quota limit the number. `own` lists the control groups
+    of this process and `groups` is the folder of all (version 2 of Linux's control groups).
     """
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    # Only Linux has this function.
+    affinity = getattr(os, "sched_getaffinity", None)
     number = len(affinity(0)) if affinity else psutil.cpu_count() or 1
     with suppress(OSError, ValueError):
         [path] = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::")]
         group = groups / path.lstrip("/")
-        while group.is_relative_to(groups):  # those above bind, too
-            with suppress(OSError, ValueError):  # the uppermost has no limit; "max" is none
+        # Limits of parent groups apply, too.
+        while group.is_relative_to(groups):
+            # The root group has no limit, and "max" means no limit.
+            with suppress(OSError, ValueError):
                 limit_us, period_us = map(int, (group / "cpu.max").read_text().split())
                 number = min(number, math.ceil(limit_us / period_us))
             group = group.parent
@@ -60,11 +59,7 @@ def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cg
 
 
 def processor(described: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's model, or at least its architecture.
-
-    Args:
-        described: the file in which Linux describes its processors.
-    """
+    """Return the CPU's model from Linux's description, or at least its architecture."""
     with suppress(OSError, UnicodeDecodeError):
         for line in described.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -74,24 +69,22 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def address_towards(address: str) -> str:
-    """This machine's address on the way to another.
+    """Return this machine's address on the way to another machine's IP address.
 
-    Args:
-        address: a number, no name.
-
-    Raises:
-        OSError: there is no way to it, or it is a name.
+    Raise an OSError if there is no route to the address, or if it is a name.
     """
-    flags = socket.AI_NUMERICHOST  # a name might take long to be looked up
+    # A DNS lookup of a name might take long.
+    flags = socket.AI_NUMERICHOST
     ways = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM, flags=flags)
     family, kind, _, _, place = ways[0]
-    with socket.socket(family, kind) as probe:  # connecting a datagram socket sends nothing
+    # Connecting a datagram socket sends nothing.
+    with socket.socket(family, kind) as probe:
         probe.connect(place)
         return str(probe.getsockname()[0])
 
 
 def gpus() -> list[str]:
-    """Names of the NVIDIA GPUs; none without a driver."""
+    """Return the names of the NVIDIA GPUs; empty without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -100,7 +93,8 @@ def gpus() -> list[str]:
         capture_output=True,
         text=True,
         timeout=30,
-        check=False,  # fails without a loaded driver: then there is no GPU to use
+        # Without a loaded driver the tool fails, and no GPU can be used.
+        check=False,
     )
     if answer.returncode != 0:
         return []

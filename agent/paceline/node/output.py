@@ -1,4 +1,4 @@
-"""Shows what rank 0 prints where somebody has started a run."""
+"""Copying of rank 0's output to the terminal in which an operator started a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Writer = Callable[[IO[bytes]], Callable[[bytes], None]]
 
 
 def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
-    """A function that writes to a stream at once."""
+    """Return a function that writes to a stream and flushes it."""
 
     def copy(data: bytes) -> None:
         stream.write(data)
@@ -27,11 +27,9 @@ def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
 
 
 class Output:
-    """Copies rank 0's output to this process's, attempt after attempt, where rank 0 is here.
+    """A copier of rank 0's output to this process's, if rank 0 is on this node.
 
-    Args:
-        directory: of the run.
-        writer: gives for a standard stream of this process what writes to it; None: `copying`.
+    `writer` returns a write function for a standard stream of this process; None: `copying`.
     """
 
     def __init__(self, directory: Path, writer: Writer | None = None) -> None:
@@ -42,14 +40,12 @@ class Output:
         ]
 
     def pump(self, attempt: int) -> None:
-        """Copies what is new."""
+        """Copy the new output."""
         for copy in self._copies:
             copy.pump(attempt)
 
 
 class _Copy:
-    """Copies one output stream of rank 0, attempt after attempt."""
-
     def __init__(self, directory: Path, stream: str, write: Callable[[bytes], None]) -> None:
         self._directory = directory
         self._stream = stream
@@ -59,7 +55,6 @@ class _Copy:
         self._broken = False
 
     def pump(self, attempt: int) -> None:
-        """Copies the new output."""
         self._copy()
         if attempt != self._attempt or self._file is None:
             path = rundir.rank_log(self._directory, attempt, 0, self._stream)
@@ -75,6 +70,7 @@ class _Copy:
             return
         try:
             self._write(new)
-        except OSError as error:  # a full disk, or a reader that has gone: training goes on
+        # A full disk, or a reader that is gone, must not end training.
+        except OSError as error:
             self._broken = True
             _log.warning("what rank 0 prints is not shown any more, and is in its log: %s", error)

@@ -1,4 +1,8 @@
-"""Files that only their owner may read: databases, logs, spools and tokens hold secrets."""
+"""Permissions of files that hold secrets: databases, logs, spools and tokens.
+
+The command line calls `files` at its start; options that name secret files go through `secret` or
+`check`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ from pathlib import Path
 
 from paceline.core.errors import InputError, PacelineError
 
-OTHERS = 0o077  # permission bits of everybody but the owner
+# Permission bits of all users except the owner.
+OTHERS = 0o077
 
-_given = -1  # the user's own umask; -1: `files` was not called, and nothing has changed
+# The user's own umask; -1: `files` was not called, and nothing has changed.
+_given = -1
 
 
 def files() -> None:
-    """From now on what this process makes is its user's alone: 0600, directories 0700."""
+    """Restrict files that this process creates to its user: 0600, directories 0700."""
     global _given
     before = os.umask(OTHERS)
     if _given == -1:
@@ -22,18 +28,15 @@ def files() -> None:
 
 
 def given_umask() -> int:
-    """The umask for programs of the user, for `subprocess.Popen`: what they make is theirs."""
+    """Return the user's own umask, for programs that `subprocess.Popen` starts for the user."""
     return _given
 
 
 def check_data(folder: Path) -> None:
-    """Refuse a data directory in which another user may have planted something.
+    """Reject a data directory in which another user may have planted something.
 
-    The directory, what lies in it, and what lies in its `bus` and `runs` must belong to this user
-    or to root. Below that, only who owns those directories can have made anything.
-
-    Args:
-        folder: the data directory; nothing is refused if it does not exist.
+    The directory, its entries, and the entries of its `bus` and `runs` must belong to this user or
+    to root. Below that, only the owners of those directories can have created anything.
 
     Raises:
         PacelineError: another user owns one of them.
@@ -47,7 +50,8 @@ def check_data(folder: Path) -> None:
     for path in entries:
         try:
             owner = path.lstat().st_uid
-        except FileNotFoundError:  # removed meanwhile by a process of this data directory
+        # A process of this data directory has removed it meanwhile.
+        except FileNotFoundError:
             continue
         if owner not in (0, os.geteuid()):
             raise PacelineError(
@@ -64,14 +68,9 @@ def _name(owner: int) -> str:
 
 
 def secret(option: str, path: Path) -> str:
-    """The secret in a file: its text without the white space around it.
+    """Return the secret in a file, without surrounding white space; `option` names the file.
 
-    Args:
-        option: that names the file, for messages.
-        path: of the file.
-
-    Raises:
-        InputError: it cannot be read, is empty, or others may read it.
+    Raise an InputError if the file is empty, or as `check`.
     """
     check(option, path)
     if text := path.read_text().strip():
@@ -80,11 +79,7 @@ def secret(option: str, path: Path) -> str:
 
 
 def check(option: str, path: Path) -> None:
-    """Refuses a file that cannot be read, or that others may read.
-
-    Raises:
-        InputError: the message names the option and the file.
-    """
+    """Raise an InputError if a file cannot be read, or if other users may read it."""
     try:
         mode = path.stat().st_mode
         with path.open("rb"):

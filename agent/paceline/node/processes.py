@@ -8,32 +8,28 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # not after a fork: it takes locks
+# Loaded here and not after a fork, because loading takes locks.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies (Linux; elsewhere a no-op).
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a no-op).
 
-    For ``preexec_fn``. Otherwise an orphaned rank would train on, and an orphaned server would keep
-    its port. The kernel watches the parent *thread*: start children from a thread that lives as
-    long as they should.
+    For ``preexec_fn``. Otherwise an orphaned rank would continue to train, and an orphaned server
+    would keep its port. The kernel watches the parent *thread*: start children from a thread that
+    lives as long as they should.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reserved_port(port: int = 0) -> socket.socket:
-    """A free port of all interfaces that nobody else gets while this socket is open.
+    """Reserve a port of all interfaces while the returned socket is open; 0: any free port.
 
-    A server that listens there can be started meanwhile, if it sets SO_REUSEADDR as most do. The
-    kernel gives the port to nobody who asks for any free one, nor to outgoing connections. A port
-    that is only looked up may be another process's a moment later.
-
-    Args:
-        port: to reserve; 0: any free one.
-
-    Raises:
-        OSError: it is not free.
+    A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
+    The kernel assigns the port neither to processes that request any free port, nor to outgoing
+    connections. Without a reservation, another process might take the port a moment later. This
+    raises an OSError if the port is not free.
     """
     both = socket.has_dualstack_ipv6()
     reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
@@ -49,5 +45,5 @@ def reserved_port(port: int = 0) -> socket.socket:
 
 
 def number_of(reserved: socket.socket) -> int:
-    """The number of a reserved port."""
+    """Return the number of a reserved port."""
     return int(reserved.getsockname()[1])

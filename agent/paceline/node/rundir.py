@@ -4,14 +4,14 @@
     ``run.json``       `Record`: what the supervisor reported, and whether the control plane has it
     ``launcher.json``  `LauncherStatus`
     ``launcher.log``   what the launcher prints
-    ``arrived``        the launcher of one of several nodes is where they meet
+    ``arrived``        the launcher of one of several nodes has reached the rendezvous
     ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
     ``spool/``         telemetry that the bus did not take
-    ``memory/``        what ranks learned of their memory, see `paceline.train.amounts.memory`
+    ``memory/``        ranks' memory limits, see `paceline.train.amounts.memory`
     ``ended.json``     `EndedRanks`
-    ``launches``       which launches were obeyed: none is obeyed twice
-    ``lock``           held by the process that looks after the run
+    ``launches``       launches that were obeyed: none is obeyed twice
+    ``lock``           held by the process that supervises the run
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from paceline.wire import RunState
 T = TypeVar("T")
 
 _TAIL_BYTES = 65536
-_SHOWN = 2000  # most characters of a log in a run's message
+# Characters of a log in a run's message.
+_SHOWN = 2000
 
 
 class LauncherStatus(msgspec.Struct, frozen=True):
@@ -42,24 +43,30 @@ class LauncherStatus(msgspec.Struct, frozen=True):
 
     attempt: int
     exit_code: int | None = None
-    message: str | None = None  # of a failure: of this attempt, or of the one before it
-    ended_at: float | None = None  # Unix time at which the ranks had ended; None: they have not
+    # Message of a failure in this attempt or in the previous one.
+    message: str | None = None
+    # Unix time at which the ranks had ended; None: they have not.
+    ended_at: float | None = None
 
 
 class Record(msgspec.Struct):
-    """A run's life as its supervisor reported it."""
+    """The states of a run as its supervisor reported them."""
 
     run: str
     node: str
-    supervisor: str  # "agent" or "paceline run"
-    control: str  # the control plane to deliver to: its id, or its bus's address
+    # "agent" or "paceline run".
+    supervisor: str
+    # The control plane to deliver to: its id, or its bus's address.
+    control: str
     states: list[RunState] = []
-    delivered: int = 0  # how many of `states` the bus took
-    settled: bool = False  # the run is over, all states are delivered and the spool is empty
+    # Number of `states` that the bus accepted.
+    delivered: int = 0
+    # True if the run is over, all states are delivered and the spool is empty.
+    settled: bool = False
 
 
 class EndedRanks(msgspec.Struct, frozen=True):
-    """Ranks that were ended because they held up the others."""
+    """Ranks that were ended because they blocked the others."""
 
     attempt: int
     ranks: list[int]
@@ -67,13 +74,13 @@ class EndedRanks(msgspec.Struct, frozen=True):
 
 
 def default_data() -> Path:
-    """The data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
+    """Return the data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "paceline"
 
 
 def open_data(path: Path) -> Path:
-    """Makes a data directory, or checks that it is usable; returns its absolute path.
+    """Create a data directory, or check that it is usable; return its absolute path.
 
     Raises:
         PacelineError: the directory cannot be written, or another user owns something in it.
@@ -97,21 +104,15 @@ def open_data(path: Path) -> Path:
 
 
 def directory_of(data: Path, run: str) -> Path:
-    """A run's directory in a data directory.
-
-    Raises:
-        InputError: `run` is no run's id; as a path it could lead anywhere.
-    """
+    """Return a run's directory; reject an invalid id, which could lead anywhere as a path."""
     return data / "runs" / runid.checked(run)
 
 
 def note_launch(directory: Path, sealed: bytes) -> bool:
-    """Notes a launch of a run in its directory; False if it is noted already.
+    """Record a launch of a run in its directory; return False if it is recorded already.
 
-    No two launches have the same seal. Whoever can write to the bus may send an old one again.
-
-    Raises:
-        OSError: it cannot be written.
+    No two launches have the same encrypted secrets. A program that can write to the bus may send an
+    old launch again.
     """
     name = hashlib.sha256(sealed).hexdigest()
     path = directory / "launches"
@@ -124,29 +125,25 @@ def note_launch(directory: Path, sealed: bytes) -> bool:
 
 
 def note_arrival(directory: Path) -> None:
-    """Notes that this node's launcher is where those of several nodes meet."""
+    """Record that this node's launcher has reached the rendezvous of several nodes."""
     # A full disk must not end training.
     with contextlib.suppress(OSError):
         (directory / "arrived").touch()
 
 
 def forget_launcher(directory: Path) -> None:
-    """Deletes what an earlier launcher wrote, of a run that goes on.
-
-    Raises:
-        OSError: it cannot be deleted.
-    """
+    """Delete the files of an earlier launcher before a run is resumed."""
     for name in ("launcher.json", "arrived", "reform"):
         (directory / name).unlink(missing_ok=True)
 
 
 def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:
-    """The file that a rank's `stream` ("stdout", "stderr") goes to."""
+    """Return the file of a rank's `stream` ("stdout", "stderr")."""
     return directory / "logs" / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
 
 
 def tail(log: Path) -> str:
-    """The end of a rank's log, without the prefix that torch.distributed puts on lines."""
+    """Return the end of a rank's log, without the prefix that torch.distributed puts on lines."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -157,9 +154,9 @@ def tail(log: Path) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a log, for a run's message: at most 2,000 characters.
+    """Return the last lines of a log, for a run's message: at most 2,000 characters.
 
-    Of a line that was written over, for example a progress bar, only the last version is kept.
+    Of a line that was overwritten, such as a progress bar, only the last version is kept.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail(log).strip().split("\n")]
     text = "\n".join(lines)
@@ -170,9 +167,9 @@ def last_lines(log: Path) -> str:
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
-    """Replaces a JSON file atomically: a reader sees the old file or the new one.
+    """Replace a JSON file atomically: a reader sees the old file or the new one.
 
-    Only its owner reads it, also where a rank writes it, which has the user's umask.
+    Only its owner may read it, even if a rank, which has the user's umask, writes it.
     """
     temporary = path.with_suffix(".tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -182,10 +179,9 @@ def write(path: Path, value: msgspec.Struct) -> None:
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """The value in a JSON file; None if there is no file.
+    """Return the value in a JSON file; None if there is no file.
 
-    Raises:
-        msgspec.ValidationError: the file holds another kind of value.
+    Raise a ValidationError if the file holds another kind of value.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,4 +1,7 @@
-"""How an agent or `paceline run` takes part on the bus: with which URL, stream and key."""
+"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` takes part.
+
+Functions that call the server raise `PacelineError` as `Client.call` does.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,30 @@ from paceline.wire.bus import at_address, connect, is_loopback
 
 @dataclass(frozen=True)
 class Session:
-    """What a control plane gives to a node or a run.
+    """Access of a node or a run to the bus, as the control plane grants it.
 
     An agent that got a URL of the bus with a password has no key. It reports on TELEMETRY, and
-    nothing that it reads carries a MAC.
+    entries that it reads carry no MAC.
     """
 
-    control: str  # identifies the control plane: its id, or its bus's address
-    bus: str = field(repr=False)  # URL
-    reports: str  # the stream to write to
-    obeys: str  # the stream to read commands from
+    # Identifies the control plane: its id, or its bus's address.
+    control: str
+    # URL.
+    bus: str = field(repr=False)
+    # The stream to write to.
+    reports: str
+    # The stream to read commands from.
+    obeys: str
     key: bytes | None = field(repr=False)
 
 
 def of_node(client: Client, node: str, address: str | None = None) -> Session:
-    """The session of a node's agent.
+    """Request the session of a node's agent.
 
-    Args:
-        client: of the server.
-        node: its name.
-        address: URL of the bus as this node reaches it; None: as the server does.
-
-    Raises:
-        PacelineError: as `Client.call`.
+    `address` is the URL of the bus as this node reaches it; None: the URL that the server gives.
     """
-    info = client.version()  # refuses a server of another protocol
+    # This call rejects a server with another protocol version.
+    info = client.version()
     if address is None:
         check_bus(client, info)
     answer = client.session(f"/nodes/{node}")
@@ -50,15 +52,7 @@ def of_node(client: Client, node: str, address: str | None = None) -> Session:
 
 
 def of_run(client: Client, run: str) -> Session:
-    """The session of a run in the foreground.
-
-    Args:
-        client: of the server.
-        run: registered there.
-
-    Raises:
-        PacelineError: as `Client.call`.
-    """
+    """Request the session of a run in the foreground, which is registered at the server."""
     info = client.version()
     check_bus(client, info)
     answer = client.session(f"/runs/{run}")
@@ -67,22 +61,19 @@ def of_run(client: Client, run: str) -> Session:
 
 
 def check_bus(client: Client, info: Mapping[str, Any]) -> None:
-    """Refuses a bus that listens on another machine's loopback.
+    """Raise ServerUnreachable for a bus that listens on another machine's loopback interface.
 
-    Args:
-        client: of the server.
-        info: what `Client.version` says.
-
-    Raises:
-        ServerUnreachable: its bus is out of reach.
+    `info` is the result of `Client.version`.
     """
     bus, server = urlsplit(info["bus"]).hostname, urlsplit(client.server).hostname
     if not is_loopback(bus or "") or is_loopback(server or ""):
         return
-    try:  # the server's address may also be another name of this machine
+    # The server's address may also be another name of this machine.
+    try:
         with connect(info["bus"]) as tried:
             tried.ping()
-    except redis.AuthenticationError:  # our account shows no password, and a bus answers
+    # The URL in `info` has no password, and a bus answers.
+    except redis.AuthenticationError:
         return
     except redis.RedisError as error:
         raise ServerUnreachable(
@@ -92,12 +83,10 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
 
 
 def without(control_plane: str, bus: str, node: str) -> Session:
-    """Return what an agent has that no server gives a session: a URL, and no key.
+    """Return the session of an agent without a server: a URL, and no key.
 
-    Args:
-        control_plane: identifies it.
-        bus: URL, with a user who may do everything that agents and ranks do.
-        node: this machine's name.
+    `control_plane` identifies the control plane. The URL's user must have all rights of agents and
+    ranks.
     """
     return Session(control_plane, bus, TELEMETRY, commands(node), None)
 

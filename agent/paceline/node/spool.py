@@ -1,10 +1,10 @@
-"""Telemetry that the bus did not take, in bounded files on the node until it can be sent.
+"""Telemetry that the bus did not accept, in bounded files on the node until it can be sent.
 
 A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
 are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
-straight to the kernel. They survive the end of the process, but not a power cut.
+straight to the kernel. They survive the end of the process, but not a power failure.
 
-The training script can write to the directory, too. So whoever drains it believes nothing there.
+The training script can write to the directory, too. So readers validate everything in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 CHUNK_AGE_S = 1.0
-MOST_BYTES = 1 << 30  # of a chunk with one great record; what follows is not read
+# Bytes that are read of a chunk; one large record may make it exceed `CHUNK_BYTES`.
+MOST_BYTES = 1 << 30
 MOST_DROPPED = 2**53
 
 _HEAD = struct.Struct("<II")
@@ -38,8 +39,8 @@ class Spool:
     """One writer's bounded spool. For one thread.
 
     Args:
-        directory: shared by the writers of a run; made with the first record.
-        name: of this writer, unique in the directory; letters, digits and dashes.
+        directory: shared by the writers of a run; created with the first record.
+        name: name of this writer, unique in the directory; letters, digits and dashes.
         limit_bytes: most bytes of this writer that wait to be drained.
     """
 
@@ -53,17 +54,14 @@ class Spool:
         self._open_bytes = 0
         self._open_records = 0
         self._closed_bytes = 0
-        self.lost = 0  # records in chunks whose files were deleted before they were closed
+        # Records in chunks whose files were deleted before they were closed.
+        self.lost = 0
 
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
-        """Stores the fields of a bus entry; False if the disk or the spool is full.
+        """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        Args:
-            fields: of the entry.
-            records: number of records in the entry, for `lost`.
-
-        Raises:
-            OSError: the directory cannot be written.
+        `lost` counts the `records` in the entry. Raise an OSError if the directory cannot be
+        written.
         """
         body = _encoder.encode(fields)
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -76,10 +74,12 @@ class Spool:
             self._part.touch(0o600, exist_ok=False)
             self._file = self._part.open("ab", buffering=0)
             self._opened_at, self._open_bytes, self._open_records = time.monotonic(), 0, 0
-        if self._file.write(record) < len(record):  # the disk is full
+        # A short write means that the disk is full.
+        if self._file.write(record) < len(record):
             try:
                 self._file.truncate(self._open_bytes)
-            finally:  # records after a torn record would not be read
+            # Records after a torn record would not be read.
+            finally:
                 self.close()
             return False
         self._open_bytes += len(record)
@@ -89,22 +89,24 @@ class Spool:
     def _fits(self, size: int) -> bool:
         if self._closed_bytes + self._open_bytes + size <= self._limit_bytes:
             return True
-        self._closed_bytes = 0  # count again: chunks may have been drained
+        # Chunks may have been drained since the last count.
+        self._closed_bytes = 0
         for path in self._directory.glob(f"*.{self._name}.spool"):
             try:
                 self._closed_bytes += path.stat().st_size
-            except FileNotFoundError:  # drained between listing and looking
+            # The chunk was drained between listing and reading its size.
+            except FileNotFoundError:
                 continue
         return self._closed_bytes + self._open_bytes + size <= self._limit_bytes
 
     def roll(self, coming: int = 0) -> None:
-        """Closes the open chunk if it is old, or too large with `coming` more bytes."""
+        """Close the open chunk if it is old, or too large with `coming` more bytes."""
         old = time.monotonic() - self._opened_at >= CHUNK_AGE_S
         if self._file is not None and (old or self._open_bytes + coming > CHUNK_BYTES):
             self.close()
 
     def close(self) -> None:
-        """Closes the open chunk, so that it can be drained. The next `append` opens another.
+        """Close the open chunk, so that it can be drained. The next `append` opens another.
 
         A chunk that cannot be renamed is drained after its writer has ended. A chunk whose file was
         deleted is counted in `lost`.
@@ -124,7 +126,7 @@ class Spool:
             logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
-        """Writes down how many records this writer has lost so far, for `dropped`."""
+        """Record how many records this writer has lost so far, for `dropped`."""
         self._directory.mkdir(0o700, parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))
@@ -132,12 +134,13 @@ class Spool:
 
 
 def dropped(directory: Path) -> int:
-    """Records that the writers of a directory have lost, because their spools were full."""
+    """Return the number of records that a directory's writers lost to full spools."""
     count = 0
     for path in directory.glob("*.dropped"):
         try:
             count += int(_read(path) or 0)
-        except (OSError, ValueError) as error:  # report the run without this count
+        # The run is reported without this count.
+        except (OSError, ValueError) as error:
             logger.error("%s is left out: %s", path, error)
     return min(max(count, 0), MOST_DROPPED)
 
@@ -145,13 +148,11 @@ def dropped(directory: Path) -> int:
 def chunks(
     directory: Path, *, include_open: bool = False
 ) -> Iterator[tuple[Path, list[dict[bytes, bytes]]]]:
-    """The files of all chunks and their entries, oldest first. Delete each file once it is sent.
+    """Yield the files of all chunks and their entries, oldest first.
 
-    What a file holds after a record that is torn or is no entry is logged and left out.
-
-    Args:
-        directory: of the writers; may be missing.
-        include_open: also open chunks; only if the writers have ended.
+    The caller deletes each file once it is sent. The rest of a file after a torn or invalid record
+    is logged and left out. Set `include_open` only if the writers have ended. The directory may be
+    missing.
     """
     paths = list(directory.glob("*.spool"))
     if include_open:
@@ -171,22 +172,11 @@ def drain(
     *,
     include_open: bool = False,
 ) -> int:
-    """Sends all spooled entries, oldest chunk first, and deletes each chunk after sending it.
+    """Send all spooled entries, oldest chunk first; return their number.
 
-    If the process is killed or `send` raises, the whole chunk is sent again next time. A record
-    that a crash tore ends its chunk; it is logged and left out. What is no file is deleted, folders
-    stay.
-
-    Args:
-        directory: of the writers; may be missing.
-        send: takes the fields of one bus entry.
-        include_open: as in `chunks`.
-
-    Returns:
-        Number of entries sent.
-
-    Raises:
-        Exception: any error of `send`.
+    Each chunk is deleted after sending it. If the process is killed or `send` raises any error, the
+    whole chunk is sent again next time. Torn records and `include_open`: as in `chunks`. Entries
+    that are not regular files are deleted, except folders.
     """
     sent = 0
     for path, entries in chunks(directory, include_open=include_open):
@@ -198,11 +188,12 @@ def drain(
 
 
 def _read(path: Path) -> bytes:
-    """What a file holds; nothing if it is no file: a pipe or a device might never end."""
+    """Read a regular file; return nothing for a pipe or a device, which might never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+        # The path is a link, or a socket.
+        if error.errno in (errno.ELOOP, errno.ENXIO):
             return b""
         raise
     with os.fdopen(descriptor, "rb") as file:
@@ -210,7 +201,7 @@ def _read(path: Path) -> bytes:
 
 
 def _records(data: bytes) -> tuple[list[dict[bytes, bytes]], int]:
-    """The whole records at the beginning of a chunk, and how many bytes follow them."""
+    """Return the complete records at the start of a chunk, and the number of bytes after them."""
     whole = []
     start = 0
     while start + _HEAD.size <= len(data):
@@ -220,7 +211,8 @@ def _records(data: bytes) -> tuple[list[dict[bytes, bytes]], int]:
             break
         try:
             whole.append(_decoder.decode(body))
-        except msgspec.DecodeError:  # whoever wrote this is not ours: scripts can write here, too
+        # Another program wrote this record: scripts can write here, too.
+        except msgspec.DecodeError:
             break
         start += _HEAD.size + size
     return whole, len(data) - start

@@ -1,4 +1,8 @@
-"""One run on this node, from its first process to the report of its end."""
+"""One run on this node, from its first process to the report of its end.
+
+An agent or `paceline run` creates a `Supervisor` for each launch and polls it. The supervisor
+starts a launcher process (`elastic.launcher`), which starts the ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,10 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
-_KILL_AFTER_S = 28.0  # the launcher gives its ranks 25 s
-# Our own variables that ranks get from this process. Others hold secrets, such as a token, or are
-# set by the supervisor.
+# The launcher gives its ranks 25 s.
+_KILL_AFTER_S = 28.0
+# Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
+# token, or are set by the supervisor.
 _PASSED_ON = (
     "PACELINE_CA_FILE",
     "PACELINE_EMULATE",
@@ -39,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 def check(launch: Launch) -> None:
-    """Refuses a launch that cannot work.
+    """Reject a launch that cannot work.
 
     Raises:
         InputError: script or working directory is missing, there are no ranks, a text holds a NUL
-            character, or a driver is to run on several nodes.
+            character, or a driver should run on several nodes.
     """
     for name in launch.env:
         if not name or "=" in name:
@@ -76,27 +81,29 @@ def check(launch: Launch) -> None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a run's ranks get to take part on the bus."""
+    """The ranks' access to the bus."""
 
-    bus: str = field(repr=False)  # URL
-    key: bytes | None = field(default=None, repr=False)  # for MACs; None: there is no session
+    # URL.
+    bus: str = field(repr=False)
+    # Key for MACs; None: there is no session.
+    key: bytes | None = field(default=None, repr=False)
 
 
 class Supervisor:
-    """Starts a run's launcher, watches it, reports, and ends it.
+    """The launcher process of a run on this node: started, polled, reported and ended here.
 
     No method blocks: call `poll` a few times a second until `settled`. Make all calls from one
     thread that lives as long as the run, because the kernel ends the launcher with this thread.
 
     Args:
         launch: what to run.
-        data: the data directory, in which the run's directory is made.
+        data: the data directory, in which the run's directory is created.
         record: the run and its supervisor.
-        link: to the bus; None: the ranks train without a control plane and nothing is reported.
-        ranks: what the ranks get of the bus; None: what the link has.
+        link: connection to the bus; None: ranks train without a control plane, nothing is reported.
+        ranks: the ranks' access to the bus; None: the same as the link's.
 
     Raises:
-        InputError: as `check`; or the record's run is no run's id.
+        InputError: as `check`; or the record's run is no valid run id.
         OSError: the run's directory cannot be written.
     """
 
@@ -112,25 +119,28 @@ class Supervisor:
         self.run = record.run
         self.directory = rundir.directory_of(data, record.run)
         self.delivery = Delivery(self.directory, record, link)
-        self.last: RunState | None = None  # the newest report
+        # The newest report.
+        self.last: RunState | None = None
         self._launch = launch
         self._link = link
         self._ranks = ranks or (Ranks(link.url, link.session.key) if link is not None else None)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._stopping: str | None = None
         self._kill_at = 0.0
-        self._reached = 0  # the launcher's last attempt, which may have been too short to be told
+        # The launcher's last attempt, which may have been too short to be reported.
+        self._reached = 0
         self._ending: Ending | None = None
-        self._door: socket.socket | None = None  # until the launchers of several nodes meet
+        # Open until the launchers of several nodes start their rendezvous.
+        self._door: socket.socket | None = None
 
     @property
     def running(self) -> bool:
-        """Whether the run has not ended."""
+        """True if the run has not ended."""
         return not self.delivery.ended
 
     @property
     def settled(self) -> bool:
-        """Whether the run has ended and nothing is left to deliver."""
+        """True if the run has ended and nothing is left to deliver."""
         return self.delivery.settled or (self._link is None and not self.running)
 
     @property
@@ -140,9 +150,10 @@ class Supervisor:
         return max(reported, self._reached)
 
     def start(self) -> None:
-        """Starts the processes; a launcher that cannot be started is a failed run.
+        """Start the processes; if the launcher cannot be started, the run fails.
 
-        On one of several nodes the launcher starts when the control plane says where they meet.
+        On one of several nodes the launcher starts when the control plane sends the rendezvous
+        address.
         """
         try:
             if self._launch.nodes_max > 1:
@@ -152,15 +163,17 @@ class Supervisor:
             else:
                 self.last = self.delivery.report(State.STARTING, self._launch.attempt)
                 self._start()
-        except (OSError, ValueError) as error:  # ValueError: text that no process can be given
+        # A ValueError means that the text cannot be passed to a process.
+        except (OSError, ValueError) as error:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Checks the processes, reports changes, kills what does not stop in time, delivers."""
+        """Check the processes, report changes, kill what does not stop in time, and deliver."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
-            # Ask for the code before the status: the launcher writes the status, then exits.
+            # The exit code is read before the status, because the launcher writes the status and
+            # then exits.
             self._ending = None if self._ending is None or self._ending.done() else self._ending
             code = self._launcher.poll()
             status = rundir.read(self.directory / "launcher.json", LauncherStatus)
@@ -177,7 +190,7 @@ class Supervisor:
         self.delivery.pump()
 
     def obey(self, command: Kill | EndRanks | Meet) -> None:
-        """Does what the control plane says, unless that was for an earlier launch or attempt."""
+        """Obey a command of the control plane, unless it was for an earlier launch or attempt."""
         if isinstance(command, Meet):
             self._meet(command)
         elif isinstance(command, EndRanks):
@@ -188,12 +201,10 @@ class Supervisor:
             _log.error("run %s: a command for an earlier launch is ignored", self.run)
 
     def stop(self, reason: str, *, leaves: bool = False) -> None:
-        """Asks the ranks to end; ranks that still run after 25 s are killed. Idempotent.
+        """Ask the ranks to end; ranks that still run after 25 s are killed. Idempotent.
 
-        Args:
-            reason: for the run's message.
-            leaves: the run goes on on its other nodes, if it has any. Then all ranks end after the
-                same step.
+        With `leaves`, the run continues on its other nodes, if it has any. Then all ranks end after
+        the same step.
         """
         if self._launcher is None and self._door is not None and self.running:
             self._shut_door()
@@ -206,13 +217,13 @@ class Supervisor:
             self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills all processes of the run now; the kernel ends the ranks with the launcher."""
+        """Kill all processes of the run now; the kernel ends the ranks with the launcher."""
         if self._launcher is not None and self._launcher.poll() is None:
             self._stopping = self._stopping or "killed"
             self._launcher.kill()
 
     def close(self) -> None:
-        """Kills all processes that still run and releases the run's directory."""
+        """Kill all processes that still run and release the run's directory."""
         self._shut_door()
         if self._launcher is not None:
             self._launcher.kill()
@@ -223,18 +234,12 @@ class Supervisor:
         self.delivery.close()
 
     def _end_ranks(self, order: EndRanks) -> None:
-        """Ends ranks that hold up the others; the launcher then counts a failure."""
         if self._launcher is None or not self.running or self._stopping or self._ending:
             return
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """A socket on which this node could serve the rendezvous, at its address for the others.
-
-        Raises:
-            OSError: the bus is away.
-            ValueError: there is no bus.
-        """
+        """Open a socket on which this node could serve the rendezvous to the others."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
             raise ValueError("a run on several nodes needs a control plane, and a session with it")
         address = self._link.address()
@@ -244,7 +249,6 @@ class Supervisor:
         return socket.create_server((address, 0), family=family)
 
     def _meet(self, word: Meet) -> None:
-        """Starts the launcher, which meets those of the other nodes."""
         if self._door is None or self._launcher is not None or not self.running:
             return
         if word.first_attempt != self._launch.attempt:
@@ -252,7 +256,8 @@ class Supervisor:
         address, port = self._door.getsockname()[:2]
         serves = (word.address, word.port) == (address, port)
         try:
-            if not serves and is_loopback(address):  # the others need not reach the bus like this
+            # The other nodes may reach the bus by another route.
+            if not serves and is_loopback(address):
                 address = address_towards(word.address)
             self._start(
                 "--nodes",
@@ -297,10 +302,12 @@ class Supervisor:
             if name in _PASSED_ON or not name.startswith("PACELINE_")
         }
         if self._launch.nproc > 1 and driver.VARIABLE not in self._launch.env:
-            env.setdefault("OMP_NUM_THREADS", "1")  # like torchrun: ranks share the cores
+            # As with torchrun, ranks share the cores.
+            env.setdefault("OMP_NUM_THREADS", "1")
         env.update(self._launch.env)
         if (umask := private.given_umask()) >= 0:
-            env["PACELINE_UMASK"] = f"{umask:o}"  # the launcher's files are private, the ranks' not
+            # The launcher's files are private; the ranks' files are not.
+            env["PACELINE_UMASK"] = f"{umask:o}"
         if self._ranks is not None:
             env["PACELINE_RUN"] = self.run
             env["PACELINE_BUS"] = self._ranks.bus
@@ -309,14 +316,15 @@ class Supervisor:
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
         env["PACELINE_MEMORY"] = str(self.directory / "memory")
-        if self._launch.nodes_max == 1:  # several nodes have no directory in common that we know
+        # Paceline knows no directory that several nodes share.
+        if self._launch.nodes_max == 1:
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         if self._ranks is not None and observation.observed(env):
             env = observation.extended(env)
         return env
 
     def _trains(self) -> bool:
-        """Whether the launcher has started ranks: before that, SIGINT is not the launcher's."""
+        """Return True if the launcher has started ranks: before that, it does not handle SIGINT."""
         return rundir.read(self.directory / "launcher.json", LauncherStatus) is not None
 
     def _is_news(self, status: LauncherStatus) -> bool:
@@ -325,14 +333,16 @@ class Supervisor:
         return status.exit_code is None and not known
 
     def _has_just_arrived(self) -> bool:
-        """Whether the launcher is where those of several nodes meet, and nobody was told."""
+        """Return True if the launcher has reached the rendezvous, and this is not reported yet."""
         reported = self.last is not None and self.last.arrived
         return not reported and (self.directory / "arrived").exists()
 
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
-        at = status.ended_at if status is not None else None  # the launcher ends later than ranks
-        if code == 0:  # also if the status could not be written: the disk may be full
+        # The launcher ends later than the ranks.
+        at = status.ended_at if status is not None else None
+        # This also holds if the status could not be written because the disk is full.
+        if code == 0:
             exit_code = 0
         if self._stopping is not None:
             self._end(State.STOPPED, exit_code, self._stopping, at)
@@ -374,6 +384,7 @@ def _spawn(
         cwd=cwd,
         env=env,
         pass_fds=() if door is None else (door.fileno(),),
-        start_new_session=True,  # Ctrl-C reaches only this process, which ends the ranks in order
+        # Ctrl-C reaches only this process, which ends the ranks in order.
+        start_new_session=True,
         preexec_fn=die_with_parent,
     )

@@ -1,9 +1,9 @@
-"""Where the token of a server on this machine is: a file that only its user can read.
+"""Storage of the token of a server on this machine, in a file that only its user can read.
 
-A server to which nobody gave a token makes one, and keeps it in a file for its address as long as
-it works: so the command line, agents and demos find it without a question. The file is locked by
-the server. Once the server has ended, however it ended, the lock is gone, and the token is not sent
-to whatever listens on the port next.
+A server that was given no token generates one, and stores it in a file for its address while it
+runs. The command line, agents and demos find the token there. The server locks the file. Once the
+server has ended, for whatever reason, the lock is gone, and clients do not send the token to
+whatever program listens on the port next.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ _LONGEST = 4096
 
 
 def kept(server: str) -> str | None:
-    """The token of a server that works on this machine, under this user, at this address.
-
-    Args:
-        server: its URL.
-    """
+    """Return the token of a server that runs on this machine, under this user, at this address."""
     try:
         path = _place(server)
         if path is None:
@@ -40,20 +36,16 @@ def kept(server: str) -> str | None:
 
 @contextmanager
 def keeping(server: str, token: str) -> Iterator[Path]:
-    """Keeps a server's token for clients of this machine's user while the server works.
+    """Store a server's admin token for clients of this machine's user while the server runs.
 
-    Args:
-        server: the URL at which it listens.
-        token: an admin's.
-
-    Raises:
-        OSError: the file cannot be written.
+    Raise an OSError if the file cannot be written.
     """
     path = _place(server)
     if path is None:
         raise OSError(f"{server} is no address of a server")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a server that was killed
+    # The file may be left over from a server that was killed.
+    path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{token}\n")
@@ -74,13 +66,12 @@ def _place(server: str) -> Path | None:
     if not host or not port or "/" in host:
         return None
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    # Machines may share the home directory, and each has its own loopback.
+    # Machines may share the home directory, but each has its own loopback interface.
     machine = Path(home) / "paceline" / "servers" / socket.gethostname()
     return machine / f"{'127.0.0.1' if host == 'localhost' else host}_{port}"
 
 
 def _locked(file: int) -> bool:
-    """Whether a server holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

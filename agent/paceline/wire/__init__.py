@@ -1,20 +1,20 @@
-"""What both sides say to each other.
+"""The messages that ranks, node agents and the control plane exchange over the bus.
 
-- `messages`: what travels, as typed values; `segment`: the plan that most of it is about;
-- `metrics`: what scripts measure, in training and on held-out data;
-- `asking`: what the control plane asks of a node, and what the node answers;
-- `shards`: data that lives on nodes, and how a plan moves it;
-- `synchronisation`: how gradients meet in a segment, one type for each way;
-- `states`: the states of a run, and which may follow which; `phases`: what a rank does;
-- `streams`: the streams of the bus, with who writes and reads each;
-- `codec`: messages as entries of the bus; what cannot be read is a `WireError`;
-- `authentic`: which entries the control plane wrote; `sealing`: what only one node may read;
-- `bus`: connections.
+- `messages`: the typed messages; `segment`: the plan that most of them are about;
+- `metrics`: values that scripts measure, in training and on held-out data;
+- `asking`: questions of the control plane to a node, and the node's answers;
+- `shards`: data that is stored on nodes, and how a plan moves it between them;
+- `synchronisation`: how ranks synchronise gradients in a segment, one type for each way;
+- `states`: the states of a run and their order; `phases`: what a rank is doing;
+- `streams`: the streams of the bus, with the writers and readers of each;
+- `codec`: conversion between messages and bus entries, with `WireError` for unreadable ones;
+- `authentic`: proof that the control plane wrote an entry; `sealing`: encryption for one node;
+- `bus`: connections to the bus.
 
     fields = encode(Proposal(0, segment, "me"), run="r7")
     run, message = decode(fields)
 
-This room imports nothing else of Paceline. Ranks, agents and the control plane all use it.
+This package imports no other package of Paceline.
 """
 
 from paceline.wire.asking import Answer, Ask

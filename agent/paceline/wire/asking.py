@@ -1,9 +1,9 @@
 """Questions of the control plane to a node, and the node's answers.
 
-The control plane opens an answer's stream (`streams.answers`), which goes by itself after a while,
+The control plane creates a stream for the answer (`streams.answers`), which expires after a while,
 and puts an `Ask` on ``commands(node)``. The node's agent appends an `Answer` to the answer's stream
-if that is still there. Both entries carry a MAC with the node's key (`authentic`), and what an
-answer holds is sealed (`sealing`): the bus may keep it on its disk.
+if the stream still exists. Both entries carry a MAC made with the node's key (`authentic`). The
+content of an answer is encrypted (`sealing`), because the bus may write it to its disk.
 """
 
 from __future__ import annotations
@@ -12,70 +12,89 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MOST_BYTES = 262_144  # of a log in an answer
-MOST_LOGS = 2_000  # in an answer
+# Bytes of a log in one answer.
+MOST_BYTES = 262_144
+# Logs in one answer.
+MOST_LOGS = 2_000
 MOST_LINES = 10_000
-MOST_STACKS = 64  # ranks of a node whose stacks are asked for at once
+# Ranks of a node whose stacks one question may request.
+MOST_STACKS = 64
 
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Output = Literal["stdout", "stderr"]
 
 
 class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
-    """Which logs of the run are on the node; answered by `LogList`."""
+    """A question for the list of a run's logs on the node; answered by `LogList`."""
 
-    from_attempt: Whole = 0  # none of the attempts before
+    # Attempts before this one are left out.
+    from_attempt: Whole = 0
 
 
 class ReadLog(msgspec.Struct, frozen=True, tag="read_log"):
-    """A part of a log on the node; answered by `LogPart`."""
+    """A question for a part of a log on the node; answered by `LogPart`."""
 
-    rank: Whole | None  # None: the launcher's, which has neither `output` nor attempts
+    # None: the launcher's log, for which `output` and `attempt` have no meaning.
+    rank: Whole | None
     output: Output = "stdout"
-    attempt: Whole | None = None  # None: the newest in which the rank was on the node
-    offset: int = 0  # first byte; below 0: so many bytes before the end
+    # None: the newest attempt in which the rank was on the node.
+    attempt: Whole | None = None
+    # The first byte. A negative offset counts from the end of the log.
+    offset: int = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] = 65_536  # bytes
-    lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] | None = None  # the last; no offset
+    # Return the last N lines, whatever `offset` is.
+    lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] | None = None
 
 
 class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks"):
-    """Ranks shall write their Python stacks; answered by `Dumps` at once, before they have."""
+    """A request that ranks write their Python stacks.
 
-    rank: Whole | None = None  # None: all on the node, at most `MOST_STACKS`
+    The node answers with `Dumps` at once, before the ranks have written.
+    """
+
+    # None: all ranks on the node, at most `MOST_STACKS`.
+    rank: Whole | None = None
 
 
 class ReadStacks(msgspec.Struct, frozen=True, tag="read_stacks"):
-    """What ranks have written of their stacks; answered by `Stacks`."""
+    """A question for the stacks that ranks have written; answered by `Stacks`."""
 
-    attempt: Whole  # of a `Dumps`,
-    since: list[tuple[Whole, Whole]]  # and of its ranks the offsets
+    # The attempt that the `Dumps` named.
+    attempt: Whole
+    # Rank and offset of each `Dump`.
+    since: list[tuple[Whole, Whole]]
 
 
 Question = ListLogs | ReadLog | DumpStacks | ReadStacks
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """The control plane asks a node about a run."""
+    """A question of the control plane to a node about a run."""
 
-    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]  # of the answer's stream
+    # The id of the answer's stream.
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     question: Question
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """What a node says to an `Ask`."""
+    """A node's answer to an `Ask`."""
 
-    sealed: bytes  # a `Reply`, for the control plane
+    # A `Reply`, encrypted for the control plane.
+    sealed: bytes
 
 
 class LogFile(msgspec.Struct, frozen=True, array_like=True):
     """A log on a node."""
 
-    rank: int | None  # None: the launcher's
+    # None: the launcher's log.
+    rank: int | None
     output: Output | None
     attempt: int | None
     size: int  # bytes
-    modified_at: float  # by the node's clock
-    may_grow: bool  # processes that write to it may still run
+    # Unix time of the node's clock.
+    modified_at: float
+    # True while processes that write to the log may still run.
+    may_grow: bool
 
 
 class LogList(msgspec.Struct, frozen=True, tag="logs"):
@@ -87,23 +106,29 @@ class LogList(msgspec.Struct, frozen=True, tag="logs"):
 class LogPart(msgspec.Struct, frozen=True, tag="log_part"):
     """A part of a log."""
 
-    attempt: int | None  # None: of the launcher
-    offset: int  # of its first byte
+    # None: a log of the launcher.
+    attempt: int | None
+    # The position of the first byte of `data`.
+    offset: int
     data: bytes
-    size: int  # of the log
-    may_grow: bool  # processes that write to it may still run
+    # The size of the whole log in bytes.
+    size: int
+    # True while processes that write to the log may still run.
+    may_grow: bool
 
 
 class Dump(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that shall write its stacks."""
+    """A rank that was asked to write its stacks."""
 
     rank: int
-    offset: int  # where they begin in what it writes
-    why: str  # it was not asked; empty: it was
+    # The position in the rank's file at which the stacks will begin.
+    offset: int
+    # Why the rank was not asked; empty if it was.
+    why: str
 
 
 class Dumps(msgspec.Struct, frozen=True, tag="dumps"):
-    """The ranks that shall write their stacks."""
+    """The ranks that were asked to write their stacks."""
 
     attempt: int
     ranks: list[Dump]
@@ -113,19 +138,23 @@ class Stack(msgspec.Struct, frozen=True, array_like=True):
     """A rank's Python stacks."""
 
     rank: int
-    text: str  # of all threads, as faulthandler writes them; of too long a text the end
-    frame: str  # the innermost of the user's code: file's name, line and function; empty: none
-    why: str  # nothing is written yet; empty: not known
+    # The stacks of all threads, as `faulthandler` writes them. Only the end of a text that is too
+    # long.
+    text: str
+    # The innermost frame of the user's code: file name, line and function. Empty: there is none.
+    frame: str
+    # Why nothing is written yet; empty if the reason is unknown.
+    why: str
 
 
 class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
-    """What ranks have written of their stacks so far: `MOST_BYTES` characters at most."""
+    """The stacks that ranks have written so far: at most `MOST_BYTES` characters."""
 
     stacks: list[Stack]
 
 
 class NotThere(msgspec.Struct, frozen=True, tag="not_there"):
-    """The node does not have what was asked for."""
+    """The node's answer if it does not have the requested log or stacks."""
 
     why: str
 

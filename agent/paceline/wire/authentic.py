@@ -1,8 +1,8 @@
 """Proof that the control plane wrote an entry of the bus.
 
-Whoever reaches the bus may be able to write to any stream of it. So entries on ``control(run)`` and
-``commands(node)`` carry the field ``mac``: HMAC-SHA256, with the key that only the control plane
-and that run or node have, over the stream's name and all other fields.
+A program that reaches the bus may be able to write to any of its streams. So entries on
+``control(run)`` and ``commands(node)`` carry the field ``mac``: HMAC-SHA256 over the stream's name
+and all other fields, made with a key that only the control plane and that run or node have.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ class ForgedError(WireError):
 
 
 def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, bytes]:
-    """The fields of a bus entry, with its MAC.
+    """Return the fields of a bus entry together with its MAC.
 
-    Args:
-        fields: as `encode` makes them.
-        stream: that the entry goes to.
-        key: of the run or node that reads the stream.
+    `key` is that of the run or node that reads the stream.
     """
     return {**fields, b"mac": _mac(fields, stream, key)}
 
@@ -33,16 +30,14 @@ def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, b
 def decode_signed(
     fields: dict[bytes, bytes], stream: str, key: bytes | None
 ) -> tuple[str, Message]:
-    """Run id and message of a bus entry, if the control plane wrote it.
+    """Return the run id and the message of a bus entry if the control plane wrote the entry.
 
-    Args:
-        fields: of the entry.
-        stream: that it was read from.
-        key: of the run or node that reads; None: the control plane gave none, and nothing is asked.
+    `key` is that of the run or node that reads the stream; None: the control plane gave no key, and
+    the MAC is not checked.
 
     Raises:
         ForgedError: the MAC is missing or wrong.
-        WireError: another protocol version, or not a message of this one.
+        WireError: the entry has another protocol version, or holds no message of this version.
     """
     if key is not None:
         given = fields.get(b"mac")

@@ -1,4 +1,7 @@
-"""Connections to the bus."""
+"""Connections to the bus, and the URLs that name it.
+
+Functions here raise `redis.RedisError` while the bus is unavailable; the caller decides what to do.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,21 @@ from redis.retry import Retry
 
 from paceline.wire import Message, encode, signed
 
-CA_FILE = "PACELINE_CA_FILE"  # PEM: certificates of who may have signed a server's or a bus's
+# Path of a PEM file: the certificate authorities that may sign a server's or bus's certificate.
+CA_FILE = "PACELINE_CA_FILE"
 
 
 def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Redis:
-    """A client that fails fast: callers decide what an outage means.
+    """Return a client that fails fast, so that the caller can decide what an outage means.
 
-    Threads may share it, if none of them blocks for long.
+    Threads may share the client if none of them blocks for long.
 
     Args:
-        url: ``redis://host:port/db``, or ``rediss://…`` for TLS. `CA_FILE` may name who signs.
-        timeout_s: of connecting and of each call; a blocking read must block for less.
-        keep: a bus whose clients take too much memory closes other connections than these. Only
-            the control plane's user has the right to ask for that.
+        url: ``redis://host:port/db``, or ``rediss://…`` for TLS. `CA_FILE` may name the authorities
+            to trust.
+        timeout_s: the limit for connecting and for each call. A blocking read must block for less.
+        keep: if clients take too much memory, the bus closes other connections before this one.
+            Only the control plane's user has the right to request that.
     """
     return redis.Redis.from_url(
         url,
@@ -40,15 +45,15 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
 
 
 def _kept(connection: AbstractConnection) -> None:
-    """Connect as usual, and ask the bus not to close this connection to save memory."""
     connection.on_connect()  # type: ignore[no-untyped-call]
     connection.send_command("CLIENT", "NO-EVICT", "ON")  # type: ignore[no-untyped-call]
-    with contextlib.suppress(redis.ResponseError):  # Redis 6, or a user without the right
+    # Redis 6 does not have the command, and other users lack the right to it.
+    with contextlib.suppress(redis.ResponseError):
         connection.read_response()
 
 
 def trust(url: str) -> dict[str, str]:
-    """The options of a client that name who may have signed the bus's certificate."""
+    """Return the client options that name the authorities trusted to sign the bus's certificate."""
     ca_file = os.environ.get(CA_FILE)
     return {"ssl_ca_certs": ca_file} if ca_file and url.startswith("rediss:") else {}
 
@@ -61,18 +66,10 @@ def publish(
     maxlen: int | None = None,
     key: bytes | None = None,
 ) -> bytes:
-    """Appends one message; returns its entry id.
+    """Append a message to a stream and return its entry id.
 
-    Args:
-        client: of the bus.
-        stream: to append to.
-        message: what to say.
-        run: public run id; empty of a node's message.
-        maxlen: about how many entries the stream keeps; None: all.
-        key: of the run or node that reads the stream: the entry gets a MAC; None: no MAC.
-
-    Raises:
-        redis.RedisError: the bus did not take it.
+    `run` is the public run id, empty for a node's message. The stream keeps about `maxlen` entries;
+    None: all. `key` is that of the run or node that reads the stream, for the MAC; None: no MAC.
     """
     entry = encode(message, run)
     if key is not None:
@@ -82,20 +79,20 @@ def publish(
 
 
 def without_password(url: str) -> str:
-    """The address alone: without user, password and options, which may hold them, too."""
+    """Return the URL without user, password and options, which may hold a password, too."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def as_user(url: str, user: str, password: str) -> str:
-    """The URL of the same bus for another user."""
+    """Return the URL of the same bus for another user."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{user}:{password}@{place}"))
 
 
 def at_address(url: str, address: str) -> str:
-    """The URL of a bus by another address of it: with the user and password of `url`."""
+    """Return the URL of another address of the same bus, with the user and password of `url`."""
     who, separator, _ = urlsplit(url).netloc.rpartition("@")
     parts = urlsplit(address)
     place = parts.netloc.rpartition("@")[2]
@@ -103,7 +100,7 @@ def at_address(url: str, address: str) -> str:
 
 
 def at_host(url: str, host: str) -> str:
-    """The URL of a bus by another name or address of its machine."""
+    """Return the URL of the same bus with another name or address of its machine."""
     parts = urlsplit(url)
     who, separator, _ = parts.netloc.rpartition("@")
     port = "" if parts.port is None else f":{parts.port}"
@@ -112,7 +109,7 @@ def at_host(url: str, host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
+    """Return True if a host name or address means this machine only."""
     if host == "localhost":
         return True
     try:

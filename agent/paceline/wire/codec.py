@@ -1,8 +1,8 @@
-"""Messages as entries of the bus.
+"""Conversion between messages and entries of the bus.
 
-Every entry is one message: the fields ``v`` (protocol version), ``run`` (public run id, empty for
-node messages) and ``data`` (MessagePack, tagged with its type). A receiver refuses another version
-and counts it; it never guesses.
+Every entry is one message with the fields ``v`` (protocol version), ``run`` (public run id, empty
+for a node's message) and ``data`` (MessagePack, tagged with the message's type). A receiver rejects
+and counts entries of another version; it never guesses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from paceline.wire.wording import worded
 
 PROTOCOL_VERSION = 1
 _VERSION = b"%d" % PROTOCOL_VERSION
-_LONGEST = 1000  # characters of a reason, which may quote the message
+# Characters of an error's reason, which may quote the message.
+_LONGEST = 1000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -29,7 +30,7 @@ class WireError(ValueError):
 
 
 def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
-    """The fields of a bus entry."""
+    """Return the fields of a bus entry."""
     return {
         b"v": _VERSION,
         b"run": run.encode(),
@@ -38,7 +39,7 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
 
 
 def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """What `encode` gives for a `StepBatch`, from its records' fields as columns: far sooner."""
+    """Return what `encode` returns for a `StepBatch`, faster, from columns of record fields."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
         b"v": _VERSION,
@@ -50,15 +51,13 @@ def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, 
 def decode(
     fields: dict[bytes, bytes], first: msgspec.msgpack.Decoder[Any] | None = None
 ) -> tuple[str, Message]:
-    """Run id and message of a bus entry.
+    """Return the run id and the message of a bus entry.
 
-    Args:
-        fields: of the entry.
-        first: a decoder of some messages, with types that ask for more; what it refuses is decoded
-            as if it were not there.
+    `first` is a decoder of some messages, whose types are stricter. A message that it rejects is
+    decoded as if `first` were None.
 
     Raises:
-        WireError: another protocol version, or not a message of this one.
+        WireError: the entry has another protocol version, or holds no message of this version.
     """
     version = fields.get(b"v", b"?")
     if version != _VERSION:
@@ -73,16 +72,17 @@ def decode(
             with suppress(msgspec.ValidationError):
                 return run, first.decode(data)
         return run, _decoder.decode(data)
-    except Exception as error:  # anybody may write to the bus: nesting raises RecursionError, …
+    # Any program may write to the bus, so any error is possible: deep nesting raises
+    # RecursionError.
+    except Exception as error:
         words = worded(error) if isinstance(error, msgspec.ValidationError) else error
         raise WireError(f"not a paceline message: {str(words)[:_LONGEST]}") from error
 
 
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
-    """Return run id and messages of a bus entry, those of a `Committed` one by one.
+    """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
 
-    Raises:
-        WireError: another protocol version, or not messages of this one.
+    Raise a WireError as `decode` does.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

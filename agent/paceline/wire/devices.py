@@ -1,4 +1,4 @@
-"""What a rank computes on."""
+"""The device that a rank computes on."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import math
 
 import msgspec
 
-MOST_NAME = 200  # characters of a kind or a name
+# Characters of a kind or a name.
+MOST_NAME = 200
 
 
 class RankDevice(msgspec.Struct, frozen=True):
-    """A rank's device, as the rank itself found it, or as it emulates it."""
+    """A rank's device, as the rank itself found or emulates it."""
 
-    kind: str  # torch's type of device: "cpu", "cuda", …
-    name: str  # the model of the processor or accelerator
-    cores: int  # CPU cores that the rank's process may use, by its affinity and its quota
-    memory_bytes: int  # the accelerator's memory, or the machine's
-    threads: int = 0  # CPU threads that the script computes with; 0: as many as cores
-    flops: float | None = None  # operations a second in a trial; None: there was no trial
-    emulated: bool = False  # the rank only behaves as if it had this device
+    # PyTorch's device type: "cpu", "cuda", …
+    kind: str
+    # The model of the processor or accelerator.
+    name: str
+    # CPU cores that the rank's process may use, by its affinity and its quota.
+    cores: int
+    # The memory of the accelerator, or of the machine for a CPU.
+    memory_bytes: int
+    # CPU threads with which the script computes; 0: as many as cores.
+    threads: int = 0
+    # Operations per second, measured in a trial; None: there was no trial.
+    flops: float | None = None
+    # True if the rank only behaves as if it had this device.
+    emulated: bool = False
 
     @property
     def used_cores(self) -> int:
-        """Cores that the rank computes with: a single thread uses one of many."""
+        """Number of cores that the rank computes with, which `threads` may limit."""
         return min(self.cores, self.threads or self.cores)
 
     def problem(self) -> str | None:
-        """The first problem, which begins with the field; None: there is none."""
+        """Return the first problem, which begins with the field's name; None if there is none."""
         for field, text in (("kind", self.kind), ("name", self.name)):
             if not 0 < len(text) <= MOST_NAME or not text.isprintable():
                 return f"{field} = {text[:MOST_NAME]!r}: give 1 to {MOST_NAME} printable characters"

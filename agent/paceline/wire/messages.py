@@ -1,7 +1,7 @@
-"""What travels between ranks, agents and control plane: typed messages.
+"""The typed messages between ranks, node agents and the control plane.
 
-Messages are values: nobody changes one after making it. `codec` makes bus entries of them,
-`streams` says who writes and reads which.
+Messages are values: no code changes a message after making it. `codec` converts them to and from
+entries of the bus; `streams` lists the writers and readers of each.
 """
 
 from __future__ import annotations
@@ -20,41 +20,70 @@ from paceline.wire.segment import Segment
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
-OBSERVED = "observed"  # in place of a policy: the script divides its batches itself
-AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
-MOST_WHY = 500  # characters of `Fallback.why`
-RENDEZVOUS_GONE = "the rendezvous at "  # begins `RunState.message` of a launcher that lost it
+# Stands in place of a policy's name if the script divides its batches itself.
+OBSERVED = "observed"
+# Number of gradient ages that `RoundRecord.staleness` distinguishes at most.
+AGES = 16
+# Characters of `Fallback.why`.
+MOST_WHY = 500
+# Begins `RunState.message` of a launcher that lost the rendezvous.
+RENDEZVOUS_GONE = "the rendezvous at "
 # Begins `RunState.message` of a launcher whose ranks failed because another node's did.
 FAILED_ELSEWHERE = "the run failed on "
-MOST_PENDING = 4  # gradients of a rank for the same partial round, before it calls it itself
+# Number of gradients that a rank collects for one partial round before it calls the round itself.
+MOST_PENDING = 4
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rank's step. Times in seconds; `load` in the user's size unit."""
+    """One rank's measurements of one step. `load` and sizes are in the user's size unit.
 
-    attempt: int  # how often all ranks were started before
+    Args:
+        attempt: how often all ranks were started before.
+        rank: the rank that measured.
+        seq: number of the record among this rank's records of the attempt, from 0. A gap means
+            that a record was lost.
+        step: global step of the run, from 0, across epochs and attempts.
+        epoch: the step's epoch.
+        segment: `Segment.seq` of the plan that the step followed.
+        samples: n_j, samples of this rank's local batch.
+        load: Λ_j, sum of their sizes.
+        data_s: seconds of waiting for the data loader.
+        compute_s: T_j, seconds of forward and backward without waiting or communication.
+        sync_s: seconds from the last gradient to the end of the reduction, which include waiting
+            and communication.
+        step_s: seconds from this step's start to the start of the next step.
+        ended_at: Unix time of the step's end.
+        ett_s: the plan's forecast of `compute_s`, in seconds.
+        loss: the loss that the script reported.
+        memory_bytes: peak memory of the device, or resident set of the process on a CPU.
+        squares: Σλ² of the local batch.
+        longest: max λ of the local batch.
+        recompiles: how often torch.compile recompiled a function in this step.
+    """
+
+    attempt: int
     rank: int
-    seq: int  # counts this rank's records of this attempt from 0: a gap is a lost record
-    step: int  # counts global steps of the run from 0, across epochs
+    seq: int
+    step: int
     epoch: int
-    segment: int  # `Segment.seq` of the plan that the step followed
-    samples: int  # n_j: samples of this rank's local batch
-    load: float  # Λ_j: sum of their sizes
-    data_s: float  # waiting for the data loader
-    compute_s: float  # T_j: forward + backward, without waiting or communication
-    sync_s: float  # from the last gradient to the end of the reduction: wait + communication
-    step_s: float  # from this step's start to the next one's
-    ended_at: float  # Unix time
-    ett_s: float | None = None  # what the plan expected compute_s to be
+    segment: int
+    samples: int
+    load: float
+    data_s: float
+    compute_s: float
+    sync_s: float
+    step_s: float
+    ended_at: float
+    ett_s: float | None = None
     loss: float | None = None
-    memory_bytes: int = 0  # peak of the device, or resident set of the process on CPU
-    squares: float = 0.0  # Σλ² of the local batch
-    longest: float = 0.0  # max λ of it
-    recompiles: int = 0  # how often torch.compile compiled a function again in it
+    memory_bytes: int = 0
+    squares: float = 0.0
+    longest: float = 0.0
+    recompiles: int = 0
 
 
 class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
-    """What one rank's telemetry thread flushes at once."""
+    """Step records that one rank's telemetry thread sends together."""
 
     records: list[StepRecord]
 
@@ -62,39 +91,52 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
 
-    One of its ranks tells it; what it tells is the same on all, but for the times.
+    One of the participating ranks reports it. All of them would report the same, except for the
+    times.
     """
 
     attempt: int
-    rank: int  # that tells it
-    seq: int  # counts this rank's records of rounds of this attempt from 0
-    segment: int  # `Segment.seq`
-    number: int  # of the round in its segment, from 0
-    step: int  # that the rank was in
-    world: int  # ranks that took part, with something to give or with nothing
-    contributors: int  # that gave something: gradients, or a replica
-    # Gradients that went in, by how many rounds old (of two replicas: by how many steps behind the
-    # other); the last: or older.
+    # The rank that reports.
+    rank: int
+    # Number of the record among this rank's round records of the attempt, from 0.
+    seq: int
+    # `Segment.seq` of the plan.
+    segment: int
+    # Number of the round in its segment, from 0.
+    number: int
+    # The step that the rank was in.
+    step: int
+    # Ranks that took part, whether or not they contributed.
+    world: int
+    # Ranks that contributed gradients or a replica.
+    contributors: int
+    # Number of contributed gradients by age in rounds; with two replicas, by the steps that one is
+    # behind the other. The last entry counts that age and all higher ages.
     staleness: list[int]
-    dropped: int  # samples whose gradients were too old
-    # Response time: from the end of the previous round until this one was called; of a mean of two
-    # replicas: from the question until the other rank has it; of a mean of all: 0. Ranks compute
-    # meanwhile.
+    # Samples whose gradients were too old.
+    dropped: int
+    # Response time. Partial rounds: from the end of the previous round until this one was called.
+    # Mean of two replicas: from the rank's question until the other rank receives it. Mean of all
+    # replicas: 0. Ranks compute meanwhile.
     waited_s: float
-    reduced_s: float  # from then until the result was there; of a mean of all: all of it, and waits
-    bytes: int  # that the rank gave to it
+    # From the end of the response time until the result was there. Mean of all replicas: the whole
+    # exchange, with the waiting for the slowest rank.
+    reduced_s: float
+    # Bytes that the rank contributed.
+    bytes: int
     ended_at: float  # Unix time
-    copied_s: float  # copying what the rank gave from its device to one vector on the CPU
+    # Seconds for copying the rank's contribution from its device to one vector on the CPU.
+    copied_s: float
 
 
 class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
-    """What one rank's telemetry thread flushes at once."""
+    """Round records that one rank's telemetry thread sends together."""
 
     records: list[RoundRecord]
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The leader's record of a segment that the ranks follow: the truth about what ran."""
+    """The leader's record of a segment that the ranks follow: the only proof of what ran."""
 
     attempt: int
     segment: Segment
@@ -102,46 +144,63 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Ranks all-reduce gradients in a segment in spite of its synchroniser. Rank 0 sends it.
+    """Rank 0's notice that ranks all-reduce gradients in a segment in spite of its synchroniser.
 
     The script does not suit the synchroniser, or has not shown yet that it does.
     """
 
     attempt: int
-    segment: int  # `Segment.seq`
-    why: str  # for the operator: a clause without a full stop, of at most `MOST_WHY` characters
+    # `Segment.seq` of the plan.
+    segment: int
+    # For the operator: a clause without a full stop, of at most `MOST_WHY` characters.
+    why: str
 
 
 class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
-    """A rank has been doing the same for seconds. It says so again while that goes on."""
+    """A rank's notice that it has been in the same phase for seconds.
+
+    The rank repeats the notice while the phase continues.
+    """
 
     attempt: int
     rank: int
-    step: int  # that it is in, or its last before; -1: before its first
+    # The step that the rank is in, or its last step before; -1: before its first step.
+    step: int
     phase: Phase
-    since_s: float  # how long it has been doing this
+    # Seconds that the rank has been in this phase.
+    since_s: float
     at: float  # Unix time
 
 
 class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
-    """What moved to a rank's node for an epoch, and how the rank's steps found their samples in it.
+    """Movements of samples to a rank's node for an epoch, and the rank's reads from the source.
 
-    Each rank sends it at the epoch's end. What moved is told by the first rank of each node.
+    Each rank sends the message at the epoch's end. Only the first rank of each node fills in the
+    fields about movements.
     """
 
     attempt: int
     rank: int
     epoch: int
     node: str
-    planned_bytes: int  # that the plan moves to the node for this epoch, less what it has still
-    moved_bytes: int  # of these, what was fetched ahead
-    moved: int  # and how many samples that were
-    moved_s: float  # from the plan until the last of them was there
-    read_bytes: int  # that the rank's steps read from the source, as the node did not have them
-    read: int  # and how many samples that were
-    waits: int  # steps of the rank that had to wait for such reads
-    waited_s: float  # and for how long
-    held_bytes: int  # in the node's directory at the epoch's end
+    # Bytes that the plan moves to the node for this epoch, less those that the node still has.
+    planned_bytes: int
+    # Part of `planned_bytes` that was fetched ahead.
+    moved_bytes: int
+    # Number of samples that were fetched ahead.
+    moved: int
+    # Seconds from the plan until the last of these samples was there.
+    moved_s: float
+    # Bytes that the rank's steps read from the source because the node did not have them.
+    read_bytes: int
+    # Number of samples that were read from the source.
+    read: int
+    # Steps of the rank that had to wait for such reads.
+    waits: int
+    # Seconds that these steps waited.
+    waited_s: float
+    # Bytes in the node's directory at the epoch's end.
+    held_bytes: int
     at: float  # Unix time
 
 
@@ -152,44 +211,64 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     world: int
     global_batch: int
     seed: int
-    sizes: bytes  # little-endian float64, one per sample
-    loss_mean: str  # "samples", "size" or "ranks": which mean the user's loss takes
+    # Little-endian float64, one per sample.
+    sizes: bytes
+    # Which mean the user's loss takes: "samples", "size" or "ranks".
+    loss_mean: str
     drop_last: bool
-    epochs: int | None  # None: unknown
-    lookahead: int  # steps that data loader workers fetch ahead of training
+    # None: unknown.
+    epochs: int | None
+    # Steps that data loader workers fetch ahead of training.
+    lookahead: int
     started_at: float
-    paceline: str  # versions
+    # Versions of Paceline and PyTorch.
+    paceline: str
     torch: str
-    device: str  # "cpu" or the accelerator's name; of ranks that differ: each once
-    epoch: int = 0  # where this attempt starts: a resumed run's epoch,
-    step: int = 0  # its first step,
-    used: bytes = b""  # and the samples used in that epoch before (as `Segment.indices`)
-    emulated: dict[str, Any] | None = None  # device speeds: an `Emulation`
-    # Of each rank, from the profiling phase if there was one: samples and seconds of trial steps,
+    # "cpu" or the accelerator's name. If ranks differ, each name once.
+    device: str
+    # Where this attempt starts: epoch, first step, and the samples of that epoch that were used
+    # before, packed as in `Segment.indices`.
+    epoch: int = 0
+    step: int = 0
+    used: bytes = b""
+    # Emulated device speeds: an `Emulation` as plain data.
+    emulated: dict[str, Any] | None = None
+    # Of each rank: samples and seconds of the trial steps of the profiling phase, if there was one.
     profiles: list[list[tuple[int, float]]] = []
-    limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
-    placement: list[str] = []  # each rank's node, by its name; empty: unknown
-    uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
-    devices: list[RankDevice] = []  # of each rank; empty: unknown
-    # `Session(shapes=…)`: the grid of each rank's number of samples in a step,
+    # Number of samples that fit into each rank's memory; empty: unknown.
+    limits: list[int] = []
+    # The name of each rank's node; empty: unknown.
+    placement: list[str] = []
+    # True if ranks may make different numbers of steps; see `Session`.
+    uneven_steps: bool = False
+    # The device of each rank; empty: unknown.
+    devices: list[RankDevice] = []
+    # `Session(shapes=…)`: each rank's number of samples in a step is a multiple of `grid`, and
+    # padded lengths are multiples of `length_grid`; 0: any length.
     grid: int = 1
-    length_grid: float = 0.0  # and that of padded lengths; 0: none
-    shards: Shards | None = None  # data that lives on nodes; None: each rank reads everything
-    # `Session(token_budget=…)`: what a step holds, in the unit of the sizes, in the epoch's order;
-    # then `global_batch` is a step's mean number of samples. None: each has `global_batch` samples.
+    length_grid: float = 0.0
+    # Data that is stored on nodes; None: each rank reads all data from the source.
+    shards: Shards | None = None
+    # `Session(token_budget=…)`: total size of a step's samples, taken in the epoch's order. Then
+    # `global_batch` is the mean number of samples of a step. None: each step has `global_batch`
+    # samples.
     token_budget: float | None = None
-    token_limits: list[float] = []  # what each rank's part of a step may hold; empty: no limits
-    steps_per_epoch: int | None = None  # with a token budget; epochs differ by a few steps
-    stream: bool = False  # the data is a stream: `sizes` is empty, and nobody knows its length
-    gradient_bytes: int | None = None  # of all gradients of a rank; None: unknown
+    # Largest total size of each rank's local batch with a token budget; empty: no limits.
+    token_limits: list[float] = []
+    # Given with a token budget only. Epochs differ by a few steps.
+    steps_per_epoch: int | None = None
+    # True if the data is a stream: `sizes` is empty, and the length is unknown.
+    stream: bool = False
+    # Bytes of all gradients of a rank; None: unknown.
+    gradient_bytes: int | None = None
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
-        """λ of every sample, shape [N]."""
+        """Return λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property
     def samples(self) -> int | None:
-        """How many samples the data set has; None: it is a stream."""
+        """Number of samples in the data set; None for a stream."""
         return None if self.stream else len(self.sizes) // 8
 
 
@@ -197,16 +276,19 @@ class HelloPart(msgspec.Struct, frozen=True, tag="hello_part"):
     """A part of a `Hello` that is too large for one entry; see `parts`."""
 
     attempt: int
-    hello: bytes  # `parts.digest` of the whole Hello as MessagePack
-    number: int  # of the part, from 0
-    of: int  # how many parts there are
+    # `parts.digest` of the whole Hello as MessagePack.
+    hello: bytes
+    # Number of this part, from 0.
+    number: int
+    # Total number of parts.
+    of: int
     data: bytes
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
-    """A change of a run's life: from the agent that supervises it, or from `paceline run`.
+    """A change of a run's state, from the agent that supervises the run or from `paceline run`.
 
-    The last one is repeated every few seconds until the run ends, as a sign of life.
+    The sender repeats the last one every few seconds until the run ends, as a sign of life.
     """
 
     state: State
@@ -214,33 +296,42 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     node: str
     attempt: int = 0
     exit_code: int | None = None
-    # Of a failure. First line: rank, exception and where its log is; then the log's last lines.
+    # The reason of a failure. First line: rank, exception and the path of the log. Then the last
+    # lines of that log.
     message: str | None = None
-    dropped: int = 0  # telemetry records that did not fit into the bounded spool
-    # Of a run on several nodes that starts: where this node would serve the rendezvous.
+    # Telemetry records that did not fit into the bounded spool.
+    dropped: int = 0
+    # For a run on several nodes that starts: where this node would serve the rendezvous.
     address: str = ""
     port: int = 0
-    arrived: bool = False  # its launcher is where they meet, and waits for the others
+    # True if the node's launcher has joined the rendezvous and waits for the others.
+    arrived: bool = False
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
-    """How fast a machine is, as its agent measured while nothing trained there."""
+    """A machine's speed, as its agent measured while no training ran there."""
 
-    compute_gflops: float  # 10⁹ operations in a second of one core, while all cores work
-    memory_gbps: float  # how fast one core copies memory, GB/s
-    disk_mbps: float | None  # 10⁶ bytes in a second that its data directory takes; None: unknown
+    # 10⁹ operations per second of one core while all cores work.
+    compute_gflops: float
+    # GB/s at which one core copies memory.
+    memory_gbps: float
+    # 10⁶ bytes per second that the disk of the data directory writes; None: unknown.
+    disk_mbps: float | None
     at: float  # Unix time
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """The state of a GPU; None: it does not say."""
+    """The state of a GPU; None in a field: the GPU does not report it."""
 
-    sm_mhz: int | None = None  # clock of its processors at present,
-    most_sm_mhz: int | None = None  # and at most
-    throttled_by: list[str] = []  # why the clock is lower, in words; empty: nothing lowers it
+    # Current and highest clock of the GPU's processors.
+    sm_mhz: int | None = None
+    most_sm_mhz: int | None = None
+    # Why the clock is reduced, in words; empty: it is not.
+    throttled_by: list[str] = []
     temperature_c: int | None = None
     power_w: float | None = None
-    ecc_errors: int | None = None  # of memory, not corrected, since the driver was loaded
+    # Uncorrected memory errors since the driver was loaded.
+    ecc_errors: int | None = None
 
 
 class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
@@ -254,13 +345,16 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     at: float
     paceline: str
     runs: list[str] = []
-    left: bool = False  # the agent says goodbye
-    check: NodeCheck | None = None  # the newest; None: there is none yet
-    gpu_states: list[GpuState] = []  # of each GPU, in the driver's order; empty: unknown
+    # True if the agent shuts down.
+    left: bool = False
+    # The newest check; None: there is none yet.
+    check: NodeCheck | None = None
+    # The state of each GPU, in the driver's order; empty: unknown.
+    gpu_states: list[GpuState] = []
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
-    """Somebody asked for another policy; it takes effect with the first segment of this version."""
+    """A request for another policy, which takes effect with the first segment of this version."""
 
     version: int
     policy: str
@@ -268,28 +362,39 @@ class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
 
 
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
-    """A plan that the controller offers; a later one of its `segment.seq` supersedes it."""
+    """A plan that the controller offers.
+
+    It supersedes earlier proposals for the same `segment.seq`.
+    """
 
     attempt: int
     segment: Segment
-    controller: str  # who planned: shows in logs when two controllers meet
+    # The id of the planning controller. It shows in logs when two controllers plan the same run.
+    controller: str
 
 
 class _Order(msgspec.Struct, frozen=True):
     reason: str
-    first_attempt: int  # of the launch that is meant
+    # The first attempt of the launch to which this order applies.
+    first_attempt: int
 
     def meant(self, first_attempt: int) -> bool:
-        """Whether a launch with this first attempt obeys: a later one than was meant does not."""
+        """Return True if a launch with this first attempt must obey.
+
+        A launch that began after the intended one does not obey.
+        """
         return self.first_attempt >= first_attempt
 
 
 class StopTraining(_Order, frozen=True, tag="stop_training"):
-    """End the run at the next segment: loaders run dry, the script goes on to its last lines."""
+    """An order to end the run at the next segment.
+
+    Data loaders run out of batches, and the script continues to its last lines.
+    """
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start a run on this node."""
+    """An order to start a run on this node."""
 
     script: str
     args: list[str]
@@ -297,42 +402,54 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     env: dict[str, str]
     cwd: str | None = None
     max_restarts: int = 0
-    attempt: int = 0  # number of the first one: a run that goes on had others before
-    sealed: bytes = b""  # `sealing.Secrets` for this node; then `env` is empty
-    # On how many nodes the run trains; `nproc` ranks on each. With several, their launchers meet
-    # where a `Meet` says.
+    # Number of the first attempt: above 0 for a resumed run.
+    attempt: int = 0
+    # `sealing.Secrets` encrypted for this node; then `env` is empty.
+    sealed: bytes = b""
+    # Bounds on the number of nodes, with `nproc` ranks on each. On several nodes, the launchers
+    # meet at the rendezvous that a `Meet` names.
     nodes_min: int = 1
     nodes_max: int = 1
 
 
 class Kill(_Order, frozen=True, tag="kill"):
-    """End a run's processes now (SIGTERM, then SIGKILL)."""
+    """An order to end a run's processes now (SIGTERM, then SIGKILL)."""
 
-    leaves: bool = False  # the other nodes go on: all ranks end after the same step first
+    # True if the other nodes continue: then all ranks end after the same step first.
+    leaves: bool = False
 
 
 class CheckNode(msgspec.Struct, frozen=True, tag="check_node"):
-    """Measure the machine again, as soon as no rank trains there; see `NodeCheck`."""
+    """An order to measure the machine again as soon as no rank trains there; see `NodeCheck`."""
 
 
 class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
-    """Kill ranks that hold up a run: all start again, or the run fails. Obeyed once an attempt."""
+    """An order to kill ranks that block a run, obeyed once per attempt.
+
+    All ranks then restart, or the run fails.
+    """
 
     attempt: int
-    ranks: list[int]  # those that another node has are left out there
-    reason: str  # for logs and messages: a sentence or more
+    # May include ranks on other nodes; a node ignores those.
+    ranks: list[int]
+    # One or more sentences for logs and messages.
+    reason: str
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
-    """Where the launchers of a run on several nodes meet: at the rendezvous of one of them."""
+    """The address of the rendezvous for the launchers of a run on several nodes.
+
+    One of the nodes serves the rendezvous.
+    """
 
     address: str
     port: int
-    first_attempt: int  # of the launch that is meant
+    # The first attempt of the launch to which this message applies.
+    first_attempt: int
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """The control plane changed a run's row: its state, or a large Hello of a new attempt."""
+    """Notice that the control plane changed a run's state or stored a new attempt's Hello."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

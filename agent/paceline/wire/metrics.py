@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-MOST_METRICS = 32  # names of a run: of its training, and as many of its evaluations
+# Number of metric names of a run's training, and of its evaluations.
+MOST_METRICS = 32
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
@@ -16,34 +17,43 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 class MetricRecord(msgspec.Struct, frozen=True, array_like=True):
     """One rank's training metrics of one step. A script that logs only a loss sends none."""
 
-    attempt: int  # how often all ranks were started before
+    # How often all ranks were started before.
+    attempt: int
     rank: int
-    step: int  # as `StepRecord.step`
-    weight: float  # of this rank in the global batch: its samples or its load, as for the loss
-    values: dict[str, float]  # by name; means over the rank's batch
+    # The same step as `StepRecord.step`.
+    step: int
+    # Weight of this rank in the global batch: its samples or its load, as for the loss.
+    weight: float
+    # Means over the rank's batch, by metric name.
+    values: dict[str, float]
 
 
 class MetricBatch(msgspec.Struct, frozen=True, tag="metrics"):
-    """What one rank's telemetry thread flushes at once."""
+    """Metric records that one rank's telemetry thread sends together."""
 
     records: list[MetricRecord]
 
 
 class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
-    """What a rank measured on held-out data. Sent once for each call of the script."""
+    """A rank's measurements on held-out data, sent once for each call by the script."""
 
     attempt: int
     rank: int
-    step: int  # the last one before it; -1: none
-    epoch: int  # of that step
-    trained: int  # samples that the run had trained on by then, over all ranks
+    # The last step before the evaluation; -1: none.
+    step: int
+    # The epoch of `step`.
+    epoch: int
+    # Samples that the run had trained on by then, over all ranks.
+    trained: int
     at: float  # Unix time
-    samples: int | None  # that the values are means over; None: rank 0's values count alone
-    values: dict[str, float]  # by name; NaN or infinite if the script measured that
+    # Number of samples over which the values are means; None: only rank 0's values count.
+    samples: int | None
+    # Values by metric name; NaN or infinite if the script measured that.
+    values: dict[str, float]
 
 
 def of_names(names: Iterable[str]) -> str | None:
-    """What is wrong with names of metrics; None: nothing is."""
+    """Return the first problem with names of metrics; None if there is none."""
     for name in names:
         if _NAME.fullmatch(name) is None:
             return (
@@ -54,14 +64,14 @@ def of_names(names: Iterable[str]) -> str | None:
 
 
 def of_metrics(record: MetricRecord) -> str | None:
-    """What is wrong with the values of a record; None: nothing is."""
+    """Return the first problem with the values of a record; None if there is none."""
     if not 0 <= record.weight < math.inf:
         return f"weight is {record.weight}, not a finite number of at least 0"
     return _of_count(record.values) or of_names(record.values)
 
 
 def of_evaluation(message: Evaluation) -> str | None:
-    """What is wrong with the values of an evaluation; None: nothing is."""
+    """Return the first problem with the values of an evaluation; None if there is none."""
     if not message.values:
         return "values are empty"
     return _of_count(message.values) or of_names(message.values)

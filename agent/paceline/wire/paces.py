@@ -1,4 +1,4 @@
-"""How fast ranks are, for a leader that picks the samples of a stream by itself."""
+"""The speeds of ranks, for a leader that picks the samples of a stream without the controller."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ _MOST = 1e6
 
 
 class Paces(msgspec.Struct, frozen=True):
-    """A step with n samples, whose sizes add up to Λ, takes rank j ``a[j]·Λ + c[j]·n + b[j]`` s."""
+    """Linear model of step times.
 
-    a: list[float]  # [W] s per size unit, > 0, at most 1e6
-    c: list[float]  # [W] s per sample, 0 to 1e6
-    b: list[float]  # [W] s per step, 0 to 1e6
+    A step with n samples of total size Λ takes rank j ``a[j]·Λ + c[j]·n + b[j]`` seconds.
+    """
+
+    # [W] seconds per size unit, above 0 and at most 1e6
+    a: list[float]
+    # [W] seconds per sample, 0 to 1e6
+    c: list[float]
+    # [W] seconds per step, 0 to 1e6
+    b: list[float]
 
     def problem(self, width: int) -> str | None:
-        """What is wrong with them for so many ranks; None: nothing is."""
+        """Return the first problem with the values for `width` ranks; None if there is none."""
         for name, least in (("a", 1e-100), ("c", 0.0), ("b", 0.0)):
             values: list[float] = getattr(self, name)
             if len(values) != width:
                 return f"paces.{name} are of {len(values)} of {width} ranks"
-            if not all(least <= value <= _MOST for value in values):  # NaN is not
+            # The comparison is false for NaN, too.
+            if not all(least <= value <= _MOST for value in values):
                 return f"paces.{name} holds what is not a number from {least:g} to {_MOST:g}"
         return None

@@ -1,9 +1,9 @@
-"""A large `Hello` in parts.
+"""Splitting of a large `Hello` into parts.
 
-A data set of 20 million samples makes a `Hello` of 160 MB. In one entry of a stream it would block
-the bus, ingest and the live streams of all runs, and no time-out would be long enough for it. So
-rank 0 sends it as parts of `PART_BYTES` (`in_parts`). Ingest stores each part as it comes, in any
-order, and puts them together (`joined`) once the last one is there.
+A data set of 20 million samples makes a `Hello` of 160 MB. As a single entry of a stream, this
+message would block the bus, ingest and the live streams of all runs, and would exceed any sensible
+time-out. So rank 0 sends it as parts of `PART_BYTES` (`in_parts`). Ingest stores each part as it
+arrives, in any order, and joins them (`joined`) once the last one is there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from paceline.wire.codec import WireError, decode, encode
 from paceline.wire.messages import Hello, HelloPart
 
 DIGEST_BYTES = 16
-PART_BYTES = 128 * 2**10  # an entry of this size takes the bus well under a millisecond
-# Of a data set that is no stream. Tested at this number: `long` tests of ingest, and ingest.py.
+# An entry of this size takes the bus well under a millisecond.
+PART_BYTES = 128 * 2**10
+# Largest data set that is no stream. The `long` tests of ingest and the benchmark ingest.py use
+# this number.
 MOST_SAMPLES = 20_000_000
-# Per sample: its size, whether it is used, its bytes and its node; and what is there per rank.
+# Per sample: its size, whether it is used, its bytes and its node. The constant is for what a Hello
+# holds per rank.
 MOST_PARTS = (MOST_SAMPLES * (8 + 4 + 4 + 2) + 128 * 2**20) // PART_BYTES
-# What a Hello has besides its arrays of samples: of the run, and of each rank.
+# Bytes of a Hello besides its arrays of samples: for the run, and for each rank.
 _OF_RUN, _OF_RANK = 64 * 2**10, 2**10
 
 
@@ -41,7 +44,7 @@ class _Segment(msgspec.Struct):
 
 
 class _Hello(msgspec.Struct, tag="hello"):
-    """The arrays of a Hello. All else is skipped, and no objects are made of it."""
+    """The arrays of a Hello. Other fields are skipped, and no objects are created for them."""
 
     sizes: memoryview = memoryview(b"")
     used: memoryview = memoryview(b"")
@@ -67,26 +70,27 @@ _with_arrays: msgspec.msgpack.Decoder[_Hello | _Adopted] = msgspec.msgpack.Decod
 
 
 def without_arrays(data: bytes) -> int:
-    """Return how many bytes of an encoded message are not in arrays of samples.
+    """Return how many bytes of an encoded message are outside of its arrays of samples.
 
-    `decode` makes objects of them: a list of 1 MiB may become 64 MiB. Arrays stay as they are.
+    `decode` creates objects for these bytes: a list of 1 MiB may need 64 MiB. Arrays keep their
+    size.
     """
     try:
         return len(data) - _with_arrays.decode(data).arrays()
-    except (ValueError, RecursionError):  # another message, or none
+    # The data is another message, or no message.
+    except (ValueError, RecursionError):
         return len(data)
 
 
 def digest(data: bytes) -> bytes:
-    """Return the name of an encoded Hello: parts of two that differ are never mixed."""
+    """Return the name of an encoded Hello, which keeps parts of two different ones apart."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def in_parts(hello: Hello) -> list[Hello | HelloPart]:
-    """Return the messages that bring a Hello to ingest: itself if it is small.
+    """Return the messages that bring a Hello to ingest: the Hello itself if it is small.
 
-    Raises:
-        ValueError: the data set has more than `MOST_SAMPLES`.
+    Raise a ValueError if the data set has more than `MOST_SAMPLES`.
     """
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
         raise ValueError(
@@ -105,21 +109,17 @@ def in_parts(hello: Hello) -> list[Hello | HelloPart]:
 
 
 def joined(data: bytes, name: bytes, ranks: int) -> Hello:
-    """Return the Hello that parts make together.
+    """Return the Hello that parts make together; raise a WireError if they make no valid Hello.
 
-    Args:
-        data: of all parts, in their order.
-        name: as each part gives it.
-        ranks: the most that the run may have.
-
-    Raises:
-        WireError: they make none.
+    `data` is that of all parts in their order, `name` the digest that each part carries, and
+    `ranks` the largest number of ranks that the run may have.
     """
     if digest(data) != name:
         raise WireError("the parts of a Hello do not make what their digest names")
     try:
         others = len(data) - _hello.decode(data).arrays()
-    except (ValueError, RecursionError) as error:  # of msgspec, too
+    # msgspec's errors are ValueErrors.
+    except (ValueError, RecursionError) as error:
         raise WireError(f"the parts of a Hello make none: {error}") from error
     if others > (most := _OF_RUN + _OF_RANK * ranks):
         raise WireError(

@@ -1,4 +1,4 @@
-"""What a rank does at a moment of its training."""
+"""The phases of a rank's training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A part of a step, or what lies between two of them. A step goes through them in order."""
+    """A phase of a step, or of the time between two steps. A step has its phases in this order."""
 
-    PLAN = "plan"  # waits for the plan's next segment, which rank 0 stores
-    DATA = "data"  # waits for its batch
-    COMPUTE = "compute"  # in the loop's body, before the last gradient or behind the reduction
-    SYNC = "sync"  # in the reduction of the gradients, which waits for all ranks
-    CHECKPOINT = "checkpoint"  # saves one, between two steps: all ranks do, and wait for each other
-    SCRIPT = "script"  # in the script's own code outside of the loop, as in an evaluation
+    # The rank waits for the next segment of the plan, which rank 0 stores.
+    PLAN = "plan"
+    # The rank waits for its batch.
+    DATA = "data"
+    # The rank is in the loop's body, before the last gradient or after the reduction.
+    COMPUTE = "compute"
+    # The rank is in the reduction of the gradients, which waits for all ranks.
+    SYNC = "sync"
+    # The rank saves a checkpoint between two steps. All ranks do that and wait for each other.
+    CHECKPOINT = "checkpoint"
+    # The rank is in the script's code outside of the loop, such as an evaluation.
+    SCRIPT = "script"

@@ -1,7 +1,7 @@
-"""What is wrong with the values of a message, as far as their types allow them.
+"""Validation of message values beyond their types.
 
-Any program may write to the bus, so a message that decodes may still hold what no database takes
-or what no reader can use. Each function returns a reason that names the field, or None.
+Any program may write to the bus, so a message that decodes may still hold values that a database
+rejects or a reader cannot use. Each function returns a reason that names the field, or None.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-DEEPEST = 32  # levels that a plain value may be nested
+# Levels of nesting of a plain value.
+DEEPEST = 32
 
 
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
-    """What JSON or MessagePack cannot hold, such as NaN or an integer of 70 bits.
+    """Return the first value that JSON or MessagePack cannot hold, such as NaN or a 70-bit integer.
 
-    Args:
-        value: of any type.
-        place: the field that holds it.
-        depth: how many lists and mappings are around it.
+    `place` is the name of the field; `depth` is the number of lists and mappings around the value.
     """
     if depth > DEEPEST:
         return f"{place} is nested more than {DEEPEST} deep"
@@ -46,7 +44,7 @@ def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
 
 
 def of_text(value: str, place: str) -> str | None:
-    """A lone surrogate, which UTF-8 cannot hold."""
+    """Report a lone surrogate, which UTF-8 cannot hold."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -55,7 +53,7 @@ def of_text(value: str, place: str) -> str | None:
 
 
 def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
-    """A field that is negative, or not below its bound."""
+    """Report a field that is negative, or not below its bound."""
     for name, bound in bounds.items():
         if not 0 <= getattr(message, name) < bound:
             return f"{name} is {getattr(message, name)}: it must be at least 0 and below {bound}"
@@ -63,7 +61,7 @@ def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
 
 
 def of_times(message: Any, names: Sequence[str]) -> str | None:
-    """A time that is below zero, infinite or NaN."""
+    """Report a time that is negative, infinite or NaN."""
     for name in names:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"

@@ -1,4 +1,4 @@
-"""What only a node and the control plane may read, although the bus keeps it on its disk."""
+"""Encryption between the control plane and one node: the bus may write entries to its disk."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ class Secrets(msgspec.Struct, frozen=True):
     """The sealed part of a launch."""
 
     env: dict[str, str]
-    bus: str  # URL with the run's own user
-    key: bytes  # of the run
+    # URL with the run's own user.
+    bus: str
+    # The run's key.
+    key: bytes
 
 
 class SealError(ValueError):
-    """A seal that this node's key does not open."""
+    """Failure to decrypt with this node's key."""
 
 
 def seal(secrets: Secrets, key: bytes) -> bytes:
-    """The secrets, encrypted for the node that has this key; never twice the same bytes."""
+    """Encrypt secrets for the node that has this key; no two calls return the same bytes."""
     return _fernet(key).encrypt(msgspec.msgpack.encode(secrets))
 
 
 def unseal(sealed: bytes, key: bytes) -> Secrets:
-    """What `seal` was given.
-
-    Raises:
-        SealError: it was sealed for another node, or is no seal.
-    """
+    """Decrypt the result of `seal`; raise a SealError for other bytes or another node's secrets."""
     try:
         return msgspec.msgpack.decode(_fernet(key).decrypt(sealed), type=Secrets)
     except (InvalidToken, msgspec.DecodeError) as error:
@@ -42,16 +40,12 @@ def unseal(sealed: bytes, key: bytes) -> Secrets:
 
 
 def seal_answer(content: bytes, key: bytes) -> bytes:
-    """What a node answers, encrypted for the control plane, which has the node's key, too."""
+    """Encrypt a node's answer for the control plane, which has the node's key, too."""
     return _fernet(key, b"answers").encrypt(content)
 
 
 def unseal_answer(sealed: bytes, key: bytes) -> bytes:
-    """What `seal_answer` was given.
-
-    Raises:
-        SealError: another node sealed it, or it is no seal.
-    """
+    """Decrypt the result of `seal_answer`; raise a SealError for other bytes or another node's."""
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:
@@ -59,6 +53,7 @@ def unseal_answer(sealed: bytes, key: bytes) -> bytes:
 
 
 def _fernet(key: bytes, purpose: bytes = b"sealing") -> Fernet:
-    # A key of its own: the node's key makes MACs, and no key should serve two purposes.
+    # The purpose gets a key of its own: the node's key makes MACs, and a key should serve one
+    # purpose.
     derived = hashlib.blake2b(purpose, digest_size=32, key=key).digest()
     return Fernet(base64.urlsafe_b64encode(derived))

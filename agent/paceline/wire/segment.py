@@ -14,9 +14,11 @@ from paceline.wire.paces import Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
-MOST_STEPS = 2**53  # a step's number is exact in JSON and in a double
+# JSON and doubles represent a step's number below this bound exactly.
+MOST_STEPS = 2**53
 
-_INT, _BIG = 2**31, 2**63  # columns of 32 and 64 bits
+# Bounds of database columns of 32 and 64 bits.
+_INT, _BIG = 2**31, 2**63
 _BOUNDS = {
     "seq": _BIG,
     "epoch": _INT,
@@ -26,51 +28,74 @@ _BOUNDS = {
     "moved": _INT,
     "across": _INT,
 }
-_LONGEST_RANGE = 2**20  # steps of feedback
-_MOST_THREADS = 65_536  # CPU threads of a rank
-_SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
+# Steps of feedback.
+_LONGEST_RANGE = 2**20
+# CPU threads of a rank.
+_MOST_THREADS = 65_536
+# A share above 0 is at least this large, so that quotients with it as divisor stay finite.
+_SMALLEST_SHARE = 1e-9
 _SOURCES = ("controller", "coast", "equal")
 
 
 class Segment(msgspec.Struct, frozen=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
-    With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same
-    plan again. Ranks check nothing: the leader asks `problem` before it adopts a segment, and so
-    does ingest before it stores one. So what a leader adopts can be stored.
+    The same policy code with the run's sizes and the feedback rows of `feedback` gives the same
+    plan again. Ranks validate nothing: the leader calls `problem` before it adopts a segment, and
+    ingest calls it before it stores one. So every segment that a leader adopts can be stored.
     """
 
-    seq: int  # counts adopted segments of this attempt from 0
+    # Number of the segment among the adopted segments of this attempt, from 0.
+    seq: int
     epoch: int
     first_step: int
-    counts: list[list[int]]  # [step][rank] samples
-    indices: bytes  # little-endian uint32, all steps and ranks in order; see `assignments`
-    policy: str  # preset's name
-    version: int  # policy version of the run: 0 at the start, +1 at each switch
-    # "controller"; "coast": planned by the leader because nothing came in time; or "equal": planned
-    # by the leader, with equal parts, because the script's loss allows no others.
+    # [step][rank] samples
+    counts: list[list[int]]
+    # Little-endian uint32, all steps and ranks in order; see `assignments`.
+    indices: bytes
+    # Name of the preset.
+    policy: str
+    # Policy version of the run: 0 at the start, one more with each switch.
+    version: int
+    # Origin of the plan. "controller"; "coast": the leader planned because no proposal came in
+    # time; or "equal": the leader planned with equal local batches, because the script's loss
+    # allows no others.
     source: str
-    epoch_end: bool  # the epoch is over after this segment
-    ett_s: list[list[float]] = []  # [step][rank] expected compute time; empty: unknown
-    shares: list[float] = []  # of the load, per rank, for coasting; empty: equal counts
-    feedback: list[tuple[int, int]] = []  # half-open ranges of the steps that the predictor saw
-    shuffled: bool = False  # the shuffler ran before this segment was scheduled
-    moved: int = 0  # samples that got another holder: shuffled, or given to another rank
-    plan_s: float = 0.0  # what planning took
-    memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
-    threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
+    # True if the epoch ends with this segment.
+    epoch_end: bool
+    # [step][rank] forecast of the compute time in seconds; empty: unknown.
+    ett_s: list[list[float]] = []
+    # Each rank's share of the load, which the leader uses while coasting; empty: equal counts.
+    shares: list[float] = []
+    # Half-open ranges of the steps that the predictor used.
+    feedback: list[tuple[int, int]] = []
+    # True if the shuffler ran before this segment was scheduled.
+    shuffled: bool = False
+    # Samples that changed their holder: they were shuffled, or given to another rank.
+    moved: int = 0
+    # Seconds that planning took.
+    plan_s: float = 0.0
+    # State that the policy gets back when it plans the next segment.
+    memory: dict[str, Any] = {}
+    # CPU threads of each rank; empty: as the script set them.
+    threads: list[int] = []
     synchroniser: Synchronisation = ALLREDUCE
-    # For the operator: why this synchroniser was chosen, or why parts are equal. Empty: the policy
-    # has no other synchroniser.
+    # For the operator: why this synchroniser was chosen, or why local batches are equal. Empty: the
+    # policy has no other synchroniser.
     why: str = ""
-    across: int = 0  # of `moved`: whose new holder is on another node
-    pooled: bool = False  # ranks take batches over from each other; the leader says whether
-    # Where data lives on nodes: who holds other samples in the next epoch; None: not decided here.
+    # Those of the `moved` samples whose new holder is on another node.
+    across: int = 0
+    # True if ranks take batches over from each other; the leader decides.
+    pooled: bool = False
+    # Data that is stored on nodes: the samples whose holder changes with the next epoch. None: this
+    # segment does not decide it.
     moves: Moves | None = None
-    homes: bool = False  # and samples are trained on nodes that hold them, also while coasting
-    # Of a stream: how fast ranks are. A proposal has no samples then; the leader picks them.
+    # True if nodes train the samples that they hold, also while coasting.
+    homes: bool = False
+    # For a stream: the speeds of ranks. Such a proposal has no samples; the leader picks them.
     paces: Paces | None = None
-    anew: bool = False  # planned without the memory of the segment before, which was forgotten
+    # True if this segment was planned without the previous segment's memory, which was lost.
+    anew: bool = False
 
     @property
     def steps(self) -> int:
@@ -78,18 +103,17 @@ class Segment(msgspec.Struct, frozen=True):
         return len(self.counts)
 
     def assignments(self) -> list[list[npt.NDArray[np.int64]]]:
-        """Sample indices, [step][rank] → int64 array (possibly empty)."""
+        """Return sample indices, [step][rank] → int64 array (possibly empty)."""
         flat = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([n for row in self.counts for n in row])
         parts = iter(np.split(flat, ends[:-1]) if len(ends) else [])
         return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
-        """Why no leader may adopt it, whatever ran before; None if one may.
+        """Return why no leader may adopt the segment, whatever ran before; None if one may.
 
-        Args:
-            world: ranks of the attempt; None: unknown.
-            samples: of the data set; None: unknown.
+        `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
+        unknown.
         """
         width = world or 0
         if world is None and self.counts:
@@ -110,7 +134,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[list[int]], bytes]:
-    """`Segment.counts` and `Segment.indices` of [step][rank] index arrays."""
+    """Return `Segment.counts` and `Segment.indices` for [step][rank] index arrays."""
     counts = [[len(part) for part in step] for step in assignments]
     flat = [part for step in assignments for part in step]
     joined = np.concatenate(flat) if flat else np.empty(0)
@@ -144,7 +168,6 @@ def _of_indices(segment: Segment, samples: int | None) -> str | None:
 
 
 def _of_forecast_and_feedback(segment: Segment, width: int) -> str | None:
-    """What is wrong with what its plan rested on."""
     if segment.ett_s and [len(row) for row in segment.ett_s] != [width] * segment.steps:
         return "ett_s does not fit counts"
     if not all(all(map(math.isfinite, row)) for row in segment.ett_s):

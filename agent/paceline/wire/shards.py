@@ -1,4 +1,4 @@
-"""Data that lives on nodes: what planning needs to know of it, and how a plan moves it."""
+"""Data that is stored on nodes: its location, and how a plan moves it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-NOWHERE = 2**16 - 1  # in `Shards.held`: no node has the sample
+# Value in `Shards.held` of a sample that no node has.
+NOWHERE = 2**16 - 1
 
 Ints = npt.NDArray[np.int64]
 
 
 class Shards(msgspec.Struct, frozen=True):
-    """Which nodes keep samples, and which samples they have when an attempt begins."""
+    """The nodes that store samples, and the samples on each when an attempt begins."""
 
-    nodes: list[int]  # number of each rank's node, [W]; ranks of a node share its directory
-    limits: list[int]  # bytes that each node keeps at most, [nodes]
-    lengths: bytes  # bytes of each sample: little-endian uint32, [N]
-    held: bytes  # number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N]
+    # Number of each rank's node, [W]. Ranks of a node share its directory.
+    nodes: list[int]
+    # Largest number of bytes that each node stores, [nodes].
+    limits: list[int]
+    # Bytes of each sample: little-endian uint32, [N].
+    lengths: bytes
+    # Number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N].
+    held: bytes
 
     def lengths_array(self) -> Ints:
-        """Bytes of each sample, [N]."""
+        """Return the bytes of each sample, [N]."""
         return np.frombuffer(self.lengths, "<u4").astype(np.int64)
 
     def holders(self) -> Ints:
-        """The node that has each sample, or -1, [N]."""
+        """Return the node that has each sample, or -1, [N]."""
         held = np.frombuffer(self.held, "<u2").astype(np.int64)
         return np.where(held == NOWHERE, -1, held)
 
     def problem(self, world: int, samples: int) -> str | None:
-        """What is wrong with it for so many ranks and samples; None: nothing."""
+        """Return the first problem with the values; None if there is none."""
         count = len(self.limits)
         if len(self.nodes) != world:
             return f"shards.nodes are of {len(self.nodes)} of {world} ranks"
@@ -45,23 +50,25 @@ class Shards(msgspec.Struct, frozen=True):
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """Samples that get another holder with the next epoch: holdings after, less those before."""
+    """Samples whose holder changes with the next epoch."""
 
-    samples: bytes  # little-endian uint32, [K], ascending
-    ranks: bytes  # who holds each of them then: little-endian uint32, [K]
+    # Little-endian uint32, [K], ascending.
+    samples: bytes
+    # The new holder of each of these samples: little-endian uint32, [K].
+    ranks: bytes
 
     @staticmethod
     def of(samples: Ints, ranks: Ints) -> Moves:
-        """From arrays."""
+        """Make the message from arrays, [K] each."""
         return Moves(samples.astype("<u4").tobytes(), ranks.astype("<u4").tobytes())
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Samples and ranks, [K] each."""
+        """Return samples and ranks, [K] each."""
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 
     def problem(self, world: int, samples: int | None) -> str | None:
-        """What is wrong with it; None: nothing. `samples` None: not known."""
+        """Return the first problem, None if there is none. `samples` None: unknown."""
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
             return "moves: samples and ranks are not one rank for each sample"
         moved, ranks = self.arrays()

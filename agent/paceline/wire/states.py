@@ -1,4 +1,4 @@
-"""The states of a run, which of them are final, and which may follow each other."""
+"""The states of a run, and the order in which they may follow each other."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a run is in its life. States only go forward; a final state stays."""
+    """The state of a run. States only go forward; a final state stays."""
 
-    PENDING = "pending"  # recorded; no process of it was seen yet
-    QUEUED = "queued"  # its engine has it, and has no nodes for it yet
-    STARTING = "starting"  # its processes start
-    RUNNING = "running"  # it trains
-    FINISHED = "finished"  # its script ended by itself
-    FAILED = "failed"  # a process ended with an error, or nothing was heard of the run
-    STOPPED = "stopped"  # somebody asked for its end
+    # Recorded; no process of the run was seen yet.
+    PENDING = "pending"
+    # Submitted to an engine, which has no nodes for the run yet.
+    QUEUED = "queued"
+    # Processes are starting.
+    STARTING = "starting"
+    # Ranks train.
+    RUNNING = "running"
+    # The script reached its end.
+    FINISHED = "finished"
+    # A process ended with an error, or the run stopped sending signs of life.
+    FAILED = "failed"
+    # An operator ended the run.
+    STOPPED = "stopped"
 
     @property
     def final(self) -> bool:
-        """Whether the run is over."""
+        """True if the run is over."""
         return self in _FINAL
 
     def may_become(self, other: State) -> bool:
-        """Whether `other` may follow this state, directly or with others between them."""
+        """Return True if `other` may follow this state, directly or after further states."""
         return not self.final and (other.final or _ORDER.index(other) > _ORDER.index(self))
 
     @property
@@ -34,4 +41,5 @@ class State(StrEnum):
 _ORDER = (State.PENDING, State.QUEUED, State.STARTING, State.RUNNING)
 _FINAL = (State.FINISHED, State.FAILED, State.STOPPED)
 
-ENDED = tuple(state.value for state in _FINAL)  # the names of the final states
+# Names of the final states.
+ENDED = tuple(state.value for state in _FINAL)

@@ -1,4 +1,4 @@
-"""The streams of the bus: what each is called, who writes and reads it, and how long it gets.
+"""The streams of the bus: their names, writers, readers and lengths.
 
 ========================  =========================  ===========================================
 stream                    writer → reader            messages
@@ -27,8 +27,7 @@ stream                    writer → reader            messages
 ``answers(node, id)``     agent → web                `Answer`
 ========================  =========================  ===========================================
 
-What stands on ``control(run)``, ``commands(node)`` and ``answers(node, id)`` carries a MAC
-(`authentic`).
+Entries on ``control(run)``, ``commands(node)`` and ``answers(node, id)`` carry a MAC (`authentic`).
 """
 
 from __future__ import annotations
@@ -36,59 +35,66 @@ from __future__ import annotations
 import re
 
 TELEMETRY = "paceline:telemetry"
-INGEST_GROUP = "ingest"  # of those that read telemetry together
+# Consumer group of the processes that read telemetry together.
+INGEST_GROUP = "ingest"
 
 CHANGES = "paceline:changes"
-CHANGES_LENGTH = 1_000  # entries: a web process that lags behind asks the database about all runs
+# In entries. A web process that falls further behind queries the database about all runs.
+CHANGES_LENGTH = 1_000
 CONTROL_LENGTH = 64
-COMMANDS_LENGTH = 1_000  # of a node whose agent may never come back
+# Bounds the stream of a node whose agent never comes back.
+COMMANDS_LENGTH = 1_000
 
 
-# A node's name is part of streams, of users on the bus and of addresses of the API.
+# A node's name is part of streams, of users on the bus and of URLs of the API.
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _WRITTEN = re.compile(r"paceline:(run|node):(.+):telemetry")
 
 
 def is_node(name: str) -> bool:
-    """Whether a node may have this name."""
+    """Return True if a node may have this name."""
     return _NODE.fullmatch(name) is not None
 
 
 def run_telemetry(run: str) -> str:
-    """The stream of what a run's own processes report."""
+    """Return the stream of the reports of a run's own processes."""
     return f"paceline:run:{run}:telemetry"
 
 
 def node_telemetry(node: str) -> str:
-    """The stream of what a node's agent reports, about itself and about runs of that node."""
+    """Return the stream of a node's agent, for reports about itself and about runs of that node."""
     return f"paceline:node:{node}:telemetry"
 
 
 def writer_of(stream: str) -> tuple[str, str]:
-    """Who alone writes to a stream, "run" or "node", and its name; both empty: not one alone."""
+    """Return the only writer of a stream: "run" or "node", and its name.
+
+    Both are empty if the stream has several writers.
+    """
     parts = _WRITTEN.fullmatch(stream)
     return ("", "") if parts is None else (parts[1], parts[2])
 
 
 def live(run: str) -> str:
-    """The stream of what is committed about a run, for its controller."""
+    """Return the stream of committed messages about a run, for the run's controller."""
     return f"paceline:run:{run}:live"
 
 
 def control(run: str) -> str:
-    """The stream from a run's controller to its leader."""
+    """Return the stream from a run's controller to its leader."""
     return f"paceline:run:{run}:control"
 
 
 def commands(node: str) -> str:
-    """The stream of commands to a node's agent."""
+    """Return the stream of commands to a node's agent."""
     return f"paceline:node:{node}:commands"
 
 
 def answers(node: str, question: str) -> str:
-    """The stream of a node's answer to a question, by the question's id; there for a short while.
+    """Return the stream of a node's answer to the question with this id.
 
-    With ``*`` as the id: the pattern of all that the node may answer on.
+    The stream exists for a short while. With ``*`` as the id, return the pattern of all streams on
+    which the node may answer.
     """
     return f"paceline:node:{node}:answer:{question}"

@@ -1,10 +1,10 @@
-"""How gradients meet in a segment: one type for each synchroniser, with what it takes.
+"""The synchronisers of a segment: one type for each way in which ranks synchronise gradients.
 
     Partial(PartialRules(probes=2, staleness=4, mean=True))
 
 travels as ``{"name": "partial", "parameters": {"staleness": 4, "mean": true, "probes": 2}}``. A
-parameter that has its default is left out. Decoding refuses what ranks could not train with, except
-for what depends on how many ranks there are: `Synchronisation.problem` checks all of it.
+parameter that has its default is left out. Decoding rejects values with which no ranks could train.
+`Synchronisation.problem` also checks the values against the number of ranks.
 """
 
 from __future__ import annotations
@@ -24,53 +24,72 @@ Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
 class _Rules(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a synchroniser takes. A field without a default always travels."""
+    """Parameters of a synchroniser. A field without a default is always encoded."""
 
 
 class NoRules(_Rules, frozen=True):
-    """The synchroniser takes no parameters."""
+    """The parameters of a synchroniser that takes none."""
 
 
 class OuterRules(_Rules, frozen=True, kw_only=True):
-    """An optimiser of the means: SGD with Nesterov momentum on what replicas changed since."""
+    """Parameters of an optimiser of the means: SGD with Nesterov momentum.
+
+    Its gradient is the change of the mean of all replicas since the previous mean.
+    """
 
     rate: Annotated[float, Meta(gt=0, le=10)]
     momentum: Annotated[float, Meta(ge=0, lt=1)]
 
 
 class AveragingRules(_Rules, frozen=True, kw_only=True):
-    """When replicas become their mean, and what becomes of the mean."""
+    """Parameters that say when replicas become their mean, and how the mean is applied."""
 
-    every: Positive | None  # steps between two means; None: only at an epoch's end
-    outer: OuterRules | None = None  # None: the mean itself is what ranks go on with
-    parts: Positive = 1  # of the parameters, each of which has its means at steps of its own
-    overlap: Natural = 0  # steps that ranks make while a mean is on its way
-    keep: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of a rank's own replica, with overlap
+    # Steps between two means; None: only at an epoch's end.
+    every: Positive | None
+    # None: ranks continue with the mean itself.
+    outer: OuterRules | None = None
+    # Number of groups of parameters, each of which has its means at steps of its own.
+    parts: Positive = 1
+    # Steps that ranks make while a mean is computed.
+    overlap: Natural = 0
+    # Share of a rank's own replica in the result, with overlap.
+    keep: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.parts > (self.every or 1):
             raise ValueError(f"parts: {self.parts}; give {self.every or 1} or less, as `every`")
         most = 0 if self.every is None else self.every // self.parts
-        if self.overlap > most:  # else two means would be on their way at once
+        # A longer overlap would compute two means at once.
+        if self.overlap > most:
             raise ValueError(f"overlap: {self.overlap}; give {most} or less, as `every` / `parts`")
 
 
 class RoundRules(_Rules, frozen=True, kw_only=True):
-    """Who calls a round of a partial all-reduce, and how far ranks may drift apart.
+    """Parameters that say which rank calls a round of a partial all-reduce, and bound the drift.
 
-    Exactly one of `probes`, `quorum`, `parts` and `spare` says who calls a round.
+    Exactly one of `probes`, `quorum`, `parts` and `spare` decides which rank calls a round.
     """
 
-    staleness: Natural | None  # rounds after which a gradient is dropped; None: never
-    mean: bool  # a rank's gradients that waited for the same round count as one; else their sum
-    lead: Natural | None = None  # steps that a rank may be ahead of the slowest; None: any number
-    waits: bool = False  # after its k-th step a rank waits until k rounds are over
-    paced: bool = False  # only ranks that are through with k steps call the k-th round
-    # The first to be ready, of so many ranks drawn for each round, calls it; None: of all ranks.
+    # Rounds after which a gradient is dropped; None: never.
+    staleness: Natural | None
+    # True: several gradients of a rank for the same round count as one, their mean. False: as their
+    # sum.
+    mean: bool
+    # Steps that a rank may be ahead of the slowest rank; None: any number.
+    lead: Natural | None = None
+    # True: after its k-th step a rank waits until k rounds are over.
+    waits: bool = False
+    # True: only ranks that have completed k steps call the k-th round.
+    paced: bool = False
+    # N ranks are drawn for each round, and the first of them to be ready calls it. None: all ranks
+    # are drawn.
     probes: Positive | UnsetType | None = UNSET
-    quorum: Positive | UnsetType = UNSET  # a round is called as soon as so many ranks are ready,
-    parts: Positive | UnsetType = UNSET  # or one rank in so many, rounded up,
-    spare: Natural | UnsetType = UNSET  # or all ranks but so many
+    # A round is called as soon as N ranks are ready.
+    quorum: Positive | UnsetType = UNSET
+    # A round is called as soon as 1/N of the ranks are ready, rounded up.
+    parts: Positive | UnsetType = UNSET
+    # A round is called as soon as all ranks but N are ready.
+    spare: Natural | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         callers = (self.probes, self.quorum, self.parts, self.spare)
@@ -78,7 +97,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
             raise ValueError("exactly one of probes, quorum, parts and spare is needed")
 
     def ready(self, world: int) -> int:
-        """How many of `world` ranks must be ready for a round, where none are drawn for it."""
+        """Return how many of `world` ranks must be ready for a round that draws no ranks."""
         if self.parts is not UNSET:
             return -(-world // self.parts)
         if self.spare is not UNSET:
@@ -88,43 +107,44 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
 
 
 class PartialRules(RoundRules, frozen=True, kw_only=True):
-    """Rounds among all ranks."""
+    """Parameters of rounds among all ranks."""
 
 
 class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
-    """Rounds within groups of ranks, and a parameter server between the groups."""
+    """Parameters of rounds within groups of ranks, with a parameter server between the groups."""
 
-    groups: list[Annotated[list[Natural], Meta(min_length=1)]]  # each rank is in one of them
-    every: Positive | None  # rounds of a group between two exchanges; None: only where all meet
+    # Each rank is in exactly one group.
+    groups: list[Annotated[list[Natural], Meta(min_length=1)]]
+    # Rounds of a group between two exchanges; None: only where all ranks synchronise.
+    every: Positive | None
 
 
 class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fields=True):
     @property
     def name(self) -> str:
-        """The synchroniser's name."""
         return str(self.__struct_config__.tag)
 
     @property
     def digest(self) -> str:
-        """16 hex digits: the same for the same name and parameters, in any process."""
-        # As a mapping: the order of a Struct's fields is that of its declaration.
+        """16 hex digits that are equal for equal name and parameters, in any process."""
+        # The order of a Struct's fields would be that of its declaration, so a mapping is encoded.
         text = msgspec.json.encode(msgspec.to_builtins(self), order="deterministic")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
         return 0
 
     @property
     def stale(self) -> bool:
-        """Whether rounds may apply gradients that were computed rounds before."""
         return False
 
     def problem(self, world: int | None = None) -> str | None:
-        """Why `world` ranks cannot train with it; None if they can, or if they can for some world.
+        """Return why `world` ranks cannot train with the synchroniser; None if they can.
 
-        A value made in Python may hold anything: only decoding checks types and ranges.
+        With `world` None, return None if some number of ranks can. A value made in Python may hold
+        anything, since only decoding checks types and ranges.
         """
         try:
             decode(msgspec.msgpack.encode(self))
@@ -143,58 +163,67 @@ class AllReduce(_Synchroniser, frozen=True, tag="allreduce"):
 
 
 class Averaging(_Synchroniser, frozen=True, tag="averaging"):
-    """Each rank steps by itself; at times all replicas become their mean."""
+    """Synchronisation by averaging.
+
+    Ranks step independently. After some of the steps, all replicas become their mean.
+    """
 
     parameters: AveragingRules
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
         rules = self.parameters
         return None if rules.every is None else rules.every + rules.overlap
 
 
 class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
-    """Each rank steps by itself; after each step two replicas become their mean."""
+    """Synchronisation in pairs.
+
+    Ranks step independently. After each step of a rank, its replica and another become their mean.
+    """
 
     parameters: NoRules = NoRules()
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
         return 1
 
 
 class Partial(_Synchroniser, frozen=True, tag="partial"):
-    """Each round reduces the gradients that are ready."""
+    """Synchronisation in rounds, each of which reduces the gradients that are ready."""
 
     parameters: PartialRules
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
         rules = self.parameters
         return rules.lead if rules.staleness is None else rules.staleness
 
     @property
     def stale(self) -> bool:
-        """Whether rounds may apply gradients that were computed rounds before."""
+        """True if rounds may apply gradients that were computed rounds before."""
         return self.parameters.staleness != 0
 
 
 class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
-    """As `Partial` within groups of ranks; groups exchange what they changed by a server."""
+    """`Partial` synchronisation within groups of ranks.
+
+    The groups exchange their changes through a parameter server.
+    """
 
     parameters: HierarchicalRules
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches others; None: any number."""
+        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
         return self.parameters.every
 
     @property
     def stale(self) -> bool:
-        """Whether rounds may apply gradients that were computed rounds before."""
+        """True if rounds may apply gradients that were computed rounds before."""
         return self.parameters.staleness != 0
 
     def _problem(self, world: int) -> str | None:
@@ -210,17 +239,13 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
 Synchronisation = AllReduce | Averaging | Pairwise | Partial | Hierarchical
 
 ALLREDUCE: Synchronisation = AllReduce()
-SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")  # their names
+SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")
 
 _decoder: msgspec.msgpack.Decoder[Synchronisation] = msgspec.msgpack.Decoder(Synchronisation)
 
 
 def decode(data: bytes) -> Synchronisation:
-    """The synchronisation in a MessagePack text.
-
-    Raises:
-        ValueError: it is none; the message names the field.
-    """
+    """Return the synchronisation encoded as MessagePack; a ValueError names the field."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -230,10 +255,10 @@ def decode(data: bytes) -> Synchronisation:
 
 
 def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchronisation:
-    """The synchroniser of this name with these parameters, as they stand in JSON.
+    """Return the synchroniser with this name and with parameters as JSON holds them.
 
-    Raises:
-        ValueError: ranks know no such synchroniser, or it does not take these parameters.
+    Raise a ValueError if ranks know no such synchroniser, or for parameters that it does not
+    take.
     """
     if name not in SYNCHRONISERS:
         raise ValueError(f"synchroniser {name!r}: ranks know {', '.join(SYNCHRONISERS)}")

@@ -1,4 +1,4 @@
-"""Words for values that a typed message or a policy's parameters do not allow."""
+"""Messages about values that a typed message or a policy's parameters do not allow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ _SAYS = {"contains unknown": "is not a known field", "missing required": "is mis
 
 
 def worded(error: msgspec.ValidationError, within: str = "") -> str:
-    """What is wrong with a value, with the field first: ``parameters.probes: expected `int` >= 1``.
+    """Describe an invalid value, with the field first: ``parameters.probes: expected `int` >= 1``.
 
-    Args:
-        error: of decoding or converting.
-        within: the field that the value stands in, such as ``parameters``.
+    `within` is the field that holds the value, such as ``parameters``.
     """
     match = _PLACE.fullmatch(str(error))
     assert match is not None

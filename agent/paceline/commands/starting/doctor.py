@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is wrong with a training script."""
+"""`paceline doctor`: checks a training script."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def doctor(
     env: Env = None,
     as_json: Json = False,
 ) -> None:
-    """Runs a script's first steps and tells what is wrong with it. Options come before the script.
+    """Check a script by running its first steps. Options come before the script.
 
-    It reports nothing to a server, and session.checkpoint saves to a folder that is deleted. What
-    the script saves by itself, it saves: give it another folder. Exit code 1: something is wrong.
+    Nothing is reported to a server, and session.checkpoint saves to a folder that is deleted. Files
+    that the script saves itself are not deleted: give it another folder. Exit code 1: the check
+    found problems.
     """
     from paceline.node.starting.examining import Level, examine
     from paceline.node.starting.foreground import say
@@ -63,7 +64,6 @@ def _document(finding: Finding) -> dict[str, object]:
 
 
 def _lines(finding: Finding) -> str:
-    """A finding for people: its level, what was looked at, what it says, and what to do."""
     first, *more = finding.says.split("\n")
     lines = [
         f"{finding.level.value:8} {finding.check}: {first}",

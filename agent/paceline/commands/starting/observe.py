@@ -1,4 +1,4 @@
-"""`paceline observe`: shows a training whose script knows nothing of Paceline."""
+"""`paceline observe`: shows a training whose script does not use Paceline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def observe(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Runs a command and shows how its ranks train, who is slow, and why.
+    """Run a command and show how its ranks train, which ranks are slow, and why.
 
     The script and its training are not changed, and nothing is planned. It may use
     DistributedDataParallel, FSDP2, Accelerate, Hugging Face's Trainer or Lightning::

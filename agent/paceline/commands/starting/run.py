@@ -132,7 +132,7 @@ def run(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Runs a training script on this machine, like torchrun. Options come before the script."""
+    """Run a training script on this machine, like torchrun. Options come before the script."""
     from paceline import observation
     from paceline.core import driver as drivers
     from paceline.node.starting import foreground, several
@@ -171,7 +171,8 @@ def run(
         choice = {field: value for field, value in asked.items() if value is not None}
         with connected(server, token, token_file) as client:
             raise typer.Exit(several.train(client, launch, nodes or "1", choice))
-    if observe:  # where agents start the ranks, the control plane tells them
+    # If agents start the ranks, the control plane sets this variable.
+    if observe:
         launch.env[observation.VARIABLE] = "1"
     if join_check is not None:
         raise InputError("--join-check: only with --nodes")
@@ -199,7 +200,6 @@ def _devices(
     seconds_per_step: float,
     nproc: int | None,
 ) -> dict[str, Any] | None:
-    """The devices that the ranks emulate; None: their own."""
     from paceline.node.starting import foreground
 
     if emulate is not None and slowdown is not None:
@@ -212,11 +212,7 @@ def _devices(
 
 
 def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) -> str:
-    """What stands in place of a policy.
-
-    Raises:
-        InputError: something was asked for that only a Session does.
-    """
+    """Return the name that stands in place of a policy; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if policy is not None or param or emulates:

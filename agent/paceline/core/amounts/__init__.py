@@ -1,6 +1,6 @@
-"""How much ranks get, have done and can do.
+"""Limits and counts of batches.
 
-`budget` makes steps of so many tokens, `shapes` puts counts of samples on a grid, `trained` counts
-the samples that a run has trained on,
-`devices` says what ranks can do relative to each other.
+`budget` limits steps by tokens instead of samples, `shapes` rounds counts of samples to a grid,
+`trained` counts the samples that a run has trained on, and `devices` compares the ranks' speeds by
+their devices.
 """

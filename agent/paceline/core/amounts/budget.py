@@ -1,8 +1,8 @@
-"""Steps of so many tokens, frames or seconds instead of so many samples: a budget of sizes.
+"""Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
-A step takes samples, in the epoch's order, until the sum of their sizes would pass the budget. What
-a step takes depends on no step before it. So the rest of an epoch has the same steps wherever
-training goes on, whatever the number of ranks.
+A step takes samples, in the epoch's order, until the sum of their sizes would exceed the budget. A
+step's samples depend on no earlier step. So the rest of an epoch has the same steps after any
+resume, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-ROUNDING = 1e-9  # relative: sums of the same sizes differ by so much at most, with their order
-_FIRST = 64  # samples among which the end of the first step is sought
+# Sums of the same sizes in different orders differ by less than this relative error.
+ROUNDING = 1e-9
+# The number of samples in which the search for the first step's end begins.
+_FIRST = 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a step may hold, in the unit of the sizes.
+    """The largest total size of a step, in the unit of the sizes.
 
     Args:
-        tokens: of a step over all ranks, at most.
+        tokens: the largest total size of a step over all ranks.
         sizes: λ of each sample, [N]; none is more than `tokens`.
-        limits: what each rank's part of a step may hold, [W]; None: there are no limits.
+        limits: the largest total size of each rank's local batch, [W]; None: there are no limits.
     """
 
     tokens: float
@@ -37,24 +39,23 @@ class Budget:
     limits: Floats | None = None
 
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
-        """How many samples each step has that takes them in this order, [S].
+        """Return the number of samples of each step, [S].
 
-        Args:
-            samples: in the order in which steps take them, [R].
-            steps: at most; None: until all are taken.
+        Steps take `samples` [R] in the given order, until `steps` steps are full; None: until the
+        end.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
         window = _FIRST * (steps + 1)
         while True:
-            # One step more: the last one that is found may go on behind the window.
+            # One more step is counted, because the last one found may extend beyond the window.
             counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
             if len(counts) > steps or window >= len(samples):
                 return counts[:steps]
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """A step's parts [rank], of which few samples move until each rank keeps its limit."""
+        """Return a step's local batches [rank]; few samples have moved, to keep limits."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -66,11 +67,9 @@ class Budget:
         return np.split(samples[np.argsort(made, kind="stable")], np.cumsum(counts)[:-1])
 
     def over(self, counts: Ints, samples: Ints) -> str | None:
-        """Which rank's part of a step is more than its limit; None: none is.
+        """Return why a local batch exceeds its rank's limit; None if none does.
 
-        Args:
-            counts: of each step and rank, [S, W].
-            samples: step by step, in each rank by rank.
+        `counts` is [S, W]; `samples` are ordered by step, then by rank.
         """
         if self.limits is None:
             return None
@@ -86,12 +85,10 @@ class Budget:
 
 
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
-    """How many samples each step has, [S]; the sum of their sizes is at most the budget.
+    """Return the number of samples of each step, [S], within the budget.
 
-    Args:
-        sizes: in the order in which steps take the samples, [R]; none is more than the budget.
-        budget: of a step, in the unit of the sizes.
-        steps: at most; None: until all samples are taken.
+    Steps take samples of `sizes` [R] in the given order, until `steps` steps are full; None: until
+    the end. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
@@ -100,7 +97,7 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
     start, window = 0, _FIRST
     while start < len(sizes) and (steps is None or len(counts) < steps):
         while True:
-            # Each sum begins with its own step: a sum over the epoch would round otherwise.
+            # Each sum starts at its own step: a running sum over the epoch would round differently.
             sums = np.cumsum(sizes[start : start + window])
             count = int(np.searchsorted(sums, budget, "right"))
             if count < len(sums) or start + len(sums) == len(sizes):
@@ -117,18 +114,14 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
 
 
 def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
-    """The rank of each sample of a step, such that no rank holds more than its limit, [n].
+    """Return the rank of each sample of a step, so that no rank exceeds its limit, [n].
 
-    A rank that holds more keeps what fits, its largest samples first. What is left goes to the rank
-    with the most room. That always succeeds under limits that `refuse_tight` lets pass.
-
-    Args:
-        ranks: of each sample, as planned, [n].
-        sizes: λ of each sample, [n].
-        limits: of each rank, [W].
+    A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
+    rank with the most room. This always succeeds under limits that `refuse_tight` accepts. `ranks`
+    [n] is the plan; `limits` [W] are in the unit of `sizes` [n].
 
     Raises:
-        ValueError: a sample fits nowhere.
+        ValueError: a sample fits on no rank.
     """
     room = limits * (1 + ROUNDING) - np.bincount(ranks, sizes, len(limits))
     full = room < 0
@@ -156,18 +149,14 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 
 
 def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
-    """Refuses limits into which some step of the budget might not fit.
+    """Reject limits [W] into which some step of the budget might not fit.
 
-    A sample fits nowhere only if each rank has less room than that. Then the step holds more than
-    Σ_j max(0, limit_j − longest) + longest.
-
-    Args:
-        limits: of each rank, [W].
-        longest: size of the largest sample.
-        budget: of a step.
+    A sample fits on no rank only if each rank has less room than the sample's size. Then the step
+    holds more than Σ_j max(0, limit_j − longest) + longest. `longest` is the size of the largest
+    sample.
 
     Raises:
-        ValueError: the limits are too tight; the message says what budget they hold.
+        ValueError: the limits are too tight; the message gives the largest possible budget.
     """
     given = ", ".join(shown(limit) for limit in limits)
     if limits.max() < longest:
@@ -186,14 +175,10 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
 
 
 def refuse_small(limits: Floats, longest: float) -> None:
-    """Refuses limits of micro-batches into which some sample might not fit.
-
-    Args:
-        limits: of each rank, [W].
-        longest: size of the largest sample.
+    """Reject limits [W] of micro-batches into which some sample might not fit.
 
     Raises:
-        ValueError: a limit is less than that.
+        ValueError: a limit is below `longest`, the size of the largest sample.
     """
     if (limits < longest).any():
         rank = int((limits < longest).argmax())
@@ -205,16 +190,16 @@ def refuse_small(limits: Floats, longest: float) -> None:
 
 
 def shown(amount: float) -> str:
-    """An amount exactly, so that what a message asks for is enough: 1000001, 0.1."""
+    """Format an amount exactly: 1000001, 0.1. A value copied from a message is large enough."""
     amount = float(amount)
     return str(int(amount)) if amount.is_integer() else repr(amount)
 
 
 def budget_of(given: Any) -> float:
-    """What `Session(token_budget=…)` was given.
+    """Validate the argument `token_budget` of `Session`.
 
     Raises:
-        TypeError, ValueError: it is no number above 0.
+        TypeError, ValueError: the argument is no finite number above 0.
     """
     if isinstance(given, bool) or not isinstance(given, Real):
         raise TypeError(f"token_budget is {given!r}: it must be a number, in the unit of the sizes")
@@ -224,14 +209,10 @@ def budget_of(given: Any) -> float:
 
 
 def refuse_larger(sizes: Floats, budget: float) -> None:
-    """Refuses a sample that no step can hold.
-
-    Args:
-        sizes: λ of each sample, [N].
-        budget: of a step, in the unit of the sizes.
+    """Reject a sample that no step can hold.
 
     Raises:
-        ValueError: there is one; the message names the first.
+        ValueError: a size, [N], exceeds the budget; the message names the first one.
     """
     larger = np.flatnonzero(sizes > budget)
     if len(larger):

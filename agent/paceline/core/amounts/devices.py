@@ -1,8 +1,8 @@
-"""What ranks can do relative to each other, by their devices alone: capacities.
+"""Relative speeds of ranks, estimated from their devices alone: capacities.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B ("Estimating
-throughput"): of CPU ranks by their cores, else by half-precision FLOP/s. These come from vendors'
-data sheets; where those do not tell, from a trial that the ranks make when they meet.
+throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. These come from
+vendors' data sheets, or from a trial at the start of the process group if a sheet is missing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from paceline.wire import RankDevice
 
-# Names as PyTorch gives them → dense half-precision TFLOP/s (tensor cores that add up in single
-# precision, without sparsity), from the data sheets and white papers of NVIDIA and AMD:
-# "Tesla P100", "Tesla V100", "Tesla T4", "A2", "A10", "A30", "A40", "A100", "L4", "L40", "L40S",
-# "H100", "H200", "DGX B200"; "NVIDIA Ampere GA102 GPU Architecture" and "NVIDIA Ada GPU
-# Architecture" for RTX; "AMD Instinct MI300X". Sheets that count sparsity say twice as much.
-# A part of a GPU (MIG) and a virtual GPU have names of their own, and are not here.
+# Names as PyTorch gives them → dense half-precision TFLOP/s (tensor cores that accumulate in single
+# precision, without sparsity), from the data sheets and white papers of NVIDIA and AMD: "Tesla
+# P100", "Tesla V100", "Tesla T4", "A2", "A10", "A30", "A40", "A100", "L4", "L40", "L40S", "H100",
+# "H200", "DGX B200"; "NVIDIA Ampere GA102 GPU Architecture" and "NVIDIA Ada GPU Architecture" for
+# RTX; "AMD Instinct MI300X". Data sheets that count sparsity list twice these values. Partitions of
+# a GPU (MIG) and virtual GPUs have names of their own and are not in the table.
 HALF_PRECISION_TFLOPS = {
     "Tesla P100-PCIE-12GB": 18.7,
     "Tesla P100-PCIE-16GB": 18.7,
@@ -51,21 +51,19 @@ HALF_PRECISION_TFLOPS = {
 
 
 class Capacities(NamedTuple):
-    """What each rank can do relative to the others, and what says so."""
+    """Speeds of the ranks relative to each other, and the measure behind them."""
 
-    values: tuple[float, ...]  # [W] above 0; empty: nothing tells
-    by: str  # "cores", "FLOP/s" of data sheets, "trial", "equal devices", or empty
+    # [W] above 0; empty: unknown.
+    values: tuple[float, ...]
+    # "cores", "FLOP/s" (of data sheets), "trial", "equal devices", or empty.
+    by: str
 
 
 UNKNOWN = Capacities((), "")
 
 
 def capacities(devices: Sequence[RankDevice]) -> Capacities:
-    """The ranks' capacities; all of them rest on the same measure.
-
-    Args:
-        devices: of all ranks; empty: unknown.
-    """
+    """Return the capacities of all ranks by a single measure; empty `devices` means unknown."""
     if not devices:
         return UNKNOWN
     trials = [device.flops for device in devices if device.flops is not None]
@@ -83,18 +81,18 @@ def capacities(devices: Sequence[RankDevice]) -> Capacities:
 
 
 def need_trial(devices: Sequence[RankDevice]) -> bool:
-    """Whether only a trial tells what these ranks can do.
+    """Return True if only a trial can measure these ranks' capacities.
 
-    So it is where their kinds differ, or where some have a device that the table does not know and
-    that not all have. Ranks with equal devices never need one.
+    This is the case if their kinds differ, or if their devices differ and the table lacks one of
+    them. Ranks with equal devices never need a trial.
     """
     return bool(devices) and not capacities(devices).values
 
 
 def summary(devices: Sequence[RankDevice]) -> str:
-    """Names of the devices of a run, each once, in the order of the ranks; empty: unknown.
+    """Return the names of a run's devices, each once, in the order of the ranks; empty: unknown.
 
-    CPUs are "cpu", whatever their model.
+    Every CPU is called "cpu", whatever its model.
     """
     names = ["cpu" if device.kind == "cpu" else device.name for device in devices]
     text = " + ".join(dict.fromkeys(names))

@@ -1,6 +1,6 @@
-"""Few distinct shapes of local batches: counts of samples, and padded lengths, on a grid.
+"""A grid for sample counts and padded lengths, so that local batches have few distinct shapes.
 
-Compiled models compile again for a new shape, and cuDNN's benchmark measures its kernels again.
+Compiled models recompile for a new shape, and cuDNN's benchmark mode measures its kernels again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Shapes:
     """The grid on which shapes of local batches lie, the same on all ranks.
 
     Args:
-        samples: each rank gets a multiple of so many samples in a step; 1: any number. It divides
-            the global batch.
+        samples: each rank's number of samples in a step is a multiple of it; 1: any number. It
+            divides the global batch.
         length: batches are padded to a multiple of this length, in the unit of the sizes; 0: to
-            their longest sample. Your collate function does it, with `padded`.
+            their longest sample. Your collate function pads them, using `padded`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -45,22 +45,18 @@ class Shapes:
 
     @staticmethod
     def of(given: Any) -> Shapes:
-        """What `Session(shapes=…)` was given: `Shapes`, a number of samples, or None.
-
-        Raises:
-            TypeError, ValueError: it is none of these.
-        """
+        """Convert the argument `shapes` of `Session`: `Shapes`, a number of samples, or None."""
         if given is None:
             return Shapes()
         return given if isinstance(given, Shapes) else Shapes(given)
 
     def padded(self, length: int) -> int:
-        """The length to pad a batch to whose longest sample is so long: up to the grid."""
+        """Return the length to which a batch is padded, given the length of its longest sample."""
         return math.ceil(float(raised(length, self.length)))
 
 
 def raised(length: Any, grid: float) -> Any:
-    """Lengths, an array or a number, rounded up to multiples of `grid`; 0: as they are.
+    """Round lengths, an array or a number, up to multiples of `grid`; 0: return them unchanged.
 
     A length that is on the grid up to rounding errors stays there.
     """
@@ -75,19 +71,20 @@ def on_grid(
     *,
     keep: bool = False,
 ) -> Ints:
-    """The nearest counts with the same sum that are multiples of `grid`, [W].
+    """Return the nearest counts with the same sum that are multiples of `grid`, [W].
 
-    What the grid does not divide, which is what an epoch leaves for its last step, goes to one
-    rank. If the limits hold no more multiples, the rest goes to as few ranks as have room for it.
+    The remainder that the grid does not divide (an epoch's last step has one) goes to one rank. If
+    the limits hold no more multiples, the rest goes to as few ranks as have room for it.
 
     Args:
         counts: samples of each rank, [W], within the limits.
         grid: ≥ 1.
         limits: the most samples of each rank, [W]; their sum is at least that of the counts. None:
             there are no limits.
-        nodes: of each rank, 0, 1, …, [W], where samples stay on their nodes: first the nodes' sums
-            go to the nearest multiples, then the ranks' counts. None: only the ranks' counts do.
-        keep: ranks that have samples keep `grid` of them, if their node has enough for all such
+        nodes: the node of each rank, 0, 1, …, [W], if samples stay on their nodes: then the nodes'
+            sums are rounded first, and the ranks' counts second. None: only the ranks' counts are
+            rounded.
+        keep: ranks that have samples keep `grid` of them if their node has enough for all of these
             ranks.
     """
     total = int(counts.sum())
@@ -107,7 +104,7 @@ def on_grid(
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
-        # Where one rank has room for all of the rest, the one that misses most samples gets it.
+        # If some rank has room for the whole rest, the rank that is short of most samples gets it.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
         missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
         most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))
@@ -119,15 +116,15 @@ def on_grid(
 
 
 def _sums(counts: Ints, nodes: Ints) -> Ints:
-    """The sums of the ranks' counts on each node, [nodes]."""
     sums: Ints = np.zeros(int(nodes.max(initial=0)) + 1, np.int64)
     np.add.at(sums, nodes, counts)
     return sums
 
 
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
-    """So many blocks of `grid` samples, nearest to the counts: within the room, and `least` if
-    there are enough for that.
+    """Distribute `number` blocks of `grid` samples as near to the counts as `room` permits.
+
+    Each rank gets at least `least` blocks if there are enough.
     """
     if least.sum() > number:
         least = np.zeros_like(least)
@@ -141,13 +138,10 @@ def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> In
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
-    """The rank of each sample of a batch if ranks get `counts` samples, [n]; few change their rank.
+    """Return the rank of each sample after few samples move to reach the given counts, [n].
 
-    Ranks with too many samples give their last ones; they go to the others in the ranks' order.
-
-    Args:
-        ranks: of each sample, [n].
-        counts: of each rank, [W]; their sum is n.
+    Ranks with too many samples give their last ones; these go to the other ranks in rank order.
+    `ranks` [n] is the rank of each sample; the sum of `counts` [W] is n.
     """
     before = np.bincount(ranks, minlength=len(counts))
     order = np.argsort(ranks, kind="stable")
@@ -159,15 +153,10 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 
 
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
-    """As `moved`, but few samples change their node, [n].
+    """Return the same as `moved`, but change the node of few samples, [n].
 
-    A node whose ranks get fewer samples gives first those that are not at home.
-
-    Args:
-        ranks: of each sample, [n].
-        counts: of each rank, [W]; their sum is n.
-        nodes: of each rank, 0, 1, …, [W].
-        at_home: whether the sample's node, as planned, is the one that holds it, [n].
+    A node whose ranks get fewer samples gives first the samples that it does not hold. `nodes` [W]
+    is the node of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
     """
     order = np.argsort(~at_home, kind="stable")
     before = nodes[ranks[order]]
@@ -176,7 +165,8 @@ def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> In
     for node in range(int(nodes.max()) + 1):
         its = np.flatnonzero(nodes == node)
         here = after == node
-        # Who comes from another node has no rank yet: a further one, which keeps no sample.
+        # Samples from another node have no rank yet: they get an additional rank, which keeps no
+        # sample.
         local = np.searchsorted(its, ranks[order[here]])
         local[before[here] != node] = len(its)
         made[order[here]] = its[moved(local, np.append(counts[its], 0))]

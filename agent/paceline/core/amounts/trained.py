@@ -1,4 +1,4 @@
-"""How many samples a run has trained on, as every rank can count by itself."""
+"""The number of samples that a run has trained on; each rank counts without communication."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Trained:
-    """Counts samples over all ranks: each step takes a global batch, an epoch's last one the rest.
+    """A counter of samples over all ranks.
 
-    With a token budget each step takes its own number of samples, which `ends` tells.
-
-    Where training goes on from a checkpoint, epochs before it count as whole ones.
+    Each step takes a global batch, and an epoch's last step takes the rest. With a token budget,
+    `ends` gives each step's number of samples. After a resume, epochs before the checkpoint count
+    as whole ones.
 
     Args:
-        samples: of the data set; 0: a stream, each of whose steps counts as a global batch.
+        samples: size of the data set; 0: a stream, each of whose steps counts as a global batch.
         global_batch: samples of a step.
         drop_last: an epoch's incomplete last step is left out.
     """
@@ -25,38 +25,37 @@ class Trained:
         self._batch = global_batch
         rest = samples % global_batch if drop_last else 0
         self._of_epoch = samples - rest if samples else 2**53
-        self._before = 0  # samples before the steps of this epoch, or before the checkpoint in it
-        self._first = 0  # the first of these steps
-        self._left = self._of_epoch  # samples that they have
-        self._ends: Ints | None = None  # samples up to the end of each of them
+        # Samples before the steps of this epoch that are counted here: those of earlier epochs, and
+        # those before a checkpoint in this epoch.
+        self._before = 0
+        # The first of these steps.
+        self._first = 0
+        # Samples of these steps.
+        self._left = self._of_epoch
+        # Samples up to the end of each of these steps.
+        self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Goes on from a checkpoint.
+        """Continue from a checkpoint with a step, of whose epoch `used` samples are used already.
 
-        Args:
-            epoch: in which training goes on.
-            step: the next one.
-            used: samples that the epoch has used already.
-            ends: see `begin_epoch`; of the epoch's steps that are left.
+        `ends` is that of `begin_epoch`, for the epoch's remaining steps.
         """
         self._ends = ends
         self._before = epoch * self._of_epoch + used
         self._first, self._left = step, max(0, self._of_epoch - used)
 
     def begin_epoch(self, step: int, ends: Ints | None = None) -> None:
-        """Another epoch begins.
+        """Start another epoch with a step.
 
-        Args:
-            step: its first.
-            ends: how many samples each of its steps and those before it have together, [S]. None:
-                each has a global batch.
+        `ends` [S] has the number of samples up to the end of each of its steps. None: each step has
+        a global batch.
         """
         self._before = self.upto(step - 1)
         self._ends = ends
         self._first, self._left = step, self._of_epoch
 
     def upto(self, step: int) -> int:
-        """Samples of all steps up to and including one of the present epoch."""
+        """Return the samples of all steps up to and including a step of the present epoch."""
         if self._ends is not None:
             steps = min(step + 1 - self._first, len(self._ends))
             return self._before + (int(self._ends[steps - 1]) if steps > 0 else 0)

@@ -1,1 +1,1 @@
-"""With whom a rank averages: `pairs` of ranks (AD-PSGD) and `groups` of them (hierarchical RNA)."""
+"""Partners with which a rank averages: `pairs` of ranks (AD-PSGD), `groups` (hierarchical RNA)."""

@@ -1,4 +1,4 @@
-"""RNA's hierarchy (RNA, Sec. 4) as rules without I/O: its groups, and when one pushes."""
+"""RNA's hierarchy (RNA, Sec. 4) without I/O: the groups of ranks, and the times of their pushes."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ from collections.abc import Iterable
 
 
 def ordered(groups: Iterable[Iterable[int]]) -> list[list[int]]:
-    """The groups of ranks, each in order, by their first ranks."""
+    """Return the groups of ranks, each sorted, ordered by their first ranks."""
     return sorted(sorted(group) for group in groups)
 
 
 def of_rank(groups: list[list[int]], rank: int) -> int:
-    """The index of the group that a rank is in."""
+    """Return the index of the group that contains a rank."""
     return next(at for at, group in enumerate(groups) if rank in group)
 
 
 class Pushes:
-    """When a group's first rank pushes to the parameter server what its group changed.
+    """The schedule of a group's pushes of its changes to the parameter server.
 
-    A push also pulls what other groups changed. This correction reaches all ranks of the group with
+    The group's first rank pushes every `every` rounds; None: not before all ranks synchronise. A
+    push also pulls the changes of other groups. This correction reaches all ranks of the group with
     a later round. No push begins before the correction of the previous push has been applied.
-
-    Args:
-        every: rounds between two pushes; None: no push before all ranks meet.
     """
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._applied = 0  # rounds that have been applied
-        self._underway = False  # a push is under way, or its correction has not been applied
+        # Number of rounds that have been applied.
+        self._applied = 0
+        # True while a push is under way, or its correction has not been applied.
+        self._underway = False
 
     def applied(self, *, correction: bool, idle: bool) -> bool:
-        """A round has been applied; whether a push is to begin now.
+        """Record that a round has been applied; return True if a push must begin now.
 
-        Args:
-            correction: the round brought the correction of the previous push.
-            idle: the thread that pushes has no task.
+        `correction`: the round included the correction of the previous push. `idle`: the thread
+        that pushes has no task.
         """
         self._applied += 1
         if correction:

@@ -1,11 +1,13 @@
-"""Streams: data whose samples come one after the other, without a length or an index.
+"""Streams: data whose samples arrive one after the other, without a length or an index.
 
-Each rank reads its own samples into a buffer and tells the leader their sizes. A sample stays on
-the rank that has read it. The leader picks, for each step, which buffered samples each rank trains.
+Each rank reads its own samples into a buffer and reports their sizes to the leader. A sample stays
+on the rank that has read it. The leader picks, for each step, which buffered samples each rank
+trains.
 
 - `picking`: how many samples of a step each rank trains, and which of its buffer;
-- `ledger`: what the leader knows of an epoch of a stream: what is buffered, and what comes next;
-- `claiming`: which shards of a source a rank reads.
+- `ledger`: the leader's record of a stream's epoch: the buffered samples and the next ones;
+- `claiming`: which shards of a source a rank reads;
+- `order`: detection of shards that yield their samples in a different order when read again.
 
-Nothing here does I/O.
+This package does no I/O.
 """

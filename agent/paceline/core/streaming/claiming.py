@@ -1,4 +1,4 @@
-"""Which shards of a stream's source a rank reads: it claims the next one when it has room.
+"""The shards of a stream's source that a rank reads: it claims the next one when it has room.
 
 Ranks share one number, which they change by compare-and-set: how many parts of shards are claimed.
 At first a rank claims whole shards. Towards the end it claims fewer parts at once, by its share of
@@ -11,29 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-PARTS = 8  # of a shard: sample i is in part i % PARTS
-_FAIR = 0.5  # of a rank's share of what is not claimed yet, at once
+# Number of parts of a shard: sample i is in part i % PARTS.
+PARTS = 8
+# Fraction of a rank's share of the unclaimed parts that it may claim at once.
+_FAIR = 0.5
 
 
 class Claim(NamedTuple):
-    """What a rank reads next: parts [first, end) of a shard."""
+    """The next data that a rank reads: parts [first, end) of a shard."""
 
     shard: int
     first: int
     end: int
 
     def has(self, sample: int) -> bool:
-        """Whether the shard's sample of this number is in these parts."""
+        """Return True if the shard's sample of this number is in these parts."""
         return self.first <= sample % PARTS < self.end
 
 
 def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
-    """What a rank claims; None: nothing is left.
+    """Return a rank's next claim; None if nothing is left.
 
-    Args:
-        claimed: parts that are claimed already.
-        shards: how many there are.
-        share: of the samples, that this rank trains.
+    `claimed` parts of the shards are claimed already. The rank trains `share` of the samples.
     """
     left = shards * PARTS - claimed
     if left <= 0:
@@ -44,12 +43,12 @@ def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
 
 
 class Claims:
-    """What one rank claims in an epoch.
+    """The claims of one rank in an epoch.
 
     Args:
-        read: the shared word; empty: nothing is claimed.
-        change: puts another word in place of an expected one; returns the word that is there then.
-        rank: this rank. It makes its words unlike those of others.
+        read: reads the shared text; empty: nothing is claimed.
+        change: replaces an expected text by another one; returns the text that is stored then.
+        rank: this rank. It is part of the rank's texts, so that they differ from those of others.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Claims:
         self._tries = 0
 
     def take(self, shards: int, share: float) -> Claim | None:
-        """Claims what this rank reads next; None: nothing is left. See `next_claim`."""
+        """Claim the data that this rank reads next; None if nothing is left. See `next_claim`."""
         word = self._read()
         while True:
             claimed = int(word.split()[0]) if word else 0

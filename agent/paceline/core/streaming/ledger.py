@@ -1,4 +1,4 @@
-"""The ledger of a stream's epoch: which samples ranks have read, and which come next."""
+"""The ledger of a stream's epoch: a record of the samples that ranks have read."""
 
 from __future__ import annotations
 
@@ -21,35 +21,42 @@ from paceline.core.streaming.picking import (
 from paceline.core.terms import epoch_over
 from paceline.wire import ALLREDUCE, Paces, Segment, pack_indices
 
-LEAST_BATCHES = 4  # global batches that a buffer holds at least
-WAITS = 8  # steps in which a sample gives way to others, at most
-_SPENT = 4  # a segment uses up to this part of what is buffered, so that there is a choice
-_LATE = 1.02  # a rank that ends later than aimed by more than this: the others may, too
+# The least number of global batches that a buffer holds.
+LEAST_BATCHES = 4
+# The largest number of steps for which a sample is passed over.
+WAITS = 8
+# A segment uses up to 1 / `_SPENT` of the buffered samples, so that there is a choice.
+_SPENT = 4
+# If a rank ends later than planned by more than this factor, the others get more load.
+_LATE = 1.02
 
 
 @dataclass
 class _Buffer:
     """The samples that a rank has read and not trained, in the order in which they come next."""
 
-    numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # in the epoch
+    # Sample numbers in the epoch.
+    numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     keys: Floats = field(default_factory=lambda: np.empty(0))  # ascending
-    read: int = 0  # samples that the rank has read in this epoch
-    ended: bool = False  # the rank reads nothing more
+    # Number of samples that the rank has read in this epoch.
+    read: int = 0
+    # True if the rank reads nothing more.
+    ended: bool = False
 
 
 class StreamLedger:
-    """Keeps account of the samples of one epoch of a stream. For one thread.
+    """A record of the samples of one epoch of a stream. For one thread.
 
-    The leader enters what ranks tell with `tell`, waits until it is `ready`, and takes the next
-    steps with `coast` or `filled`. Then it enters them with `use`.
+    The leader records the ranks' reports with `tell`, waits until the ledger is `ready`, and takes
+    the next steps with `coast` or `filled`. Then it records them with `use`.
 
     Args:
-        epoch: its number.
+        epoch: number of the epoch.
         world: W.
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
         buffer: samples in all ranks' buffers, at least `LEAST_BATCHES` global batches.
-        seed: of the order in the buffers; None: they keep the order of the source.
+        seed: seed of the order in the buffers; None: they keep the order of the source.
         limits: the most samples that each rank gets in a step, [W]; None: there are no limits.
     """
 
@@ -64,50 +71,56 @@ class StreamLedger:
         limits: Ints | None = None,
     ) -> None:
         self.epoch = epoch
-        # Of each sample that was told, by its number; longer than that, so that they seldom grow.
+        # Indexed by sample number. The arrays are longer than the reported samples, so that they
+        # seldom grow.
         self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
-        self._waited = np.zeros(buffer, np.int64)  # steps in which it gave way to others
-        self._count = 0  # samples that were told
-        self.left = 0  # samples that were told, and not used
-        self.paces: Paces | None = None  # by which batches are balanced while the leader coasts
+        # Number of steps for which the sample was passed over.
+        self._waited = np.zeros(buffer, np.int64)
+        # Number of reported samples.
+        self._count = 0
+        # Number of reported samples that are not used yet.
+        self.left = 0
+        # Speeds by which batches are balanced while the leader coasts.
+        self.paces: Paces | None = None
         self._buffers = [_Buffer() for _ in range(world)]
         self._global_batch, self._drop_last = global_batch, drop_last
         self._buffer, self._limits = buffer, limits
-        # What a rank draws does not depend on when the others tell what they have read.
+        # A rank's draws must not depend on when other ranks report their samples.
         self._rngs = [
             None if seed is None else np.random.default_rng((seed, epoch, rank))
             for rank in range(world)
         ]
-        self._shares = np.full(world, 1 / world)  # of the samples, in the newest steps
+        # Each rank's share of the samples in the newest steps.
+        self._shares = np.full(world, 1 / world)
 
     @property
     def sizes(self) -> Floats:
-        """λ of each sample that was told, by its number."""
+        """λ of each reported sample, by its number."""
         return self._sizes[: self._count]
 
     @property
     def places(self) -> Ints:
-        """How many samples its rank had read before, of each sample that was told."""
+        """Number of samples that its rank had read before each reported sample."""
         return self._places[: self._count]
 
     @property
     def ended(self) -> bool:
-        """Whether all ranks have read all their samples."""
+        """True if all ranks have read all their samples."""
         return all(buffer.ended for buffer in self._buffers)
 
     @property
     def ended_ranks(self) -> list[bool]:
-        """Whether each rank has read all its samples, [W]."""
+        """For each rank, True if it has read all its samples, [W]."""
         return [buffer.ended for buffer in self._buffers]
 
     @property
     def known(self) -> list[int]:
-        """How many samples each rank has told of, [W]."""
+        """Number of samples that each rank has reported, [W]."""
         return [buffer.read for buffer in self._buffers]
 
     @property
     def rooms(self) -> list[int]:
-        """How many samples each rank's buffer shall have, [W]; ranks at their end need none."""
+        """Number of samples that each rank's buffer should have, [W]; 0 for ranks at their end."""
         reads = np.array([not buffer.ended for buffer in self._buffers])
         shares = np.where(reads, np.maximum(self._shares, 1e-3), 0.0)
         if not reads.any():
@@ -116,13 +129,7 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def tell(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """A rank has read further samples.
-
-        Args:
-            rank: that has read them.
-            sizes: λ of each; may be empty.
-            ended: there are no more.
-        """
+        """Record λ of further samples that a rank has read; `ended`: there are no more."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))
@@ -145,7 +152,7 @@ class StreamLedger:
         self.left += len(sizes)
 
     def ready(self) -> bool:
-        """Whether a segment can be planned: or it waits for what ranks read."""
+        """Return True if a segment can be planned; else the leader waits for reports of ranks."""
         if self.ended:
             return True
         halves = zip(self._buffers, self.rooms, strict=True)
@@ -154,35 +161,36 @@ class StreamLedger:
         return self._steps_at_most() > 0
 
     def _steps_at_most(self) -> int:
-        """Steps that can be planned by what is known at present."""
+        """Return the number of steps that can be planned with the samples known at present."""
         if self.ended:
             full, rest = divmod(self.left, self._global_batch)
             return full + (rest > 0 and not self._drop_last)
-        # What is left afterwards decides whether the epoch is over, where a last step is dropped.
+        # If an incomplete last step is dropped, the remaining samples decide whether the epoch is
+        # over.
         spare = self._global_batch if self._drop_last else 0
         most = (self.left - spare) // self._global_batch
         return max(min(1, most), self.left // (_SPENT * self._global_batch))
 
     @property
     def over(self) -> bool:
-        """Whether no step is left."""
+        """True if no step is left."""
         return self.over_with(self.left)
 
     def over_with(self, left: int) -> bool:
-        """Whether no step is left when `left` samples are left of those that were told."""
+        """Return True if no step is left when `left` of the reported samples are left."""
         return self.ended and epoch_over(left, self._global_batch, self._drop_last)
 
     def used(self) -> Ints:
-        """The samples used so far, ascending."""
+        """Return the samples used so far, ascending."""
         waiting = np.concatenate([buffer.numbers for buffer in self._buffers])
         return np.setdiff1d(np.arange(self._count), waiting)
 
     def use(self, indices: Ints) -> None:
-        """Samples that `coast` or `filled` took are used."""
+        """Record that the samples returned by `coast` or `filled` are used."""
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Why a proposal cannot come next in this epoch; None if it can."""
+        """Return why a proposal cannot come next in this epoch; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, this is {self.epoch}"
         if segment.synchroniser != ALLREDUCE:
@@ -195,7 +203,7 @@ class StreamLedger:
         return segment.problem(world)
 
     def filled(self, segment: Segment) -> Segment:
-        """A proposal with the samples of its steps; its steps may become fewer."""
+        """Return a proposal with the samples of its steps; it may have fewer steps than before."""
         paces = segment.paces
         assignments = self._take(segment.steps, paces if segment.shares else None)
         counts, indices = pack_indices(assignments)
@@ -219,14 +227,14 @@ class StreamLedger:
         shares: Sequence[float],
         homes: tuple[Ints, Ints] | None = None,
     ) -> list[list[Ints]]:
-        """Assignments [step][rank] of the next steps; see `Ledger.coast`.
+        """Return assignments [step][rank] of the next steps; see `Ledger.coast`.
 
-        Without `shares` all ranks get equally many samples; with them, what suits `paces`.
+        Without `shares` all ranks get equally many samples; with them, samples are balanced by
+        `paces`.
         """
         return self._take(steps, self.paces if shares else None)
 
     def _take(self, steps: int, paces: Paces | None) -> list[list[Ints]]:
-        """Takes the samples of the next steps out of the buffers, [step][rank]."""
         speeds = None if paces is None else Speeds(paces)
         before = [len(buffer.numbers) for buffer in self._buffers]
         steps = min(steps, self._steps_at_most())
@@ -257,19 +265,20 @@ class StreamLedger:
     def _in_time(
         self, held: list[Floats], counts: Ints, typical: Floats, speeds: Speeds
     ) -> list[Ints]:
-        """Places in each rank's buffer, such that all ranks end together as nearly as they can."""
+        """Return places in each rank's buffer for a step in which all ranks end about together."""
         step_s, loads = loads_in_time(counts, typical, speeds)
         due = [self._waited[buffer.numbers] >= WAITS for buffer in self._buffers]
         places = _picked_all(held, counts, loads, due)
         load = np.array([sizes[at].sum() for sizes, at in zip(held, places, strict=True)])
         latest_s = float(speeds.step_s(counts, load).max())
-        if latest_s > _LATE * step_s:  # a rank cannot be earlier: the others train as long
+        # This rank cannot be earlier, so the others train as long as it does.
+        if latest_s > _LATE * step_s:
             loads = speeds.load_in(latest_s, counts)
             places = _picked_all(held, counts, loads, due)
         return places
 
     def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
-        """Takes samples out of a buffer. The first ones that stay have given way."""
+        """Remove samples from a buffer; count a wait for each of the first `count` that stay."""
         numbers = buffer.numbers[places]
         stay = np.ones(len(buffer.numbers), bool)
         stay[places] = False

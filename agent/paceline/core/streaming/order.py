@@ -1,7 +1,7 @@
-"""Whether a shard yields its samples in the same order each time that it is opened.
+"""Detection of shards that yield their samples in a different order each time they are opened.
 
-Ranks that share a shard keep its samples by their numbers. If a source shuffles within a shard,
-each reading has other numbers: some samples are lost, and others are trained twice. Who reads a
+Ranks that share a shard select its samples by number. If a source shuffles within a shard, each
+reading has other numbers: some samples are lost, and others are trained twice. A rank that reads a
 part of a shard sees all its samples, so two readings can be compared.
 """
 
@@ -15,18 +15,20 @@ _BITS = 64
 
 
 class ShardOrder(NamedTuple):
-    """What one reading of a shard saw. Equal words say that two readings are alike."""
+    """The result of one reading of a shard. Equal words mean that two readings are alike."""
 
-    shard: int  # its place in the epoch's order
+    # Position of the shard in the epoch's order.
+    shard: int
     name: str
-    word: str  # how many samples, and a digest of each order and of none
+    # Number of samples, and two digests: one that depends on the order, and one that does not.
+    word: str
 
 
 class Seen:
-    """What a reading has seen so far.
+    """The samples that a reading has seen so far.
 
-    Samples are compared by their pickles. Where these differ from reading to reading, as after
-    random augmentation, or where samples cannot be pickled, nothing can be said of the order.
+    Samples are compared by their pickles. If pickles differ from reading to reading, as after
+    random augmentation, or if samples cannot be pickled, the order remains unknown.
     """
 
     def __init__(self) -> None:
@@ -34,10 +36,11 @@ class Seen:
         self._in_order = hashlib.blake2b(digest_size=_BITS // 8)
 
     def add(self, sample: Any) -> None:
-        """Takes in the next sample."""
+        """Add the next sample."""
         try:
             pickled = pickle.dumps(sample)
-        except Exception:  # a sample's own __reduce__ may raise anything
+        # A sample's own __reduce__ may raise any error.
+        except Exception:
             pickled = b""
         digest = hashlib.blake2b(pickled, digest_size=_BITS // 8).digest()
         self._samples += 1
@@ -45,18 +48,16 @@ class Seen:
         self._in_order.update(digest)
 
     def order(self, shard: int, name: str) -> ShardOrder:
-        """What was seen of a shard."""
+        """Return the result of the reading."""
         return ShardOrder(
             shard, name, f"{self._samples} {self._together:x} {self._in_order.hexdigest()}"
         )
 
 
 def difference(word: str, other: str) -> str:
-    """How two readings of a shard differ, so that samples are lost; empty: as far as known, not.
+    """Describe how two readings of a shard differ; empty if no samples are known to be lost.
 
-    Args:
-        word: of the first `ShardOrder`.
-        other: of the second.
+    The arguments are the words of two `ShardOrder`.
     """
     samples, together, in_order = word.split()
     other_samples, other_together, other_in_order = other.split()

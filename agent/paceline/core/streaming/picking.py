@@ -1,4 +1,4 @@
-"""A step of a stream: how many samples each rank trains, and which ones of its buffer."""
+"""A step of a stream: how many samples each rank trains, and which samples of its buffer."""
 
 from __future__ import annotations
 
@@ -12,39 +12,34 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _HALVINGS = 60
-_SWAPS = 4  # of each rank and step
-_CLOSE = 1e-3  # of a rank's load: a rank that is so near the aimed load swaps nothing more
+# Largest number of swaps per rank and step.
+_SWAPS = 4
+# Relative to a rank's load: a rank that is this close to the target load swaps no more.
+_CLOSE = 1e-3
 
 
 class Speeds:
-    """What steps take ranks: ``a·Λ + c·n + b`` s, as arrays, [W].
-
-    Args:
-        paces: of the ranks.
-    """
+    """Step times of ranks, ``a·Λ + c·n + b`` s, as arrays, [W]."""
 
     def __init__(self, paces: Paces) -> None:
         self.a, self.c, self.b = np.array(paces.a), np.array(paces.c), np.array(paces.b)
 
     def step_s(self, counts: Ints, load: Floats) -> Floats:
-        """What a step takes each rank, [W] s; 0 where a rank has no samples."""
+        """Return each rank's step time, [W] s; 0 for a rank without samples."""
         step_s: Floats = np.where(counts > 0, self.a * load + self.c * counts + self.b, 0.0)
         return step_s
 
     def load_in(self, step_s: float, counts: Ints) -> Floats:
-        """The load that each rank trains in so many seconds, [W]."""
+        """Return the load that each rank trains in `step_s` seconds, [W]."""
         load: Floats = (step_s - self.b - self.c * counts) / self.a
         return load
 
 
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
-    """How many samples each rank trains so that all end together, [W].
+    """Return each rank's number of samples, so that all ranks end together, [W].
 
-    Args:
-        total: samples of the step, at most the sum of `most`.
-        typical: the mean size in each rank's buffer, [W].
-        most: samples of each rank at most, [W].
-        speeds: of the ranks.
+    The step has `total` samples, at most the sum of `most` [W], the samples that each rank has.
+    `typical` is the mean size in each rank's buffer, [W].
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -67,7 +62,7 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 
 
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
-    """When all ranks shall end, in s, and each rank's load until then, [W].
+    """Return the time at which all ranks should end, in s, and each rank's load until then, [W].
 
     The loads add up to those of typical samples. So no kind of sample stays behind for long.
     """
@@ -79,16 +74,11 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 
 
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
-    """Places in a rank's buffer of the samples that it trains in a step, [count].
+    """Return places in a rank's buffer of the samples that it trains in a step, [count].
 
-    They are its first ones. Some of them give way to later ones, if that brings the load nearer to
-    what is aimed at.
-
-    Args:
-        sizes: of the buffer's samples, in their order.
-        count: how many to pick, at most as many as there are.
-        load: that is aimed at; None: any.
-        due: samples that have waited for long; of those, the first `count` do not give way.
+    These are its first samples. Some of them are exchanged for later ones if that brings their
+    total size nearer to `load`; None: any load. `sizes` is λ of the buffer's samples. Of the `due`
+    samples, which have waited for long, those among the first `count` are not exchanged.
     """
     places = np.arange(count)
     if load is None or count in (0, len(sizes)):

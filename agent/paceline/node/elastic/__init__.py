@@ -1,1 +1,1 @@
-"""The processes of a run that use TorchElastic: its launcher, and a rank's start."""
+"""The processes of a run that use TorchElastic: its launcher, and the start of a rank."""

@@ -1,4 +1,8 @@
-"""``python -m paceline.node.elastic.launcher``: one run's ranks on one node, under TorchElastic."""
+"""``python -m paceline.node.elastic.launcher``: runs one run's ranks on one node.
+
+A `Supervisor` starts this process, which starts the ranks through TorchElastic. It leaves the
+outcome in ``launcher.json`` and as exit code.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _MONITOR_S = 0.1
-_UNBOUNDED = 2**31 - 1  # restarts of a launcher whose failures `Roll` counts
+# Restarts of a launcher whose failures `Roll` counts.
+_UNBOUNDED = 2**31 - 1
 
 
 def launch(
@@ -47,17 +52,10 @@ def launch(
     first: int = 0,
     place: Place | None = None,
 ) -> LauncherStatus:
-    """Runs the ranks of this node to their end.
+    """Run the ranks of this node to their end.
 
-    Args:
-        run: its id.
-        directory: the run's, see `paceline.node.rundir`.
-        node: this one's name.
-        nproc: ranks on this node.
-        max_restarts: how often all ranks are started again after one failed.
-        command: the script and its arguments.
-        first: number of the first attempt.
-        place: of a run on several nodes; None: this is the only one.
+    `max_restarts` limits how often all ranks are restarted after a failure, `first` is the number
+    of the first attempt, and `place` is None if this is the only node of the run.
     """
     ended = LauncherStatus(first, 0)
     try:
@@ -91,11 +89,10 @@ def launch(
 
 
 def _outcome(agent: Agent) -> LauncherStatus:
-    """Runs an agent to its end.
+    """Run an agent to its end.
 
-    Raises:
-        RendezvousConnectionError: the rendezvous is gone.
-        SignalException: this launcher was asked to end. The others go on.
+    A RendezvousConnectionError means that the rendezvous is gone. A SignalException means that this
+    launcher was asked to end; the others continue.
     """
     handler = agent.get_worker_group().spec.rdzv_handler
     try:
@@ -103,10 +100,12 @@ def _outcome(agent: Agent) -> LauncherStatus:
         events.record(agent.get_event_succeeded())
     except SignalException:
         if isinstance(handler, Together):
-            with contextlib.suppress(RendezvousError, RuntimeError):  # the store may be gone
+            # The store may be gone.
+            with contextlib.suppress(RendezvousError, RuntimeError):
                 handler.leave()
         raise
-    except RendezvousClosedError:  # the run has ended on the other nodes
+    # The run has ended on the other nodes.
+    except RendezvousClosedError:
         return _ended_by_others(agent)
     except RendezvousTimeoutError:
         few = f"too few nodes came together within {JOIN_S:g} s"
@@ -121,12 +120,11 @@ def _outcome(agent: Agent) -> LauncherStatus:
 
 
 def _ended_by_others(agent: Agent) -> LauncherStatus:
-    """A failure of this node's ranks stays one; a launcher that came too late has done nothing."""
     return agent.status if agent.status.exit_code else LauncherStatus(agent.status.attempt, 0)
 
 
 def main() -> None:
-    """Launches; leaves the outcome in ``launcher.json`` and as exit code."""
+    """Launch; leave the outcome in ``launcher.json`` and as exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m paceline.node.elastic.launcher", allow_abbrev=False
     )

@@ -1,4 +1,4 @@
-"""Where a run's launchers on several nodes meet, and through which interface of a node."""
+"""The rendezvous address of a run on several nodes, and the network interface that a node uses."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-_TIMEOUT = timedelta(seconds=20)  # of an answer of the rendezvous' store
+# Limit for an answer of the rendezvous store.
+_TIMEOUT = timedelta(seconds=20)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run's launchers on several nodes meet, and what this one is to the others."""
+    """The rendezvous of a run on several nodes, as one of its launchers uses it."""
 
-    nodes: tuple[int, int]  # least and most
-    address: str  # of this node
-    store: tuple[str, int]  # address and port of the rendezvous' store
-    door: int | None = None  # listening socket, if this launcher serves the store
+    # Least and largest number of nodes.
+    nodes: tuple[int, int]
+    # Address of this node for the others.
+    address: str
+    # Address and port of the rendezvous store.
+    store: tuple[str, int]
+    # Listening socket, if this launcher serves the store.
+    door: int | None = None
 
     def open(self) -> TCPStore:
-        """The store.
-
-        Raises:
-            RendezvousConnectionError: it does not answer.
-        """
+        """Connect to the store, or serve it; else raise a RendezvousConnectionError."""
         try:
             if self.door is None:
                 return TCPStore(*self.store, None, is_master=False, timeout=_TIMEOUT)
@@ -44,15 +45,11 @@ class Place:
 
 
 def use_interface(address: str) -> str | None:
-    """Makes collectives use the interface of an address, unless variables name another.
+    """Make collectives use the interface of this node's address, unless variables name another.
 
-    Collectives else use the interface that the host's name resolves to. That may be a loopback's.
-
-    Args:
-        address: of this node.
-
-    Returns:
-        What is wrong with the interface that a variable names, if anything.
+    Otherwise collectives use the interface to which the host's name resolves. That may be the
+    loopback interface. Return the problem with the interface that a variable names; None if there
+    is none.
     """
     known = {
         name: {entry.address for entry in entries}

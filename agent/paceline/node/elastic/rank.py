@@ -1,9 +1,9 @@
-"""Becomes a rank: ties its life to the launcher's, then turns into ``python -u script args…``.
+"""Start of a rank: ties its life to the launcher's, then becomes ``python -u script args…``.
 
 It is run by path, ``python -P rank.py LAUNCHER_PID script args…``, so that it imports nothing of
-the package. The kernel keeps the request across the exec. The script starts as under plain Python.
-A driver (`paceline.core.driver`) is no rank, and gets none of a rank's variables: what it starts
-would take them for its own.
+the package. The kernel keeps the request to die with the parent across the exec. The script starts
+as under plain Python. A driver (`paceline.core.driver`) is no rank and gets none of a rank's
+variables, because the processes that it starts would inherit them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _OF_RANK = {
 if __name__ == "__main__":
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # the launcher died before the request to the kernel
+    # The launcher died before the request to the kernel.
+    if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    if umask := os.environ.pop("PACELINE_UMASK", ""):  # what the script writes is the user's
+    # Files that the script writes get the user's permissions.
+    if umask := os.environ.pop("PACELINE_UMASK", ""):
         os.umask(int(umask, 8))
     if os.environ.get("PACELINE_DRIVER"):
         for name in list(os.environ):

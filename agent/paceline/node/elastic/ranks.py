@@ -1,4 +1,4 @@
-"""The ranks of one node, under TorchElastic: their logs, their attempts, and which failed first."""
+"""The ranks of one node under TorchElastic: logs, attempts, and which rank failed first."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from paceline.node.elastic.roll import Failure, Roll, Round
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
-# Between asking ranks to end and killing them. After a failure the other ranks cannot go on; ranks
-# that a signal ends save a declared checkpoint, and Slurm and Kubernetes give the launcher 30 s.
+# Seconds between asking ranks to end and killing them. After a failure the other ranks cannot
+# continue. Ranks that end by a signal save a declared checkpoint, and Slurm and Kubernetes give the
+# launcher 30 s.
 GRACE_S, STOP_GRACE_S = 5, 25
-# A rank that raised may take longer to exit than its peers take to fail because of it.
+# A rank that raised an exception may take longer to exit than its peers take to fail because of it.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
-_KEPT_ATTEMPTS = 10  # whose logs are kept: a run may be restarted any number of times
+# Number of attempts whose logs are kept: a run may be restarted any number of times.
+_KEPT_ATTEMPTS = 10
 _LOOK_S = 0.05
-# How long all ranks get to end after the same step. A node that joins can wait while they train.
+# Seconds for all ranks to end after the same step. A joining node can wait while they train.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
-_ROUNDS = 5  # of the rendezvous, before an attempt is given up
+# Rounds of the rendezvous before an attempt is given up.
+_ROUNDS = 5
 _log = logging.getLogger(__name__)
 
 
 class _Logs(LogsSpecs):
     """Log files per rank, at paths that are known in advance: `rundir.rank_log`.
 
-    TorchElastic's own names a folder after its count of restarts, which is each node's own, and
-    after the rank within the node.
-
-    Args:
-        directory: of the run.
+    TorchElastic's own folders are named after its count of restarts, which differs between nodes,
+    and after the rank within the node.
     """
 
     attempt = 0
@@ -70,11 +70,9 @@ class _Logs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The folder of all logs."""
         return str(self._root_log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Makes the folders of an attempt; where each of this node's ranks writes."""
         made = LogsDest()
         older = [k for k in logs.attempts(self._directory) if k <= self.attempt - _KEPT_ATTEMPTS]
         for attempt in (self.attempt, *older):
@@ -90,10 +88,10 @@ class _Logs(LogsSpecs):
         return made
 
     def shorten(self) -> None:
-        """Keep the attempt's logs and the launcher's own short."""
         of_ranks = (self._directory / "logs" / f"attempt_{self.attempt}").glob("*/std*.log")
         for log in (self._directory / "launcher.log", *of_ranks):
-            with suppress(OSError):  # a script may have removed it
+            # A script may have removed the log.
+            with suppress(OSError):
                 logs.shorten(log)
 
     def _log(self, rank: int, stream: str) -> Path:
@@ -101,21 +99,16 @@ class _Logs(LogsSpecs):
 
 
 class TooManyFailuresError(Exception):
-    """The run may not be restarted any more."""
+    """An error because the run has used up its restarts."""
 
 
 class Agent(LocalElasticAgent):
-    """Reports each attempt, finds which rank failed first and why, then ends the other ranks.
+    """A TorchElastic agent that finds which rank failed first and why, and ends the other ranks.
 
-    TorchElastic itself has the times of failures in whole seconds only, and ends the other ranks
-    before it reports. It counts restarts and attempts on each node by itself, so that two nodes of
-    one attempt may give it two numbers: `Roll` counts for all.
-
-    Args:
-        spec: of the ranks.
-        directory: the run's.
-        roll: of the run.
-        most_failures: after which the run has failed; None: TorchElastic counts, for this node.
+    TorchElastic itself records failures with a resolution of one second, and ends the other ranks
+    before it reports. It counts restarts and attempts on each node separately, so that two nodes of
+    one attempt may give it two numbers: `Roll` counts for all nodes. After more than
+    `most_failures` failures the run has failed; None: TorchElastic counts, for this node.
     """
 
     def __init__(
@@ -126,16 +119,20 @@ class Agent(LocalElasticAgent):
         self._directory = directory
         self._roll = roll
         self._most_failures = most_failures
-        self._failure: Failure | None = None  # of this node's ranks in this round
-        self._cause: Failure | None = None  # that ended the round before, on whichever node
-        self._reform = directory / "reform"  # see `paceline.core.reform`
+        # The failure of this node's ranks in this round.
+        self._failure: Failure | None = None
+        # The failure on any node that ended the previous round.
+        self._cause: Failure | None = None
+        # See `paceline.core.reform`.
+        self._reform = directory / "reform"
         self.status = LauncherStatus(roll.first)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         called = self._called(worker_group)
         if self._most_failures is not None and called.failures > self._most_failures:
             self._blame(called.cause)
-            self._exit_barrier()  # the others must read the same before the rendezvous ends
+            # The other launchers must read the same roll before the rendezvous ends.
+            self._exit_barrier()
             raise TooManyFailuresError
         self._failure, self._cause = None, called.cause
         self._logs.attempt = called.attempt
@@ -148,16 +145,15 @@ class Agent(LocalElasticAgent):
             os.environ[reform.VARIABLE] = str(self._reform)
 
     def _blame(self, cause: Failure | None) -> None:
-        """Tells the failure that the others' failures followed from, if it was on another node."""
+        """Report the failure on another node that caused the failures here."""
         if cause is not None and cause.node != self._roll.node:
             message = f"{FAILED_ELSEWHERE}{cause.node}: {cause.message}"
             self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)
 
     def _called(self, worker_group: WorkerGroup) -> Round:
-        """The next round in which all launchers answered: one may be gone before it answers.
+        """Return the next round in which all launchers answered.
 
-        Raises:
-            RendezvousError: or one of its kinds.
+        A launcher may be lost before it answers; then another round follows.
         """
         for _ in range(_ROUNDS):
             try:
@@ -166,16 +162,18 @@ class Agent(LocalElasticAgent):
                 index: Any = worker_group.group_rank
                 count: Any = worker_group.group_world_size
                 return self._roll.call(store, index, count, self._failure)
-            except RuntimeError as error:  # of the store
+            # The store raises this error.
+            except RuntimeError as error:
                 _log.warning("a round of the rendezvous failed: %s", str(error).partition("\n")[0])
-                worker_group.spec.rdzv_handler.is_closed()  # raises if the store is gone
+                # This call raises an error if the store is gone.
+                worker_group.spec.rdzv_handler.is_closed()
         raise RendezvousTimeoutError
 
     def _exit_barrier(self) -> None:
-        """Waits until the ranks of all launchers have ended, of those that are still there.
+        """Wait until the ranks of all launchers that are still there have ended.
 
-        The rendezvous ends with the launcher that serves it, and with the rendezvous the others'
-        ranks.
+        The rendezvous ends with the launcher that serves it, and the others' ranks end with the
+        rendezvous.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -208,9 +206,10 @@ class Agent(LocalElasticAgent):
             raise SignalException("this node leaves the run", signal.SIGTERM) from None
 
     def _end_before_leaving(self) -> None:
-        """Lets all ranks end after the same step, because this node leaves the run."""
+        """End all ranks after the same step, because this node leaves the run."""
         handler = self._worker_group.spec.rdzv_handler
-        with suppress(RuntimeError, RendezvousError):  # the store may be gone
+        # The store may be gone.
+        with suppress(RuntimeError, RendezvousError):
             if isinstance(handler, Together):
                 handler.announce_leaving()
                 self._end_in_order(self._worker_group, _LEAVE_PATIENCE_S)
@@ -220,18 +219,18 @@ class Agent(LocalElasticAgent):
             super()._restart_workers(worker_group)
 
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
-        """Waits until the ranks have ended after the same step, unless a node or a rank is gone.
+        """Wait until the ranks have ended after the same step, unless a node or a rank is gone.
 
-        Returns:
-            False: training is over, all ranks of this node have finished.
+        Return False if training is over: all ranks of this node have finished.
         """
         handler = worker_group.spec.rdzv_handler
         codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
         if isinstance(handler, Together) and None in codes.values():
-            if index == 0:  # with rank 0
+            # Rank 0 is on this node.
+            if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s
-            # A launcher that is gone while ranks end here has just been quicker.
+            # A launcher that is gone while ranks end here was merely faster.
             while (
                 None in codes.values()
                 and not self._failed(codes)
@@ -241,12 +240,12 @@ class Agent(LocalElasticAgent):
                     _log.warning("not all ranks ended after the same step: they are stopped")
                     break
                 time.sleep(_LOOK_S)
-                handler.num_nodes_waiting()  # learns who is gone
+                # This call updates `handler.gone`.
+                handler.num_nodes_waiting()
                 codes = self._codes(worker_group)
         return any(code != 0 for code in codes.values())
 
     def _failed(self, codes: dict[int, int | None]) -> dict[int, int]:
-        """The ranks that have failed, with their exit codes."""
         in_order = reform.EXIT_CODE if self._reform.exists() else 0
         return {rank: code for rank, code in codes.items() if code and code != in_order}
 
@@ -259,7 +258,8 @@ class Agent(LocalElasticAgent):
             self._failure = failure
             self.status = LauncherStatus(self.status.attempt, failure.exit_code, failure.message)
             self._shutdown()
-        elif any(codes.values()):  # these ended in order: all meet again
+        # These ranks ended in order: all launchers start another round of the rendezvous.
+        elif any(codes.values()):
             return RunResult(WorkerState.UNHEALTHY)
         elif None in codes.values():
             return RunResult(WorkerState.HEALTHY)
@@ -267,7 +267,6 @@ class Agent(LocalElasticAgent):
         return result
 
     def _codes(self, worker_group: WorkerGroup) -> dict[int, int | None]:
-        """Each rank's exit code, None while it runs."""
         assert isinstance(self._pcontext, SubprocessContext)
         return {
             worker_group.workers[local_rank].global_rank: handler.proc.poll()
@@ -278,16 +277,15 @@ class Agent(LocalElasticAgent):
         super()._shutdown(death_sig, timeout)
         if isinstance(self._pcontext, SubprocessContext):
             for pid in self._pcontext.pids().values():
-                with suppress(ProcessLookupError):  # normal case: no process of the group is left
+                # In the normal case no process of the group is left.
+                with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
     def _first(self, failed: dict[int, int]) -> Failure:
-        """The rank that failed first: why, with the last lines of its log.
+        """Return the failure of the rank that failed first, with the last lines of its log.
 
         A rank that fails because a peer is gone writes to its log after the peer's last line.
-
-        Args:
-            failed: rank → exit code.
+        `failed` maps ranks to exit codes.
         """
         attempt = self.status.attempt
         written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
@@ -313,7 +311,7 @@ class Agent(LocalElasticAgent):
         return Failure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Why this side has ended a rank, if it has."""
+        """Return why `health.ending` has ended a rank; empty if it has not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):
@@ -324,7 +322,7 @@ class Agent(LocalElasticAgent):
 
 
 def last_words(stderr: str) -> str:
-    """The exception that ended a Python program, ``Type: message``, or the last line."""
+    """Return the exception that ended a Python program, ``Type: message``, or the last line."""
     *_, last = stderr.rpartition("Traceback (most recent call last):\n")
     lines = last.splitlines()
     if len(last) < len(stderr):
@@ -335,7 +333,7 @@ def last_words(stderr: str) -> str:
 
 
 def keep(directory: Path, status: LauncherStatus) -> None:
-    """Writes a launcher's status into the run's directory."""
-    # A full disk must not end training, and the launcher's log may be on it.
+    """Write a launcher's status into the run's directory."""
+    # A full disk must not end training, and the launcher's log may be on the same disk.
     with contextlib.suppress(OSError):
         rundir.write(directory / "launcher.json", status)

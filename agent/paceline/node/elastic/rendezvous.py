@@ -1,8 +1,8 @@
-"""Where a run's launchers meet: nowhere if there is only one, else at a store that one serves.
+"""Rendezvous of a run's launchers: `Alone` for one node, `Together` for several.
 
-TorchElastic keeps the state of its own rendezvous as a pickle, which may run code when it is read,
-in a store that everybody who reaches it can write to. `Signed` reads only what a launcher of the
-same run wrote.
+On several nodes, one of the launchers serves the store. TorchElastic stores the state of its own
+rendezvous as a pickle, which may run code when it is read, and any program that reaches the store
+can write to it. `Signed` reads only state that a launcher of the same run wrote.
 """
 
 from __future__ import annotations
@@ -45,92 +45,100 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from paceline.node.processes import number_of, reserved_port
 
 LOOPBACK = "127.0.0.1"
-JOIN_S = 600.0  # how long launchers wait until there are enough of them
-_LAST_CALL_S = 3.0  # how long enough of them wait for more that may come
-_LEAVE_S = 2.0  # for telling the others
-_POLL_S = 0.2  # between two questions to the store
-# A launcher that says nothing for so many times as many seconds is lost.
+# Seconds that launchers wait until there are enough of them.
+JOIN_S = 600.0
+# Seconds that enough launchers wait for more that may come.
+_LAST_CALL_S = 3.0
+# Seconds for notifying the other launchers.
+_LEAVE_S = 2.0
+# Seconds between two reads of the store.
+_POLL_S = 0.2
+# A launcher that sends no heartbeat for `_MISSED` intervals of `_ALIVE_S` seconds is lost.
 _ALIVE_S, _MISSED = 1, 8
-_LATE = timedelta(seconds=20)  # how long after that for those of the last round
-_MEMBERS = "members"  # key: the launchers of the last round
-_LEAVES = "leaves"  # key of a round: a launcher that took part wants to leave
+# Additional time for launchers of the last round.
+_LATE = timedelta(seconds=20)
+# Key of the launchers of the last round.
+_MEMBERS = "members"
+# Key in a round's store: a launcher that takes part wants to leave.
+_LEAVES = "leaves"
 _MAC_BYTES = hashlib.sha256().digest_size
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of one launcher, in its own memory.
-
-    Args:
-        run: that it starts.
-    """
+    """The rendezvous of a single launcher, in its own memory."""
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._rounds = 0
         self._store = HashStore()
-        self._port: socket.socket | None = None  # of rank 0, from now on until the next round
+        # Reserved for rank 0, from the rendezvous until the next round.
+        self._port: socket.socket | None = None
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks have a store of their own: restarted ranks crash in a loop where they share one."""
+        """False: ranks use a store of their own. Restarted ranks that share one crash in a loop."""
         return False
 
     def get_backend(self) -> str:
-        """Its kind, for logs."""
+        """Return the kind of rendezvous, for logs."""
         return "alone"
 
     def get_run_id(self) -> str:
-        """The run's id."""
+        """Return the run's id."""
         return self._run
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A fresh part of the store, and a free port for the ranks."""
+        """Return an unused prefix of the store, and a free port for the ranks."""
         self._rounds += 1
         store = PrefixStore(f"{self._rounds}", self._store)
         self.shutdown()
-        # Rank 0 listens there seconds later, when it has imported torch.
+        # Rank 0 listens on this port seconds later, when it has imported torch.
         self._port = reserved_port()
         port = number_of(self._port)
         info = RendezvousStoreInfo.build(0, store, local_addr=LOOPBACK, server_port=port)
         return RendezvousInfo(store, 0, 1, info)
 
     def is_closed(self) -> bool:
-        """Never: there is nobody to close it."""
+        """Return False: no other launcher can close this rendezvous."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing: there is nobody to tell."""
+        """Do nothing: there is no other launcher."""
 
     def num_nodes_waiting(self) -> int:
-        """None ever."""
+        """Return 0: there is no other launcher."""
         return 0
 
     def shutdown(self) -> bool:
-        """Gives the ranks' port back."""
+        """Release the ranks' port."""
         if self._port is not None:
             self._port.close()
         return True
 
 
 class Together(DynamicRendezvousHandler):
-    """TorchElastic's rendezvous, which also notices launchers that are gone without a word.
+    """TorchElastic's rendezvous, which also notices launchers that disappear without notice.
 
-    PyTorch's takes them off the list, and waits for the ranks to fail. Ranks whose peer has lost
-    power wait for many minutes.
+    PyTorch's rendezvous removes them from the list and waits for the ranks to fail. Ranks whose
+    peer has lost power wait for many minutes.
     """
 
-    _joined = 0  # launchers that took part in the last round
-    _round: Store  # of the last round
-    _port: socket.socket | None = None  # of rank 0, if it is here, until the next round
+    # Number of launchers that took part in the last round.
+    _joined = 0
+    # Store of the last round.
+    _round: Store
+    # Reserved for rank 0, if it is here, until the next round.
+    _port: socket.socket | None = None
     members: Members
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Waits for the next round."""
+        """Wait for the next round."""
         self._give_back_port()
         info = super().next_rendezvous()
         if info.rank == 0 and info.bootstrap_store_info is not None:
-            # PyTorch has just looked it up, and rank 0 listens there when it has imported torch.
-            with suppress(OSError):  # it is gone already: rank 0 will say so
+            # PyTorch has just chosen the port, and rank 0 listens on it when it has imported torch.
+            # If another process has taken the port already, rank 0 reports it.
+            with suppress(OSError):
                 self._port = reserved_port(info.bootstrap_store_info.master_port)
         self._joined, self._round = info.world_size, info.store
         self.members.meet(self._this_node, self._state_holder.state.participants)
@@ -142,15 +150,15 @@ class Together(DynamicRendezvousHandler):
             self._port = None
 
     def shutdown(self) -> bool:
-        """Closes the rendezvous for all, and gives the ranks' port back."""
+        """Close the rendezvous for all launchers, and release the ranks' port."""
         self._give_back_port()
         return bool(super().shutdown())
 
     def num_nodes_waiting(self) -> int:
-        """Launchers for whose sake the ranks must meet again: that wait, are gone, or will go.
+        """Return the number of launchers that require a new round.
 
-        Raises:
-            RendezvousConnectionError: the store is gone.
+        These launchers wait for a round, are gone, or have announced that they will leave. This
+        raises a RendezvousConnectionError if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:
@@ -160,23 +168,21 @@ class Together(DynamicRendezvousHandler):
         return waiting + self.gone + int(leaves)
 
     def announce_leaving(self) -> None:
-        """Tells the others that this launcher will leave once all ranks have ended.
+        """Notify the others that this launcher will leave once all ranks have ended.
 
-        Raises:
-            RuntimeError: the store is gone.
+        Raise a RuntimeError if the store is gone.
         """
         self._round.set(_LEAVES, "")
 
     @property
     def gone(self) -> int:
-        """Launchers that have left the last round, as known at the last question to the store."""
+        """Number of launchers that have left the last round, as of the last read of the store."""
         return max(0, self._joined - len(self._state_holder.state.participants))
 
     def leave(self) -> None:
-        """Tells the others that this launcher ends: they need not find out.
+        """Notify the others that this launcher ends, so that they need not detect its loss.
 
-        Raises:
-            RendezvousError: the store is gone.
+        Raise a RendezvousError if the store is gone.
         """
         self._stop_heartbeats()
         self._give_back_port()
@@ -185,39 +191,35 @@ class Together(DynamicRendezvousHandler):
 
 
 class Members:
-    """The launchers of the last round, and which of them will not come to the next round.
-
-    Args:
-        store: that all launchers of the run reach.
-    """
+    """The launchers of the last round, and which of them will not come to the next round."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def meet(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Notes who takes part in a round; who was thought to be gone, and came, is not."""
+        """Record who takes part in a round, including participants that were considered gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
     def note_gone(self, launchers: Iterable[_NodeDesc]) -> None:
-        """Tells all launchers of some that they have ended."""
+        """Record for all launchers that some have ended."""
         for launcher in launchers:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """The launchers of the last round, also for one that is new; empty: there was none."""
+        """Return the launchers of the last round, also to a new launcher; empty: there was none."""
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
 
     def are_in(self, present: Iterable[_NodeDesc]) -> bool:
-        """Whether all of the last round that may still come are there."""
+        """Return True if all launchers of the last round that may still come are present."""
         missing = self.known().difference(map(str, present))
         return all(self._store.check([f"gone/{each}"]) for each in missing)
 
 
 class _Holder(_BackendRendezvousStateHolder):
-    """Reads the shared state more often than PyTorch's, and notes which launchers are lost."""
+    """A reader of the shared state that polls more often than PyTorch's; records lost launchers."""
 
     def __init__(self, backend: Signed, settings: RendezvousSettings, members: Members) -> None:
         super().__init__(backend, settings)
@@ -230,9 +232,9 @@ class _Holder(_BackendRendezvousStateHolder):
 
 
 class _Executor(_DistributedRendezvousOpExecutor):
-    """Completes a round as soon as all are there, where PyTorch's waits for the last call to end.
+    """An executor that completes a round as soon as all launchers are there.
 
-    It also asks for the state several times a second instead of once.
+    PyTorch's executor waits for the last call to end, and reads the state only once a second.
     """
 
     def __init__(
@@ -247,8 +249,6 @@ class _Executor(_DistributedRendezvousOpExecutor):
         deadline: float,
         update_deadline: Callable[[timedelta], float] | None = None,
     ) -> None:
-        """Executes an operation, see PyTorch's."""
-
         def handler(context: _RendezvousContext, until: float) -> _Action:
             joins = isinstance(state_handler, _RendezvousJoinOp)
             while True:
@@ -270,17 +270,18 @@ class _Executor(_DistributedRendezvousOpExecutor):
         there = state.participants
         if state.complete or state.closed or self._node not in there:
             return False
-        if state.wait_list or state.redundancy_list:  # they are about to come
+        # These launchers are about to come.
+        if state.wait_list or state.redundancy_list:
             return False
         if len(there) < self._settings.min_nodes or not self._members.known():
             return False
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Whether the last call is over, but launchers of the last round are still on their way.
+        """Return True if the last call is over, but launchers of the last round are still coming.
 
-        On a busy node three seconds may be too few. Without them the round would be followed by
-        another one at once.
+        On a busy node three seconds may be too few. A round without these launchers would be
+        followed by another one at once.
         """
         state = context.state
         if state.deadline is None or datetime.now(UTC) > state.deadline + _LATE:
@@ -289,19 +290,13 @@ class _Executor(_DistributedRendezvousOpExecutor):
 
 
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
-    """The rendezvous of a run's launchers on several nodes.
+    """Return the rendezvous of a run's launchers on several nodes.
 
-    Args:
-        run: its id.
-        store: that all of them reach.
-        key: of the run.
-        nodes: least and most of them.
-        address: of this node, at which the others reach it.
-
-    Raises:
-        RendezvousConnectionError: the store does not answer.
+    `nodes` is the least and largest number of nodes; `address` is this node's for the others. This
+    raises a RendezvousConnectionError if the store does not answer.
     """
-    # Otherwise all rounds share the first round's store, whose address later nodes do not get.
+    # Otherwise all rounds share the first round's store, whose address nodes that join later do not
+    # get.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     settings = RendezvousSettings(
         run,
@@ -323,12 +318,9 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
 
 
 class Signed(C10dRendezvousBackend):
-    """A rendezvous' state with a MAC before it.
+    """State of a rendezvous that is stored with a MAC, made with the run's key.
 
-    Args:
-        store: that all launchers of the run reach.
-        run: its id.
-        key: of the run.
+    Methods raise a RendezvousStateError if no launcher of this run wrote the stored state.
     """
 
     def __init__(self, store: Store, run: str, key: bytes) -> None:
@@ -336,21 +328,16 @@ class Signed(C10dRendezvousBackend):
         self._run_key = key
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token.
-
-        Raises:
-            RendezvousStateError: no launcher of this run wrote it.
-        """
+        """Return the state and its token."""
         stored: Any = super().get_state()
         return None if stored is None else (self._opened(stored[0]), stored[1])
 
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Writes the state if the token is the present one's; what stands then, and whether it did.
+        """Write the state if the token is current.
 
-        Raises:
-            RendezvousStateError: no launcher of this run wrote what stands.
+        Return the stored state, its token, and True if the given state was written.
         """
         stored: Any = super().set_state(self._mac(state) + state, token)
         return None if stored is None else (self._opened(stored[0]), stored[1], stored[2])

@@ -1,4 +1,4 @@
-"""Which nodes take part in an attempt, and its number: all launchers of a run agree on both."""
+"""The roll of an attempt: its nodes and its number, on which all launchers of a run agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# Clocks that are apart by less count as equal: an answer of the store may take as long.
+# Clocks that differ by less count as equal: an answer of the store may take as long.
 _APART_S = 1.0
 
 
@@ -15,44 +15,48 @@ class Failure(msgspec.Struct, frozen=True):
     """The first failure of a node's ranks in a round."""
 
     node: str
-    at: float  # the failed rank's last word, by the node's clock; in a `Round` by the caller's
+    # When the failed rank last wrote, on the node's clock; in a `Round` on the caller's clock.
+    at: float
     exit_code: int
     message: str
-    brief: str = ""  # without anything of what ranks have printed
+    # The message without any output of ranks.
+    brief: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What one launcher says when a round of the rendezvous is complete."""
+    """One launcher's entry in the roll, made when a round of the rendezvous is complete."""
 
     node: str
-    failure: Failure | None  # of its ranks in the round before
-    before: list[str]  # nodes of the round before, as this launcher knows them; empty: it is new
+    # Failure of this launcher's ranks in the previous round.
+    failure: Failure | None
+    # Nodes of the previous round that this launcher took part in; empty: the launcher is new.
+    before: list[str]
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What all launchers know then."""
+    """The roll's result, the same for all launchers."""
 
     attempt: int
-    nodes: list[str]  # in the order of their ranks
-    failures: int  # of ranks so far, without those as nodes joined or were lost
-    cause: Failure | None = None  # the first of the round before
+    # In the order of their ranks.
+    nodes: list[str]
+    # Number of failures of ranks so far, except when nodes joined or were lost.
+    failures: int
+    # The first failure of the previous round.
+    cause: Failure | None = None
 
 
 class _Called(msgspec.Struct, frozen=True):
     round: Round
-    at: float  # by the clock of the launcher that calls the roll
+    # Time on the clock of the launcher that calls the roll.
+    at: float
 
 
 class Roll:
-    """Calls the roll after each round of the rendezvous.
+    """The roll call of the launchers after each round of the rendezvous.
 
-    An attempt that fails as a node joins or is lost counts as no failure: its ranks could do
-    nothing else. So the run survives changes of its nodes also if it may not be restarted.
-
-    Args:
-        store: of all rounds.
-        node: this one's name.
-        first: number of the first attempt.
+    A failed attempt during which a node joined or was lost does not count as a failure: its ranks
+    could not avoid it. So the run survives changes of its nodes even if it may not be restarted.
+    `store` is shared by all rounds; `first` is the number of the first attempt.
     """
 
     def __init__(self, store: Store, node: str, first: int) -> None:
@@ -60,19 +64,15 @@ class Roll:
         self.node = node
         self.first = first
         self._nodes: list[str] = []
-        self._ahead_s = 0.0  # this node's clock, of the caller's in the latest round
+        # Seconds that this node's clock was ahead of the caller's clock in the latest round.
+        self._ahead_s = 0.0
 
     def call(self, store: Store, index: int, count: int, failure: Failure | None) -> Round:
-        """Waits for all launchers of a round.
+        """Wait for all launchers of a round, and return its result.
 
-        Args:
-            store: of this round.
-            index: of this launcher among them.
-            count: of launchers.
-            failure: of this launcher's ranks in the round before.
-
-        Raises:
-            RuntimeError: the store is gone, or a launcher does not come.
+        `store` is the store of this round, `index` this launcher's index among `count` launchers,
+        and `failure` that of this launcher's ranks in the previous round. Raise a
+        RuntimeError if the store is gone, or if a launcher does not come.
         """
         if failure is not None:
             failure = msgspec.structs.replace(failure, at=failure.at - self._ahead_s)

@@ -1,7 +1,8 @@
-"""How the ranks of a node and the machine itself are: looked at when the control plane asks.
+"""The state of a node's ranks and of the machine, measured for the control plane.
 
-- `check`: how fast the machine is, measured while nothing trains there;
-- `ending`: ends ranks that hold up the others, and keeps their stacks;
+- `check`: the machine's speed, measured while nothing trains there;
+- `ending`: ends ranks that block the others, and saves their stacks;
 - `gpus`: clocks, temperature and errors of NVIDIA GPUs;
+- `notice`: a cloud provider's notices that it takes the machine back;
 - `stacks`: the Python stacks of ranks, also of those that hang.
 """

@@ -1,8 +1,8 @@
-"""How fast this machine is: a few seconds of arithmetic, copying, and writing to the disk.
+"""A speed test of this machine: a few seconds of arithmetic, copying, and writing to the disk.
 
 ``python -m paceline.node.health.check DIRECTORY`` prints a `NodeCheck` as JSON. The agent runs it
-as a process of its own (`Checker`), and only while no rank trains here: each would slow down the
-other.
+as a separate process (`Checker`), and only while no rank trains here, because the two would slow
+each other down.
 """
 
 from __future__ import annotations
@@ -24,30 +24,35 @@ from paceline.node import machine
 from paceline.node.processes import die_with_parent
 from paceline.wire import NodeCheck
 
-LONGEST_S = 60.0  # of the process; it takes some three seconds
+# Limit for the process, which takes about three seconds.
+LONGEST_S = 60.0
 
 _REAP_S = 0.5
-_SETTLE_S = 10.0  # a node that was just started, or that ends a run, may get the next one at once
-_REPEATS = 5  # of which the median counts
-_EDGE = 512  # of the matrices
-_PRODUCTS = 8  # in a repetition, on each thread
+# Seconds to wait: a node that was just started, or ends a run, may get the next run at once.
+_SETTLE_S = 10.0
+# Number of measurements whose median counts.
+_REPEATS = 5
+# Rows and columns of the matrices.
+_EDGE = 512
+# Matrix products in a repetition, on each thread.
+_PRODUCTS = 8
 _MOST_THREADS = 64
-_COPIED = 64 << 20  # bytes of an array, far above a processor's caches' share of a core
-_WRITTEN = 32 << 20  # bytes of a file
+# Bytes of an array: far more than a core's share of the processor's caches.
+_COPIED = 64 << 20
+# Bytes of a file.
+_WRITTEN = 32 << 20
 _log = logging.getLogger(__name__)
 
 
 def measure(directory: Path) -> NodeCheck:
-    """Measures this machine, for about three seconds.
+    """Measure this machine for about three seconds, with the disk of the given directory.
 
-    Args:
-        directory: on the disk that is measured; a file is written there, and deleted.
+    The measurement writes a file there and deletes it.
     """
     return NodeCheck(_compute(), _memory(), _disk(directory), time.time())
 
 
 def _median_s(work: Callable[[], None]) -> float:
-    """The median time of some work in seconds, after it has run once."""
     work()
     times = []
     for _ in range(_REPEATS):
@@ -58,7 +63,7 @@ def _median_s(work: Callable[[], None]) -> float:
 
 
 def _compute() -> float:
-    """10⁹ floating-point operations in a second of one core, while all cores work."""
+    """Return 10⁹ floating-point operations per second of one core, while all cores work."""
     import numpy as np
 
     count = min(machine.cores(), _MOST_THREADS)
@@ -80,7 +85,7 @@ def _compute() -> float:
 
 
 def _memory() -> float:
-    """10⁹ bytes in a second that one core reads and writes, each."""
+    """Return the GB/s at which one core copies memory."""
     import numpy as np
 
     source, target = np.ones(_COPIED, np.uint8), np.empty(_COPIED, np.uint8)
@@ -88,7 +93,7 @@ def _memory() -> float:
 
 
 def _disk(directory: Path) -> float | None:
-    """10⁶ bytes in a second that the disk takes; None: it takes none."""
+    """Return the MB/s that the disk writes; None if writing fails."""
     path = directory / f".check-{os.getpid()}"
     block = os.urandom(1 << 20)
     try:
@@ -107,30 +112,24 @@ def _disk(directory: Path) -> float | None:
 
 
 class Checker:
-    """Measures the machine in a process beside the agent. No method waits for long.
-
-    Args:
-        directory: on the disk that is measured.
-    """
+    """A measurement of the machine in a process beside the agent. No method blocks for long."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._kill_at = 0.0
         self._idle_since = time.monotonic()
-        self.due = True  # it is to be measured when nothing trains here
+        # True if the machine should be measured when nothing trains here.
+        self.due = True
         self.newest: NodeCheck | None = None
 
     def poll(self, *, idle: bool) -> None:
-        """Begins, ends or gives up a measurement.
-
-        Args:
-            idle: no rank trains here.
-        """
+        """Begin, end or cancel a measurement; `idle`: no rank trains here."""
         if not idle:
             self._idle_since = time.monotonic()
         if self._process is not None and not idle:
-            self.close()  # it would slow the ranks down, and they it
+            # The measurement and the ranks would slow each other down.
+            self.close()
             self.due = True
         elif self._process is not None:
             self._look(self._process)
@@ -138,14 +137,15 @@ class Checker:
             self._begin()
 
     def close(self) -> None:
-        """Ends the measurement that is under way."""
+        """Cancel the measurement that is under way."""
         if self._process is not None:
             self._process.kill()
             assert self._process.stdout is not None
             self._process.stdout.close()
             with suppress(OSError):
                 (self._directory / f".check-{self._process.pid}").unlink(missing_ok=True)
-            with suppress(subprocess.TimeoutExpired):  # a disk that hangs holds it
+            # A hanging disk may block the process.
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_REAP_S)
             self._process = None
 

@@ -1,7 +1,7 @@
-"""Ends ranks that hold up a run, and keeps where in their code they were.
+"""Ending of ranks that block a run, with a record of where in their code they were.
 
-The launcher sees the ranks die, and does what it does when ranks fail: it starts all ranks again,
-or gives up. Before, each rank's stacks and the reason go to the end of its log.
+The launcher sees the ranks die and handles that as any failure of ranks: it restarts all ranks, or
+gives up. Before that, each rank's stacks and the reason are appended to its log.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import EndRanks
 from paceline.wire.asking import Dump, Dumps
 
-_WRITING_S = 2.0  # a rank that can write its stacks does so within a fraction of a second
+# A rank that can write its stacks does so within a fraction of a second.
+_WRITING_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Ends ranks of one node as an order says. No method waits: ask `done` until it is true.
+    """The execution of one order to end ranks of a node. No method blocks: poll `done`.
 
-    Args:
-        directory: of the run.
-        launcher: its process's number.
-        order: which ranks, and why.
-        dumps: of the ranks that write their stacks meanwhile.
+    `launcher` is the launcher's PID; `dumps` are those of the ranks that write their stacks
+    meanwhile.
     """
 
     def __init__(self, directory: Path, launcher: int, order: EndRanks, dumps: list[Dump]) -> None:
@@ -44,7 +42,7 @@ class Ending:
 
     @classmethod
     def begin(cls, directory: Path, run: str, launcher: int, order: EndRanks) -> Ending | None:
-        """Has the ranks write their stacks; None: the order is of another attempt, or obeyed."""
+        """Ask the ranks for their stacks; return None if the order is outdated or was obeyed."""
         try:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)
@@ -64,7 +62,7 @@ class Ending:
         return cls(directory, launcher, order, asked.ranks if isinstance(asked, Dumps) else [])
 
     def done(self) -> bool:
-        """Whether the ranks are ended; ends them when they have had time to write."""
+        """End the ranks when they have had time to write their stacks; return True afterwards."""
         if time.monotonic() < self._at:
             return False
         with ExitStack() as handles:
@@ -74,7 +72,7 @@ class Ending:
                     with suppress(OSError):
                         alive[rank] = os.pidfd_open(process)
                         handles.callback(os.close, alive[rank])
-            # A number may have been given away between the search and its handle.
+            # A PID may have been reused between the search and the opening of its handle.
             alive = {
                 r: alive[r] for r in ranks_of(self._launcher, self._order.attempt) if r in alive
             }
@@ -89,12 +87,9 @@ class Ending:
         return True
 
     def _keep(self, rank: int) -> None:
-        """Writes a rank's stacks and the reason to the end of its log.
+        """Append a rank's stacks and the reason to its log.
 
-        Only just before the rank ends: it would write over them.
-
-        Raises:
-            OSError: the log cannot be written.
+        This happens just before the rank ends, because the rank would overwrite the text.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)
@@ -114,11 +109,11 @@ class Ending:
 
 
 def ranks_of(launcher: int, attempt: int) -> dict[int, int]:
-    """The processes of a launcher's ranks in an attempt, by rank."""
+    """Return the PIDs of a launcher's ranks in an attempt, by rank."""
     processes, of_attempt = {}, f"PACELINE_ATTEMPT={attempt}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # The command's name, in parentheses, may hold anything.
+            # The command's name, in parentheses, may contain any characters.
             parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
             if int(parent) != launcher:
                 continue

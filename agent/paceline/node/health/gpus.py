@@ -1,7 +1,7 @@
-"""The state of this node's NVIDIA GPUs, as the driver's library NVML says it.
+"""The state of this node's NVIDIA GPUs, read through the driver's library NVML.
 
-NVML is used where the package ``nvidia-ml-py`` is installed (``paceline[nvml]``) and the driver is
-there. Without either, a node says nothing about its GPUs but their names.
+NVML is used if the package ``nvidia-ml-py`` is installed (``paceline[nvml]``) and the driver is
+there. Otherwise a node reports only the names of its GPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from paceline.wire import GpuState
 
-# Bits of NVML's reasons for a clock below its maximum. An idle GPU (1) is none, nor is the power
-# limit (4): a GPU that has much to do is always at it.
+# Bits of NVML's reasons for a clock below its maximum. The bits for an idle GPU (1) and for the
+# power limit (4) are left out: a busy GPU is always at its power limit.
 _REASONS = {
     0x02: "the clock that somebody has set",
     0x08: "the hardware",
@@ -26,25 +26,30 @@ _REASONS = {
     0x80: "the power supply",
     0x100: "the clock of the display",
 }
-PATIENCE_S = 10.0  # with a driver that does not answer
+# Seconds to wait for a driver that does not answer.
+PATIENCE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """Reads the states of all GPUs in a thread of its own, which a driver that hangs may block."""
+    """A reader of the states of all GPUs, with its own thread, which a hanging driver may block."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
-        self._asked_at: float | None = None  # None: the newest question is answered
+        # None: the newest request is answered.
+        self._asked_at: float | None = None
         self._states: list[GpuState] = []
-        self._is_told = False  # that the driver does not answer
-        self._is_there = True  # NVML, as far as is known
+        # True once a driver that does not answer was logged.
+        self._is_told = False
+        # False once NVML is known to be missing.
+        self._is_there = True
         threading.Thread(target=self._work, name="paceline-gpus", daemon=True).start()
 
     def read(self) -> list[GpuState]:
-        """The state of each GPU as of the call before this one; returns at once, never raises.
+        """Return the state of each GPU as of the previous call, at once and without raising errors.
 
-        Empty where there is no NVML, and where NVML fails or has not answered for `PATIENCE_S`.
+        Return an empty list if NVML is missing, or if it fails or has not answered for
+        `PATIENCE_S`.
         """
         now = time.monotonic()
         if not self._is_there:
@@ -83,7 +88,6 @@ def _states(nvml: Any) -> list[GpuState]:
 
 
 def _opened() -> Any:
-    """NVML's module; None: it is not installed, or there is no driver."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -97,7 +101,6 @@ def _opened() -> Any:
 
 
 def _state(nvml: Any, index: int) -> GpuState:
-    """The state of a GPU; all of it is unknown if the GPU is lost."""
     try:
         device = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
@@ -105,7 +108,6 @@ def _state(nvml: Any, index: int) -> GpuState:
         return GpuState()
 
     def ask(name: str, *of: Any) -> int | None:
-        """A figure; None: this GPU does not have it."""
         function: Callable[..., int] | None = getattr(nvml, name, None)
         try:
             return None if function is None else int(function(device, *of))
@@ -125,5 +127,5 @@ def _state(nvml: Any, index: int) -> GpuState:
 
 
 def reasons(bits: int) -> list[str]:
-    """Why a GPU's clock is below its maximum, in words, each once."""
+    """Return the reasons for a GPU's clock below its maximum, in words, each once."""
     return list(dict.fromkeys(words for bit, words in _REASONS.items() if bits & bit))

@@ -1,8 +1,8 @@
-"""Notices of a provider that it takes this machine back.
+"""A cloud provider's notices that it takes this machine back.
 
-Providers tell spot and preemptible machines at an address inside them, half a minute to two minutes
-ahead. Sources: the metadata services of Amazon EC2 (spot/instance-action, IMDSv2), Google Compute
-Engine (instance/preempted) and Azure (scheduled events).
+Providers announce the end of spot and preemptible machines at a URL that only the machine reaches,
+30 to 120 seconds ahead. Sources: the metadata services of Amazon EC2 (spot/instance-action,
+IMDSv2), Google Compute Engine (instance/preempted) and Azure (scheduled events).
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ import httpx
 
 from paceline.core.errors import InputError
 
-EVERY_S = 5.0  # between two questions, as Amazon advises
+# Seconds between two requests, as Amazon advises.
+EVERY_S = 5.0
 _TIMEOUT_S = 2.0
-_TOKEN_S = 21_600  # how long a token of EC2's metadata service is good for, at most
-_MOST_WORDS = 200  # characters of an answer that are told
+# Longest lifetime in seconds of a token of EC2's metadata service.
+_TOKEN_S = 21_600
+# Characters of an answer that appear in messages.
+_MOST_WORDS = 200
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Provider:
-    """Where a provider tells that it takes a machine back.
+    """A provider's API for notices.
 
     Args:
-        url: of the notice.
-        read: an answer, and the machine's name there → what it says in words; None: the machine
-            stays.
-        headers: of all questions.
-        token_url: gives a token for the question; empty: none is needed.
-        name_url: gives the machine's name, where a notice may be for other machines; empty: it is
+        url: URL of the notice.
+        read: takes an answer and the machine's name at the provider; returns the notice in words,
+            or None if the machine stays.
+        headers: headers of all requests.
+        token_url: URL that issues a token for the request; empty: none is needed.
+        name_url: URL of the machine's name, if notices may be for other machines; empty: they are
             always for this one.
     """
 
@@ -58,7 +61,7 @@ def _read_google(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _read_azure(answer: httpx.Response, name: str) -> str | None:
-    """All machines of a scale set are told of each other's events."""
+    """Read a notice of Azure, which announces events to all machines of a scale set."""
     events = _object(answer).get("Events", [])
     for event in events if isinstance(events, list) else []:
         if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
@@ -69,7 +72,7 @@ def _read_azure(answer: httpx.Response, name: str) -> str | None:
 
 
 def _read_plain(answer: httpx.Response, _name: str) -> str | None:
-    """An address of one's own: it is not found until the machine is to go."""
+    """Read a notice from a user's own URL, which is not found until the machine must end."""
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
@@ -77,12 +80,7 @@ def _read_plain(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
-    """An answer's JSON object.
-
-    Raises:
-        httpx.HTTPError: the answer is a refusal.
-        ValueError: it is no JSON object.
-    """
+    """Return an answer's JSON object; else raise an HTTPError or a ValueError."""
     answer.raise_for_status()
     body = answer.json()
     if not isinstance(body, dict):
@@ -90,7 +88,8 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-_INSIDE = "http://169.254.169.254"  # each provider's metadata service, seen from a machine
+# Each provider's metadata service, as seen from a machine.
+_INSIDE = "http://169.254.169.254"
 PROVIDERS: dict[str, Provider] = {
     "ec2": Provider(
         f"{_INSIDE}/latest/meta-data/spot/instance-action",
@@ -112,11 +111,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider_of(name: str) -> Provider:
-    """A provider by its name, or by the address of a notice of one's own.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Return a provider by its name, or by the URL of a user's own notice."""
     if name in PROVIDERS:
         return PROVIDERS[name]
     if name.startswith(("http://", "https://")):
@@ -129,12 +124,7 @@ def provider_of(name: str) -> Provider:
 
 
 class Notices:
-    """Asks a provider every `EVERY_S` whether it takes this machine back, in its own thread.
-
-    Args:
-        provider: whom to ask.
-        every_s: seconds between two questions.
-    """
+    """A poller, with its own thread, for a provider's notice that it takes this machine back."""
 
     def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
         self._provider = provider
@@ -146,11 +136,11 @@ class Notices:
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
 
     def words(self) -> str | None:
-        """What the provider said in words; None: the machine stays, as far as is known."""
+        """Return the notice in words; None if the machine stays, as far as is known."""
         return self._words
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stop polling."""
         self._closed.set()
 
     def _work(self) -> None:
@@ -165,7 +155,8 @@ class Notices:
         try:
             answer = client.get(self._provider.url, headers=self._headers(client))
             if answer.status_code == httpx.codes.UNAUTHORIZED and self._token:
-                self._token = ""  # it has expired
+                # The token has expired.
+                self._token = ""
                 answer = client.get(self._provider.url, headers=self._headers(client))
             self._words = self._provider.read(answer, self._named(client))
         except (httpx.HTTPError, ValueError) as error:
@@ -180,11 +171,7 @@ class Notices:
             self._answers = True
 
     def _named(self, client: httpx.Client) -> str:
-        """This machine's name at the provider; empty where no notice needs it.
-
-        Raises:
-            httpx.HTTPError: the question is refused.
-        """
+        """Return this machine's name at the provider; empty if no notice needs it."""
         if self._provider.name_url and not self._name:
             answer = client.get(self._provider.name_url, headers=self._headers(client))
             answer.raise_for_status()
@@ -192,11 +179,7 @@ class Notices:
         return self._name
 
     def _headers(self, client: httpx.Client) -> dict[str, str]:
-        """Of a question; with a token where one is needed.
-
-        Raises:
-            httpx.HTTPError: the token is refused.
-        """
+        """Return a request's headers, with a token if one is needed."""
         headers = dict(self._provider.headers)
         if self._provider.token_url:
             if not self._token:

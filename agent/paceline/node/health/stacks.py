@@ -1,12 +1,12 @@
 """The Python stacks of a run's ranks, also of ranks that hang.
 
-A rank with a `paceline.Session` says in ``stacks.json``, beside its logs, which signal makes it
-write its stacks to ``stacks.txt`` (`paceline.train.stacks`). The agent sends this signal, and reads
-the file a moment later: so nothing here waits.
+A rank with a `paceline.Session` announces in ``stacks.json``, beside its logs, which signal makes
+it write its stacks to ``stacks.txt`` (`paceline.train.stacks`). The agent sends this signal and
+reads the file a moment later, so no function here blocks.
 
-A signal that a process does not catch may end it. Scripts can write to the run's directory, too. So
-the agent believes nothing of the file: it looks in /proc whether the process is this rank, and
-whether it catches the signal.
+A signal that a process does not catch may end the process. Scripts can write to the run's
+directory, too. So the agent does not trust the file: it checks in /proc that the process is this
+rank, and that it catches the signal.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ from paceline.wire.asking import (
     Stacks,
 )
 
-ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"  # beside a rank's logs
+# File names beside a rank's logs.
+ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"
 
-_MOST_ANNOUNCED = 16_384  # bytes of an announcement
-_MOST_WRITTEN = 1 << 20  # bytes of a file of stacks; then it begins anew
-_MOST_FRAME = 300  # characters: names of files and functions are the script's
-_MOST_READ = 65_536  # bytes of a rank's stacks
-_STATES = {  # of a process that handles no signal
+# Bytes of an announcement.
+_MOST_ANNOUNCED = 16_384
+# Bytes of a file of stacks; a longer file is emptied.
+_MOST_WRITTEN = 1 << 20
+# In characters: the script chooses the names of files and functions.
+_MOST_FRAME = 300
+# Bytes of a rank's stacks.
+_MOST_READ = 65_536
+# States of a process that handles no signal.
+_STATES = {
     "T": "its process is suspended (SIGSTOP)",
     "t": "a debugger holds its process",
     "D": "its process waits in the kernel for a device, such as a disk, and takes no signal",
@@ -49,28 +55,25 @@ _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """How a rank can be asked for its stacks."""
+    """A rank's announcement of how to ask it for its stacks."""
 
     pid: int
     signal: int
-    main: int  # ident of the main thread
-    libraries: list[str]  # folders of code that is not the user's
+    # Ident of the main thread.
+    main: int
+    # Folders of code that is not the user's.
+    libraries: list[str]
 
 
 class _NoStacksError(Exception):
-    """A rank has none to give; says why."""
+    """The reason why a rank has no stacks to give."""
 
 
 def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere:
-    """Asks ranks of the newest attempt on this node for their stacks; does not wait for them.
+    """Ask ranks of the newest attempt on this node for their stacks, without waiting for them.
 
-    Args:
-        directory: of the run.
-        run: its id.
-        rank: which; None: all on this node, at most `MOST_STACKS`.
-
-    Raises:
-        OSError: the run's directory cannot be read.
+    `rank` None: all ranks on this node, at most `MOST_STACKS`. Raise an OSError if the run's
+    directory cannot be read.
     """
     record = rundir.read(directory / "run.json", Record)
     if record is None or (record.states and record.states[-1].state.final):
@@ -100,11 +103,9 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
 
 
 def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
-    """What a rank says about how to ask it.
+    """Return a rank's announcement of how to ask it.
 
-    Raises:
-        _NoStacksError: it says nothing, or nothing that can be read.
-        OSError: it cannot be read.
+    Raise a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
     """
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
@@ -120,12 +121,9 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 
 
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
-    """What ranks have written since they were asked.
+    """Return the stacks that ranks have written since they were asked.
 
-    Args:
-        directory: of the run.
-        attempt: of the ranks.
-        since: ranks, with the length that each one's file had.
+    `since` has the ranks, with the length that each one's file had.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
@@ -153,9 +151,9 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
 
 
 def frame_of(text: str, announced: Announcement) -> str:
-    """The innermost frame of the user's code, ``train.py:14 in forward``; empty: there is none.
+    """Return the innermost frame of the user's code, ``train.py:14 in forward``; empty if none.
 
-    The main thread's counts first, then those of the threads that began last.
+    The main thread's frame takes precedence, then those of the threads that began last.
     """
     threads: list[tuple[bool, list[str]]] = []
     for line in text.splitlines():
@@ -170,7 +168,7 @@ def frame_of(text: str, announced: Announcement) -> str:
 
 
 def _is_librarys(file: str, libraries: list[str]) -> bool:
-    """Whether a file is not the user's code; folders of libraries may be links to others."""
+    """Return True if a file is not the user's code; folders of libraries may be links to others."""
     installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<", *libraries))
 
@@ -180,7 +178,7 @@ def _folder(directory: Path, attempt: int, rank: int) -> Path:
 
 
 def _room(directory: Path, attempt: int, rank: int) -> int:
-    """How long a rank's file of stacks is; it begins anew where that is too long."""
+    """Return the length of a rank's file of stacks, which is emptied if it is too long."""
     handle = logs.opened(directory, _folder(directory, attempt, rank) / WRITTEN)
     try:
         size = os.fstat(handle).st_size
@@ -193,11 +191,9 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 
 
 class _Process:
-    """The process of a rank: no other gets its number while this is open. A context manager.
+    """The process of a rank, whose PID is not reused while this is open. A context manager.
 
-    Raises:
-        _NoStacksError: the process is not this rank.
-        OSError: it cannot be looked at.
+    The constructor raises a _NoStacksError if the process is not this rank.
     """
 
     def __init__(self, run: str, attempt: int, rank: int, pid: int) -> None:
@@ -228,11 +224,7 @@ class _Process:
         os.close(self._handle)
 
     def ask(self, number: int) -> None:
-        """Sends a signal that the process catches.
-
-        Raises:
-            _NoStacksError: the process does not catch it, or cannot at present.
-        """
+        """Send a signal that the process catches; else raise a _NoStacksError."""
         status = _status(self._pid)
         state = status.get("State", "Z")[:1]
         if state in _STATES and state != "D":
@@ -244,7 +236,6 @@ class _Process:
 
 
 def _status(pid: int) -> dict[str, str]:
-    """What the kernel says of a process; empty: it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
@@ -257,5 +248,5 @@ def _state(pid: int) -> str:
 
 
 def caught(status: dict[str, str], number: int) -> bool:
-    """Whether a process, by its ``/proc/PID/status``, catches a signal."""
+    """Return True if a process catches a signal, according to its ``/proc/PID/status``."""
     return bool(int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1)

@@ -1,7 +1,9 @@
-"""Runs that somebody begins from a terminal or a job of their own, and that are not asked for.
+"""Runs that an operator starts from a terminal or a batch job.
 
 - `foreground`: `paceline run` on this node;
-- `several`: `paceline run --nodes`, which agents train;
+- `several`: `paceline run --nodes`, whose ranks agents start;
+- `observing`: `paceline observe`;
+- `examining`: `paceline doctor`;
 - `resume`: `paceline resume`;
 - `adoption`: `paceline node SCRIPT`.
 """

@@ -1,4 +1,4 @@
-"""`paceline node SCRIPT`: a run that somebody starts on nodes of their own."""
+"""`paceline node SCRIPT`: a run that an operator starts on nodes of their own."""
 
 from __future__ import annotations
 
@@ -17,36 +17,31 @@ from paceline.wire import Launch
 
 @dataclass(frozen=True)
 class Place:
-    """Which nodes train together, and which of them this process is."""
+    """The group of nodes that train together, and this process's slot among them."""
 
-    key: str  # the same on all nodes of the run, and on no others
-    slot: str  # another on each node of a machine
+    # The same on all nodes of the run, and on no others.
+    key: str
+    # Different on each node of a machine.
+    slot: str
     nodes: int
 
 
 def place(
     env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
 ) -> Place:
-    """The place of this process, by what was given, and by Slurm's variables.
+    """Return the place of this process, from the given values and Slurm's variables in `env`.
 
-    Each step of a job is a run; so is each time that Slurm queues a job again. In the job's script
-    and on its command line, without srun, each call is a run on one node.
-
-    Args:
-        env: variables.
-        key: given; None: what Slurm says.
-        slot: given; None: what Slurm says, else the key.
-        alone: nobody has said that the run has other nodes.
-
-    Raises:
-        InputError: there is no key.
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
+    script and on its command line, without srun, each call is a run on one node if it is `alone`:
+    the operator gave no other nodes. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
         again = env.get("SLURM_RESTART_COUNT", "0")
         job = job if again == "0" else f"{job}r{again}"
         step = env.get("SLURM_STEP_ID")
-        if step is None:  # in the job's script, without srun
+        # The process runs in the job's script, without srun.
+        if step is None:
             own = f"{job}.{secrets.token_hex(3)}" if alone else job
             if alone and not key:
                 key = f"slurm-{own}"
@@ -65,26 +60,15 @@ def place(
 
 
 def check_launch(launch: Launch) -> None:
-    """Refuses a launch that cannot work on this node.
-
-    Raises:
-        InputError: as the supervisor's check.
-    """
+    """Raise an InputError for a launch that cannot work on this node."""
     check(msgspec.structs.replace(launch, nodes_min=1, nodes_max=1))
 
 
 def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any]) -> Any:
-    """Asks the server for the run of a key; the run's id, and a token for its nodes.
+    """Register this process at the server; return the run's id and a token for its nodes.
 
-    Args:
-        client: of the server; its token may start runs.
-        where: this process's place.
-        launch: what to run.
-        choice: further fields of ``POST /adoptions``, such as `policy`.
-
-    Raises:
-        InputError: the server refuses; the message holds its reason.
-        PacelineError: it does not answer.
+    The client's token must be allowed to start runs. `choice` has further fields of ``POST
+    /adoptions``, such as `policy`.
     """
     names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
     body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}

@@ -1,7 +1,8 @@
-"""Examines a training script for `paceline doctor`: runs its first steps, and gathers what it saw.
+"""Examination of a training script for `paceline doctor`, by running its first steps.
 
-The ranks run `paceline.train.doctor.inside`, which runs the script, watches it, ends it, and leaves
-an `Examined` in a folder. There is no control plane, and what the run writes of its own is deleted.
+The ranks run `paceline.train.doctor.inside`, which runs the script, observes it, ends it, and
+writes an `Examined` into a folder. There is no control plane, and the files that the run itself
+writes are deleted.
 """
 
 from __future__ import annotations
@@ -21,52 +22,57 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-_INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"  # run by path
+# Run by path.
+_INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
-_GRACE_S = 15.0  # between the last rank's report and the end of the processes
-_SHOWN = 12  # last lines of a log
+# Seconds between the last rank's report and the end of the processes.
+_GRACE_S = 15.0
+# Last lines of a log.
+_SHOWN = 12
 
 
 class Level(StrEnum):
-    """How a finding is to be taken."""
+    """The severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"  # good to know; the script trains rightly
+    # Information; the script trains correctly.
+    NOTE = "note"
     PROBLEM = "problem"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was found about a script, in plain sentences."""
+    """A finding about a script, in plain sentences."""
 
-    check: str  # what was looked at, such as "sizes"
+    # The subject of the check, such as "sizes".
+    check: str
     level: Level
     says: str
-    do: str = ""  # what mends it; empty: nothing needs to be done
+    # The fix; empty: none is needed.
+    do: str = ""
     figures: dict[str, float] = {}
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """What was found on one rank."""
+    """The findings on one rank."""
 
     rank: int
-    steps: int  # that were made
+    # Number of steps that the rank made.
+    steps: int
     findings: list[Finding]
-    failure: Finding | None = None  # the script ended with an error
+    # Set if the script ended with an error.
+    failure: Finding | None = None
     failed_at: float = 0.0  # Unix time
-    draws: bool = False  # the model draws random numbers in its forward pass
-    random: str = ""  # names the state of the random numbers in the first step
+    # True if the model draws random numbers in its forward pass.
+    draws: bool = False
+    # Identifies the state of the random numbers in the first step.
+    random: str = ""
 
 
 def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
-    """Runs a script's first steps; what was found on all ranks.
+    """Run a script's first steps; return the findings on all ranks.
 
-    Args:
-        launch: the script, its arguments and its ranks.
-        steps: that each rank makes.
-        timeout_s: after so many seconds the ranks are killed.
-
-    Raises:
-        InputError: the script cannot be launched.
+    After `timeout_s` seconds the ranks are killed. Raise an InputError if the script cannot
+    be launched.
     """
     check(launch)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
@@ -96,12 +102,9 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
 
 
 def merged(examined: Sequence[Examined]) -> list[Finding]:
-    """The findings of the first rank, and of the others what is wrong there alone.
+    """Return the findings of the first rank, and the problems that only other ranks have.
 
-    Where ranks failed, the first failure counts: the others follow from it.
-
-    Args:
-        examined: in the order of ranks.
+    If ranks failed, the first failure counts, because it causes the others.
     """
     if not examined:
         return []
@@ -123,7 +126,6 @@ def merged(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _alike(examined: Sequence[Examined]) -> list[Finding]:
-    """Ranks whose random numbers are the same although the model draws some."""
     states = {rank.random for rank in examined}
     if len(examined) == 1 or len(states) > 1 or not all(rank.draws for rank in examined):
         return []
@@ -140,7 +142,7 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Waits until the ranks have ended, or all have reported; whether that took too long."""
+    """Wait until the ranks have ended, or all have reported; return True if that took too long."""
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()
@@ -158,7 +160,7 @@ def _read(reports: Path, nproc: int) -> list[Examined]:
 
 
 def path_of(reports: Path, rank: int) -> Path:
-    """Where a rank leaves what it found."""
+    """Return the file in which a rank leaves its findings."""
     return reports / f"{rank}.json"
 
 
@@ -172,7 +174,6 @@ def _late(steps: int, timeout_s: float) -> Finding:
 
 
 def _named(message: str) -> int | None:
-    """The rank that failed first, of a failed run's message."""
     named = re.match(r"rank (\d+) ", message)
     return None if named is None else int(named[1])
 
@@ -180,7 +181,8 @@ def _named(message: str) -> int | None:
 def _died(message: str) -> Finding:
     first, _, rest = message.partition("\n")
     lines = "\n".join(rest.splitlines()[-_SHOWN:])
-    what = first.partition("; log: ")[0]  # the log is deleted with all the rest
+    # The log is deleted with all other files.
+    what = first.partition("; log: ")[0]
     says = f"A rank died without a word: {what}" if what else "A rank died without a word."
     return Finding(
         "script",

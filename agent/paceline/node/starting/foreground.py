@@ -1,4 +1,8 @@
-"""`paceline run`: runs a script's ranks in the foreground, like torchrun."""
+"""`paceline run`: runs a script's ranks in the foreground, like torchrun.
+
+`train` registers a run if a server answers, and trains; `supervise` runs the ranks; `Foreground` is
+the loop that polls the supervisor and shows the output. `paceline resume` uses `supervise`, too.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +36,23 @@ from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
-SUPERVISOR = "paceline run"  # in a `Record`
-_PLAIN = "bsp"  # the order in which ranks train without a control plane
+# Name in a `Record`.
+SUPERVISOR = "paceline run"
+# The order in which ranks train without a control plane.
+_PLAIN = "bsp"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-_NOTICE_S = 3.0  # how long the server may take to learn of the end
+# Seconds for the server to learn of the end.
+_NOTICE_S = 3.0
 
 
 def emulation(
     slowdown: str, seconds_per_unit: float, seconds_per_step: float, nproc: int | None
 ) -> dict[str, list[float]]:
-    """``PACELINE_EMULATE``'s value: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
+    """Compute ``PACELINE_EMULATE``: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
 
-    Raises:
-        InputError: factors that are not one positive number per rank, or times below 0.
+    Raise an InputError if there is not one positive factor per rank, or if a time is
+    negative.
     """
     try:
         factors = [float(part) for part in slowdown.split(",")]
@@ -67,15 +74,9 @@ def emulation(
 
 
 def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
-    """``PACELINE_EMULATE``'s value, from a whole `Emulation`.
+    """Compute ``PACELINE_EMULATE`` from the JSON of an `Emulation`, or the path of a file with it.
 
-    Args:
-        given: the JSON object, or the path of a file that holds it.
-        nproc: ranks; None: as many as `a_s` has numbers.
-
-    Raises:
-        InputError: there is no such file, the text is no JSON of an `Emulation`, or a value is out
-            of range; the message names the field.
+    `nproc` None: as many ranks as `a_s` has numbers. An InputError names the field that is wrong.
     """
     text = given
     if not given.lstrip().startswith("{"):
@@ -107,24 +108,24 @@ def train(
     name: str,
     restart_hung_s: float | None = None,
 ) -> int:
-    """Registers a run with the server, trains, and reports the end; returns the exit code.
+    """Register a run with the server, train, and report the end; return the exit code.
 
     Args:
         launch: what to run.
         data: the data directory.
         node: this machine's name.
-        server: URL of a server that must answer; None: `default_server`, which may be away.
+        server: URL of a server that must answer; None: `default_server`, which may be unavailable.
         default_server: URL of the server to use if it answers.
-        token: for the server.
-        policy: of the run's begin; None: the server's default.
-        parameters: of the policy.
-        name: of the run.
-        restart_hung_s: when it has hung for so long, the control plane has all ranks start again.
+        token: token for the server.
+        policy: the run's first policy; None: the server's default.
+        parameters: parameters of the policy.
+        name: name of the run.
+        restart_hung_s: the control plane restarts all ranks when the run has hung for this time.
 
     Raises:
-        InputError: the script cannot be launched, the server refused the run, or what needs a
-            server was given, such as a policy, and no server answers.
-        PacelineError: the server does not answer or speaks another protocol version.
+        InputError: the script cannot be launched, the server rejected the run, or no server answers
+            and an option such as a policy needs one.
+        PacelineError: the server does not answer or uses another protocol version.
     """
     check(launch)
     with ExitStack() as stack:
@@ -133,7 +134,8 @@ def train(
         link = None
         try:
             check_bus(client, client.version())
-        except PacelineError as error:  # a server at the default address is not required
+        # A server at the default address is not required.
+        except PacelineError as error:
             if server is not None:
                 raise
             _refuse_plans(policy, parameters, error)
@@ -160,16 +162,14 @@ def train(
 
 
 def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
-    """Registers a run with the server; returns its id.
+    """Register a run with the server; return its id.
 
-    Args:
-        client: of the server.
-        launch: what to run.
-        choice: further fields of ``POST /runs``, such as `launch`.
+    `choice` has further fields of ``POST /runs``, such as `launch`.
     """
-    names = ("script", "args", "nproc", "env", "cwd", "max_restarts")  # that REST takes
+    # Fields that REST takes.
+    names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
     body = {name: getattr(launch, name) for name in names}
-    # The policy says it, also to an agent that starts the run again.
+    # The variable follows from the policy, also for an agent that restarts the run.
     body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
@@ -177,13 +177,9 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
 def supervise(
     launch: Launch, supervisor: Supervisor, link: Link | None, watch: Watch | None
 ) -> int:
-    """Runs the ranks in the foreground and reports the end; returns the exit code.
+    """Run the ranks in the foreground and report the end; return the exit code.
 
-    Args:
-        launch: what to run.
-        supervisor: of the ranks.
-        link: to the bus; None: there is no control plane.
-        watch: of the run's progress; None: as `link`.
+    `link` and `watch` are None if there is no control plane.
     """
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
@@ -206,15 +202,12 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Refuses a policy or parameters, because without a control plane ranks train as under `bsp`.
-
-    Raises:
-        InputError: another policy or parameters were given.
-    """
+    """Reject a policy or parameters: without a control plane, ranks train as under `bsp`."""
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
-    known = entry_points(group="paceline.policies").names  # works without the server's packages
+    # The names are available without the server's packages.
+    known = entry_points(group="paceline.policies").names
     if policy is not None and policy not in known:
         near = ", ".join(get_close_matches(policy.lower(), known))
         hint = f"did you mean {near}? " if near else ""
@@ -228,17 +221,12 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
 
 
 def _unseen(message: str) -> str:
-    """A run's message without the last lines of the log that the terminal shows already."""
+    """Return a run's message without the log's last lines if the terminal shows them already."""
     return message.partition("\n")[0] if message.startswith(("rank 0 ", "the driver ")) else message
 
 
 def tell_notice(client: Client, run: str) -> None:
-    """Says why nothing is known of a run that is over, if the server knows.
-
-    Args:
-        client: of the server.
-        run: its id.
-    """
+    """Print the server's reason why nothing is known of a run that is over, if there is one."""
     deadline = time.monotonic() + _NOTICE_S
     with suppress(PacelineError):
         while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:
@@ -250,13 +238,13 @@ def tell_notice(client: Client, run: str) -> None:
 
 
 def say(line: str) -> None:
-    """Writes a line of our own to standard error."""
+    """Write one of Paceline's own lines to standard error."""
     sys.stderr.write(f"paceline: {line}\n")
     sys.stderr.flush()
 
 
 class Foreground:
-    """Runs one supervised run to its end and shows rank 0's output. Signals end the run."""
+    """The loop of one supervised run, which shows rank 0's output. Signals end the run."""
 
     def __init__(self, supervisor: Supervisor, link: Link | None, screen: Screen) -> None:
         self._supervisor = supervisor
@@ -266,7 +254,7 @@ class Foreground:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """Runs to the end; returns the script's exit code, or 128 + the signal's number."""
+        """Run to the end; return the script's exit code, or 128 + the signal's number."""
         supervisor = self._supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -292,7 +280,6 @@ class Foreground:
         return 1 if code is None or supervisor.last.state is State.STOPPED else code
 
     def _tell_restart(self, before: int) -> None:
-        """Says why all ranks have been started again, if they have."""
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
             say(last.message)
@@ -313,9 +300,9 @@ class Foreground:
                 self._supervisor.obey(command)
 
     def _deliver(self) -> None:
-        """Delivers if the bus is there, until it takes nothing for some seconds.
+        """Deliver if the bus is available, until it accepts nothing for some seconds.
 
-        An agent delivers what remains.
+        An agent delivers the rest.
         """
         deadline, sent = time.monotonic() + _DELIVER_S, 0
         while (

@@ -1,4 +1,4 @@
-"""`paceline observe`: starts a command whose ranks report to a run, and sees to the run's life."""
+"""`paceline observe`: starts a command whose ranks report to a run, and reports its states."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import register, say, tell_notice
 from paceline.wire import OBSERVED, Kill, Launch, State
 
-OBSERVER = "paceline observe"  # in a `Record`
+# Name in a `Record`.
+OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-_KILL_AFTER_S = 35.0  # torchrun waits 30 s for its ranks
+# torchrun waits 30 s for its ranks.
+_KILL_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = ("PACELINE_CA_FILE", "PACELINE_LOG_FORMAT", "PACELINE_SPOOL_BYTES")
@@ -44,22 +46,22 @@ def observe(
     token: str | None,
     name: str | None,
 ) -> int:
-    """Registers an observed run, runs the command, and reports its end; returns its exit code.
+    """Register an observed run, run the command, and report its end; return its exit code.
 
-    Without a control plane at the default address the command runs all the same.
+    If no control plane answers at the default address, the command runs without one.
 
     Args:
         command: a launcher with its arguments, such as torchrun.
         data: the data directory.
         node: this machine's name.
-        server: URL of a server that must answer; None: `default_server`, which may be away.
+        server: URL of a server that must answer; None: `default_server`, which may be unavailable.
         default_server: URL of the server to use if it answers.
-        token: for the server.
-        name: of the run; None: the script's.
+        token: token for the server.
+        name: name of the run; None: the script's.
 
     Raises:
-        InputError: there is no such command, or the server refused the run.
-        PacelineError: the server does not answer or speaks another protocol version.
+        InputError: the command does not exist, or the server rejected the run.
+        PacelineError: the server does not answer or uses another protocol version.
     """
     script = script_of(command)
     with ExitStack() as stack:
@@ -71,7 +73,8 @@ def observe(
                 raise
             say(f"{error}: the script runs, and nobody observes it")
             _become(command)
-        args = list(command[command.index(script) + 1 :])  # the launcher's own come before
+        # The launcher's own arguments come before the script.
+        args = list(command[command.index(script) + 1 :])
         launch = Launch(script, args, 1, {}, str(Path.cwd()))
         choice = {
             "name": name or PurePath(script).stem,
@@ -92,7 +95,7 @@ def observe(
 
 
 def script_of(command: Sequence[str]) -> str:
-    """The training script in a command: its first argument that ends in .py, else the command."""
+    """Return the training script: the first argument that ends in .py, else the command."""
     if not command:
         raise InputError("observe: give a command, such as -- torchrun --nproc-per-node 2 train.py")
     return next((each for each in command[1:] if each.endswith(".py")), command[0])
@@ -101,11 +104,7 @@ def script_of(command: Sequence[str]) -> str:
 class Observation:
     """A command whose ranks report to a run, from its start to the report of its end.
 
-    Args:
-        command: what to run; it has this terminal.
-        delivery: of the run.
-        link: to the bus.
-        node: this machine's name.
+    The command uses this process's terminal.
     """
 
     def __init__(self, command: Sequence[str], delivery: Delivery, link: Link, node: str) -> None:
@@ -115,15 +114,19 @@ class Observation:
         self._node = node
         self._commands = Commands(link)
         self._process: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []  # signals that came before the command had started
+        # Signals that arrived before the command had started.
+        self._early: list[int] = []
         self._stopping: str | None = None
-        self._tree: list[psutil.Process] = []  # what is to end, once the run is to stop
+        # Processes to end once the run must stop.
+        self._tree: list[psutil.Process] = []
         self._kill_at = 0.0
 
     def run(self) -> int:
-        """Runs the command to its end; returns its exit code, or 128 + a signal's number."""
+        """Run the command to its end; return its exit code, or 128 + a signal's number."""
         delivery = self._delivery
-        for number in _FORWARDED:  # before the command starts, which a signal would leave behind
+        # The handlers are set before the command starts, because a signal would otherwise orphan
+        # it.
+        for number in _FORWARDED:
             signal.signal(number, self._on_signal)
         delivery.report(State.STARTING)
         try:
@@ -154,12 +157,13 @@ class Observation:
         return observation.extended(env)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Forwards a signal to the command, which takes the time for it that it needs."""
+        """Forward a signal to the command, which may take its time to end."""
         if number in _INTERRUPTS:
             self._stopping = self._stopping or "interrupted"
         if self._process is None:
             self._early.append(number)
-        elif number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the command itself
+        # The terminal sends Ctrl-C to the command, too.
+        elif number != signal.SIGINT or not _in_foreground():
             self._process.send_signal(number)
 
     def _obey(self, process: subprocess.Popen[bytes]) -> None:
@@ -168,18 +172,19 @@ class Observation:
                 self._stop(process, command.reason)
 
     def _stop(self, process: subprocess.Popen[bytes], why: str) -> None:
-        """Ends the command and all that it started: a shell passes no signal on."""
+        """End the command and all processes that it started: a shell does not forward signals."""
         if self._kill_at:
             return
         self._stopping = self._stopping or why
         self._kill_at = time.monotonic() + _KILL_AFTER_S
-        self._tree = _tree_of(process.pid)  # children of what has ended are no longer found
+        # Children of an ended process can no longer be found.
+        self._tree = _tree_of(process.pid)
         for each in self._tree:
             with suppress(psutil.Error):
                 each.terminate()
 
     def _ends(self) -> bool:
-        """Whether something of a stopped run still runs; kills it when its time is over."""
+        """Return True if processes of a stopped run still run; kill them after a time limit."""
         self._tree = [each for each in self._tree if _runs(each)]
         if self._tree and time.monotonic() > self._kill_at:
             for each in self._tree:
@@ -202,7 +207,6 @@ class Observation:
             self._delivery.report(State.FAILED, 0, exit_code, message)
 
     def _deliver(self) -> None:
-        """Delivers what is left if the bus is there; an agent delivers the rest."""
         deadline = time.monotonic() + _DELIVER_S
         while self._link.up and not self._delivery.settled and time.monotonic() < deadline:
             self._delivery.pump()
@@ -210,7 +214,7 @@ class Observation:
 
 
 def _environment() -> dict[str, str]:
-    """This process's variables, without our own, which may hold secrets."""
+    """Return this process's environment without Paceline's variables, which may hold secrets."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -219,14 +223,11 @@ def _environment() -> dict[str, str]:
 
 
 def _become(command: Sequence[str]) -> NoReturn:
-    """Replaces this process with the command, as if it had been started without us.
-
-    Raises:
-        InputError: there is no such command.
-    """
+    """Replace this process with the command, as if it had been started without Paceline."""
     if (umask := private.given_umask()) != -1:
         os.umask(umask)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    # Python ignores these signals.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), _environment())
@@ -246,16 +247,16 @@ def _cannot_start(command: Sequence[str], error: OSError) -> InputError:
 
 
 def _in_foreground() -> bool:
-    """Whether Ctrl-C in this process's terminal reaches this process, and the command with it."""
+    """Return True if Ctrl-C in this process's terminal reaches this process and the command."""
     try:
         with Path("/dev/tty").open() as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:  # there is no terminal
+    # There is no terminal.
+    except OSError:
         return False
 
 
 def _tree_of(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started, directly or not."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""How far a run is, as the server knows it: for the terminal that follows it."""
+"""A run's progress according to the server, for a terminal that follows the run."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from paceline.node.client import Client
 from paceline.wire import State
 
 _LOOK_S = 1.0
-_JUDGE_S = 5.0  # between two looks at the verdict, which takes the server longer
+# Seconds between two requests for the verdict, which the server computes more slowly.
+_JUDGE_S = 5.0
 _TIMEOUT_S = 5.0
-_STEPS = 50  # newest steps that the figures are means of
+# Number of newest steps over which figures are averaged.
+_STEPS = 50
 
-LEVELS = {"held-up": "Held up", "watch": "To watch"}  # that are said; others are quiet
+# Levels that are shown; other levels are not.
+LEVELS = {"held-up": "Held up", "watch": "To watch"}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. None: not known, or not known yet.
+    """The progress of a run. None: unknown, or not known yet.
 
     Args:
-        state: of the run.
-        policy: in force, or asked for last.
-        epoch: of the last complete step, from 0.
-        epochs: how many there will be.
-        step: the last complete one, from 0.
-        steps: how many there will be.
-        step_s: mean time of the newest steps.
-        loss: of the last step that has one.
-        waste: share of the ranks' time that waits for slower ones, in the newest steps.
-        level: of the verdict: `held-up`, `watch`, `healthy` or `unknown`.
-        verdict: who holds the run up, why and since when; empty: nothing to say.
-        away: why the server says nothing now; empty: it does.
+        state: state of the run.
+        policy: current policy, or the one requested last.
+        epoch: epoch of the last complete step, from 0.
+        epochs: number of epochs.
+        step: the last complete step, from 0.
+        steps: number of steps.
+        step_s: mean time of the newest steps, in seconds.
+        loss: loss of the last step that has one.
+        waste: share of the ranks' time spent waiting for slower ranks, in the newest steps.
+        level: level of the verdict: `held-up`, `watch`, `healthy` or `unknown`.
+        verdict: which rank slows the run down, why and since when; empty: none.
+        away: why the server does not answer now; empty: it answers.
     """
 
     state: str = State.PENDING
@@ -54,21 +57,21 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Of all steps, those that are done; 0 where their number is not known."""
+        """Share of all steps that are done; 0 if their number is unknown."""
         if not self.steps or self.step is None:
             return 0.0
         return min(1.0, (self.step + 1) / self.steps)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end, if steps go on to take as long."""
+        """Seconds to the end if further steps take as long."""
         if not self.steps or self.step is None or self.step_s is None:
             return None
         return max(0, self.steps - self.step - 1) * self.step_s
 
     @property
     def figures(self) -> list[str]:
-        """What is known, in words, from the epoch to the time that is left."""
+        """The known figures in words, from the epoch to the remaining time."""
         if self.step is None:
             return [f"{self.state} …"]
         epoch = f"epoch {(self.epoch or 0) + 1}"
@@ -87,19 +90,19 @@ class Progress:
 
     @property
     def judged(self) -> str:
-        """The verdict in a line; empty: nothing holds the run up, as far as is known."""
+        """The verdict on one line; empty if the run is not known to be slowed down."""
         said = LEVELS.get(self.level)
         return f"{said}: {self.verdict}" if said and self.verdict else ""
 
     @property
     def line(self) -> str:
-        """All of it in a line."""
+        """All figures, the policy and the verdict on one line."""
         parts = [*self.figures, *([f"policy {self.policy}"] if self.policy else [])]
         return ", ".join(parts) + (f". {self.judged}" if self.judged else "")
 
 
 def duration(seconds: float) -> str:
-    """A time in words: the two largest units, or three digits below a minute."""
+    """Format a time in words: the two largest units, or three digits below a minute."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 60:
@@ -114,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
-    """What `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps` say."""
+    """Convert `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps`."""
     steps = None
     if run["epochs"] and run.get("steps_per_epoch"):
         steps = run["epochs"] * run["steps_per_epoch"]
@@ -139,11 +142,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def ask(client: Client, run: str) -> Progress:
-    """How far a run is, but for its verdict.
-
-    Raises:
-        PacelineError: the server does not answer, or refuses.
-    """
+    """Return a run's progress without its verdict."""
     now = client.call("GET", f"/runs/{run}")
     if now["step"] is None:
         return of_run(now)
@@ -152,13 +151,9 @@ def ask(client: Client, run: str) -> Progress:
 
 
 class Watch:
-    """Asks the server for a run's progress, in a thread of its own: training never waits for it.
+    """A poller of a run's progress in its own thread, so that training never waits for the server.
 
-    A context manager.
-
-    Args:
-        client: of the server; the thread has a connection of its own.
-        run: its id.
+    A context manager. The thread has a connection of its own.
     """
 
     def __init__(self, client: Client, run: str) -> None:

@@ -1,4 +1,4 @@
-"""`paceline resume`: a run that failed or was stopped goes on, on its node or in the foreground."""
+"""`paceline resume`: continues a failed or stopped run, on its node or in the foreground."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _EMULATE = "PACELINE_EMULATE"
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:
-    """Variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
+    """Parse variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
 
-    Raises:
-        InputError: there is no such variable, or no name.
+    Raise an InputError if the variable is not set here, or if the text has no name.
     """
     env = {}
     for text in given:
@@ -43,7 +42,7 @@ def variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def started_here(data: Path, run: str) -> bool:
-    """Whether `paceline run` started a run with this data directory."""
+    """Return True if `paceline run` started a run with this data directory."""
     record = rundir.read(rundir.directory_of(data, run) / "run.json", Record)
     return record is not None and record.supervisor == SUPERVISOR
 
@@ -51,17 +50,9 @@ def started_here(data: Path, run: str) -> bool:
 def on_node(
     client: Client, run: str, env: Mapping[str, str], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Asks the control plane to start a run again on its node; the run as REST shows it.
+    """Ask the control plane to restart a run on its node; return the run as REST shows it.
 
-    Args:
-        client: of the server.
-        run: whole id.
-        env: further variables of the ranks.
-        asked: what else REST's `resume` takes.
-
-    Raises:
-        InputError: the server refuses; the message holds its reason.
-        PacelineError: the server does not answer.
+    `env` has further environment variables of the ranks, `asked` further fields of REST's `resume`.
     """
     return dict(client.change("POST", run, "resume", {**asked, "env": dict(env)}))
 
@@ -69,14 +60,11 @@ def on_node(
 def in_foreground(
     client: Client, run: str, data: Path, env: Mapping[str, str], asked: Mapping[str, Any]
 ) -> int:
-    """Goes on with a run of `paceline run` on this machine; returns the exit code.
+    """Continue a run of `paceline run` on this machine; return the exit code.
 
     Script, arguments, directory and number of ranks are as before. The ranks get this process's
-    environment.
-
-    Raises:
-        InputError: the script is gone, a process still looks after the run, or the server refuses.
-        PacelineError: the server does not answer.
+    environment. Raise an InputError if the script is gone, if a process still supervises the
+    run, or if the server rejects the request.
     """
     known = client.call("GET", f"/runs/{run}")
     if looked_after(rundir.directory_of(data, run)):
@@ -96,7 +84,7 @@ def in_foreground(
 
 
 def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """The given variables, whether the run is observed or a driver's, and emulated speeds."""
+    """Add to the given variables those that mark an observed run, a driver or emulated speeds."""
     before = {}
     if known["policy"] == OBSERVED:
         before[observation.VARIABLE] = "1"

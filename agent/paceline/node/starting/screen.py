@@ -1,8 +1,8 @@
-"""A run's progress below what its script prints: live in a terminal, as plain lines elsewhere.
+"""A run's progress below its script's output: live in a terminal, as plain lines elsewhere.
 
-`shown` gives the right one of both for standard error. What a script prints goes through `write`,
-so that its lines come out whole, above the progress, and a line that it has not ended yet (such as
-a progress bar of its own) is shown as far as it has come.
+`shown` returns the right kind of screen for standard error. The script's output goes through
+`write`, so that its lines appear whole, above the progress. A line that is not complete yet (such
+as a progress bar of the script) is shown as far as it was printed.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 _DRAW_S = 0.25
-_SAY_S = 60.0  # between two plain lines with nothing new but the step
-_LONGEST = 65_536  # characters of a line that has no end
-_BAR = 16  # columns
+# Seconds between two plain lines in which only the step has changed.
+_SAY_S = 60.0
+# Characters of a line without an end.
+_LONGEST = 65_536
+# columns
+_BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
 
 class Screen(Protocol):
-    """Where a run's output and its progress appear."""
+    """The place where a run's output and its progress appear."""
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """A function that copies what a script printed to a standard stream of this process."""
+        """Return a function that copies the script's output to one of this process's streams."""
 
     def tick(self) -> None:
-        """Draws what is new; call it a few times a second."""
+        """Draw changes; call it a few times a second."""
 
 
 @contextmanager
 def shown(watch: Watch | None) -> Iterator[Screen]:
-    """The screen of a run whose progress `watch` knows; None: only the script's output."""
+    """Provide the screen for a run's progress; with None, only for the script's output."""
     if watch is None:
         yield Plain(None)
         return
     from rich.console import Console
 
-    # Its file stays the terminal when `sys.stderr` becomes what writes above the progress.
+    # The console writes to the terminal even when `sys.stderr` is replaced by `_Above`.
     console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
         with watch:
@@ -61,8 +64,7 @@ def shown(watch: Watch | None) -> Iterator[Screen]:
 class Plain:
     """Lines without control codes: one when something changes, else one a minute.
 
-    Args:
-        watch: knows the progress; None: nothing is said of it.
+    `watch` None: no progress is shown.
     """
 
     def __init__(self, watch: Watch | None) -> None:
@@ -72,11 +74,11 @@ class Plain:
         self._at = 0.0
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """See `Screen`."""
+        """Return a function that copies to the stream."""
         return copying(stream)
 
     def tick(self) -> None:
-        """See `Screen`."""
+        """Print a line if something has changed, or if a minute is over."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)
@@ -88,24 +90,21 @@ class Plain:
 
 
 class Terminal:
-    """The progress in the last lines of a terminal; a context manager.
-
-    Args:
-        console: of standard error.
-        watch: knows the progress.
-    """
+    """The progress in the last lines of a terminal; a context manager."""
 
     def __init__(self, console: Console, watch: Watch) -> None:
         from rich.live import Live
 
         self._watch = watch
         self._console = console
-        self._open = ""  # the line that the script has not ended yet
+        # The line that the script has not ended yet.
+        self._open = ""
         self._live = Live(
             console=console,
             get_renderable=self._drawn,
             auto_refresh=False,
-            transient=True,  # the last progress is no part of the output
+            # The last progress is not part of the output.
+            transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -124,18 +123,18 @@ class Terminal:
         self._held.close()
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """See `Screen`."""
+        """Return a function that writes above the progress if the stream is the terminal."""
         if not stream.isatty():
             return copying(stream)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda data: self.write(decoder.decode(data))
 
     def write(self, text: str) -> None:
-        """Puts text above the progress. The last line waits for its end."""
+        """Write text above the progress. The last line waits for its end."""
         whole, newline, rest = (self._open + text).rpartition("\n")
         if newline:
             self._print(whole + newline)
-        # Of a line that is rewritten over and over, the newest state is enough.
+        # Only the newest version of a line that is overwritten repeatedly is needed.
         head, _, last = rest.rstrip("\r").rpartition("\r")
         self._open = last if head or last else rest
         if len(self._open) > _LONGEST:
@@ -144,7 +143,7 @@ class Terminal:
         self._draw()
 
     def tick(self) -> None:
-        """See `Screen`."""
+        """Draw the progress a few times a second."""
         if time.monotonic() - self._drawn_at >= _DRAW_S:
             self._draw()
 
@@ -156,7 +155,7 @@ class Terminal:
         self._live.refresh()
 
     def _drawn(self) -> Group:
-        """The open line, figures with a bar, and policy with verdict: each in one row."""
+        """Return the open line, figures with a bar, and policy with verdict: each in one row."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -195,7 +194,7 @@ class Terminal:
 
 
 class _Raw:
-    """Text that goes to the terminal as it is, with colours and whatever else is in it."""
+    """Text that is written to the terminal unchanged, with its colours and control codes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -207,26 +206,25 @@ class _Raw:
 
 
 class _Above(io.TextIOBase):
-    """Standard error while the progress is drawn: lines of our own go above it."""
+    """Standard error while the progress is drawn: Paceline's own lines appear above it."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self.buffer = sys.stderr.buffer  # for those who write bytes
+        # For callers that write bytes.
+        self.buffer = sys.stderr.buffer
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def isatty(self) -> bool:
-        """True: what stands behind it is a terminal."""
+        """Return True: the text ends up in a terminal."""
         return True
 
     def write(self, text: str) -> int:
-        """Writes above the progress."""
         self._terminal.write(text)
         return len(text)
 
 
 def _printable(words: str) -> str:
-    """Without control characters, which a terminal would obey."""
+    """Escape control characters, which a terminal would execute."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)

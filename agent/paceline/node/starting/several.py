@@ -22,11 +22,7 @@ _LOOK_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
-    """The fewest and the most nodes, of a text such as ``2:4``, or ``3`` for both.
-
-    Raises:
-        InputError: it is no such text.
-    """
+    """Parse the least and largest number of nodes from ``2:4``, or ``3`` for both."""
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -37,13 +33,7 @@ def counted(text: str) -> tuple[int, int]:
 
 
 class Follower:
-    """Shows in a terminal what becomes of a run, until it ends.
-
-    Args:
-        client: of the server.
-        run: its id.
-        screen: where its progress appears.
-    """
+    """A view of a run in a terminal, until the run ends."""
 
     def __init__(self, client: Client, run: str, screen: Screen) -> None:
         self._client = client
@@ -52,7 +42,10 @@ class Follower:
         self._shown: dict[str, str] = {}
 
     def follow(self) -> int:
-        """Waits for the run's end; its exit code. Ctrl-C stops the run, a second one only this."""
+        """Wait for the run's end; return its exit code.
+
+        Ctrl-C stops the run; a second one ends only this process.
+        """
         try:
             return self._wait()
         except KeyboardInterrupt:
@@ -65,7 +58,7 @@ class Follower:
         return 128 + signal.SIGINT
 
     def _stop(self) -> None:
-        """Asks for the run's end, until the server has taken that or the run is over."""
+        """Request the run's end, until the server has accepted that or the run is over."""
         while (shown := self._look()) is None or not State(shown["state"]).final:
             try:
                 self._client.call(
@@ -86,8 +79,8 @@ class Follower:
             time.sleep(_LOOK_S)
 
     def _look(self) -> Mapping[str, Any] | None:
-        """The run, if the server answers; says what is new."""
-        with contextlib.suppress(ServerUnreachable):  # the run goes on without it
+        # The run continues without the server.
+        with contextlib.suppress(ServerUnreachable):
             shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
             for row in self._client.call("GET", f"/runs/{self._run}/nodes"):
                 self._tell(row["node"], row["state"], row["message"])
@@ -103,24 +96,17 @@ class Follower:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """The script's exit code: 0 also after a gentle stop, as in the foreground."""
+    """Return the script's exit code: 0 also after a gentle stop, as in the foreground."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)
 
 
 def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
-    """Asks the server for a run on nodes that it chooses, and follows it; returns its exit code.
+    """Start a run on nodes that the server chooses, and follow it; return its exit code.
 
-    Args:
-        client: of the server.
-        launch: what to run on each node.
-        nodes: how many, as `counted` takes it.
-        choice: further fields of ``POST /runs``, such as `policy`.
-
-    Raises:
-        InputError: `nodes` is wrong, the launch is emulated, or the server refused the run.
-        PacelineError: the server does not answer.
+    `nodes` is as `counted` takes it; `choice` has further fields of ``POST /runs``, such as
+    `policy`. Raise an InputError if the launch is emulated.
     """
     if "PACELINE_EMULATE" in launch.env:
         raise InputError("--nodes: leave out --slowdown and --emulate, which are of one node")
