@@ -42,10 +42,8 @@ class Window:
 
     A slow rank that gets few samples has few rows that show its speed. The window keeps the last
     steps in which the rank had samples, so that a predictor does not take the rank for a fast one.
-
-    Args:
-        world: the number of ranks that make a step complete.
-        attempt: the attempt whose records `add` accepts.
+    A step is complete with the records of all `world` ranks. `add` accepts only records of
+    `attempt`.
     """
 
     def __init__(self, world: int, attempt: int) -> None:
@@ -129,9 +127,8 @@ class Window:
     def step_s(self, segments: Iterable[Segment] = ()) -> float | None:
         """Return the present duration of a step in seconds; None before the first complete step.
 
-        Args:
-            segments: the newest segments, in order. Where ranks shared a segment's batches, the
-                segment's time is spread evenly over its steps.
+        `segments` are the newest ones, in order. Where ranks shared a segment's batches, the
+        segment's time is spread evenly over its steps.
         """
         column = COLUMNS.index("step_s")
         step_s = {s: float(self._rows[s][:, column].mean()) for s in self._complete}
@@ -170,12 +167,7 @@ class Window:
 
 
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Build feedback from whole steps.
-
-    Args:
-        steps: in ascending order.
-        rows: the values of `COLUMNS` for each step, [W, columns].
-    """
+    """Build feedback from ascending steps, and the values of `COLUMNS` of each, [W, columns]."""
     if not steps:
         return Feedback.empty()
     world = len(rows[0])
@@ -212,11 +204,8 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
 
     The wall times of such a segment do not belong to single steps either. Each step gets the time
     that the work of one step takes at the segment's rate in samples per second. This also holds if
-    the feedback has only some of the segment's records.
-
-    Args:
-        feedback: of complete steps.
-        segments: the newest ones. Rows of other segments stay as they are.
+    the feedback has only some of the segment's records. Rows of segments that are not in `segments`
+    stay as they are.
     """
     pooled = [segment for segment in segments if segment.pooled]
     if not pooled:

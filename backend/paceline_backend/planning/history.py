@@ -40,11 +40,8 @@ class History:
     each sample was used again; and, where ranks share batches, which batches were shared, until
     `newest` is full again. While `lost` is true, no caller may plan: the gap may be filled later,
     and a replay would then plan from other facts. The gap may also hide changes of the policy's
-    memory, so the memory is forgotten.
-
-    Args:
-        hello: of the attempt.
-        before: the last segment planned by a controller before this attempt; None: there is none.
+    memory, so the memory is forgotten. `before` is the last segment planned by a controller before
+    this attempt.
     """
 
     def __init__(self, hello: Hello, before: Segment | None = None) -> None:
@@ -110,13 +107,10 @@ class History:
         return self._shuffled_for != (self.epoch, version)
 
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
-        """Return the next segment as a problem.
+        """Return the next segment as a problem of at most `steps` steps for a policy version.
 
-        Args:
-            steps: the most steps of the segment.
-            version: of the policy that plans it.
-            shuffle: use the placement from which the shuffler starts, not the shuffler's last
-                result.
+        With `shuffle`, its placement is the one from which the shuffler starts, not the last
+        result.
         """
         hello, storage = self.hello, self._storage
         if storage is not None and self._moves is not None:
@@ -161,12 +155,8 @@ class History:
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
         """Return the whole next epoch when its holders must be decided; None: not yet, or never.
 
-        That is with the first segment after which a quarter of the epoch or less is left.
-
-        Args:
-            steps: of the next segment.
-            version: of the policy that plans it.
-            policy: that plans it.
+        That is with the first segment, of `steps` steps, after which a quarter of the epoch is
+        left.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -196,11 +186,8 @@ class History:
     def recall(self, feedback: list[tuple[int, int]]) -> None:
         """Restore the policy's memory from the previous attempt if the feedback reaches back to it.
 
-        Call this before each plan. A replay, which knows a plan's feedback, then restores the same
-        memory.
-
-        Args:
-            feedback: the steps on which the plan rests.
+        Call this before each plan, with the steps of its feedback. A replay, which knows these
+        steps, then restores the same memory.
         """
         if self._before is not None:
             reaches = bool(feedback) and feedback[0][0] < self.hello.step
@@ -216,10 +203,7 @@ class History:
         self.anew = True
 
     def shuffled(self, version: int, plan: Plan) -> None:
-        """Store the shuffler's result for a segment that takes effect.
-
-        Call this before that segment is adopted.
-        """
+        """Store the shuffler's result for a segment; call this before the segment is adopted."""
         self._placement, self._order = plan.placement, plan.order
         self._shares, self._cost = np.array(plan.shares), plan.cost
         self._shuffled_for, self._shuffled_seq = (self.epoch, version), self.seq

@@ -11,14 +11,10 @@ from paceline_backend.store import Connection, records, runs, segments
 
 
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
-    """Load history and feedback of a run's latest attempt; return None before its Hello.
+    """Load history and feedback of the latest attempt of a run, by its key; None before its Hello.
 
     If the attempt starts at a later step than 0, feedback and the policy's memory reach back before
     that step, so the ranks' speeds are known.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
     """
     hello = runs.hello(connection, run)
     if hello is None:

@@ -59,15 +59,10 @@ class Offer:
 def offer(
     history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
 ) -> Offer:
-    """Plan the next segment.
+    """Plan the next segment with a policy, which has this version in the run.
 
-    Args:
-        history: of the run.
-        window: the run's newest feedback.
-        policy: to plan with.
-        version: of that policy in the run.
-        plan_s: expected duration of planning the segment after this one, in seconds; 0: planning
-            takes no time, as in a simulation.
+    `plan_s` is the expected duration of planning the segment after this one, in seconds; 0 in a
+    simulation, where planning takes no time.
 
     Raises:
         ValueError: the policy does not keep the run's token budget.
@@ -165,13 +160,12 @@ def segment_steps(
 
     Args:
         step_s: duration of a step in seconds; None: not known yet.
-        hasty: the newest step was not as expected, or few steps are known. The segment then has as
-            few steps as planning can keep up with, so that the next plan comes soon.
+        hasty: the newest step was not as expected, or few steps are known. The segment is then as
+            short as planning can keep up with.
         plan_s: duration of planning in seconds.
         relaxed: all ranks synchronise only at a segment's end, and drift apart more in a longer
             one.
-        slowest: steps that ranks train together while the slowest rank trains a batch, where they
-            share batches; see `slowest_steps`.
+        slowest: result of `slowest_steps` where ranks share batches.
     """
     if step_s is None:
         return FIRST_STEPS
@@ -187,11 +181,8 @@ def segment_steps(
 def slowest_steps(feedback: Feedback, world: int) -> float:
     """Return how many steps ranks train together while the slowest rank trains one batch.
 
-    This is for ranks that share batches. 0: the ranks' speeds are unknown.
-
-    Args:
-        feedback: of single batches.
-        world: ranks, each of which trains a batch in a step.
+    This is for ranks that share batches, and needs feedback of single batches. 0: speeds are
+    unknown.
     """
     if not len(feedback):
         return 0.0
@@ -205,9 +196,8 @@ def slowest_steps(feedback: Feedback, world: int) -> float:
 def _surprised(history: History, feedback: Feedback) -> bool:
     """Return True if a rank seems to have changed its speed just now.
 
-    The newest step took the rank much more or less time than its plan expected, and most segments
-    had no such surprise. If most segments have one, the predictor cannot learn its cause, and short
-    segments would only lose time.
+    If most segments surprise, the predictor cannot learn the cause, and short segments only lose
+    time.
     """
     if not len(feedback):
         return False

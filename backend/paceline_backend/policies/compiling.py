@@ -1,13 +1,11 @@
 """Compiles kernels with Numba, and caches the machine code; only `jit.Kernel` imports this module.
 
-Numba keeps the machine code of kernels in ``__pycache__`` beside the source, or in the user's cache
-folder if it cannot write there. Container images already hold the code that was compiled when they
-were built (docker/control-plane.Dockerfile). In an image, both ``__pycache__`` and the user's home
-are read-only. Numba refuses to cache there, and also raises an error if the disk is full or a file
-belongs to another user.
-
-Here no plan depends on the cache. If the cache cannot be read, the kernels are compiled; if it
-cannot be written, the code is not kept. Either failure costs only the time to compile.
+Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
+folder. Container images hold code that was compiled when they were built
+(docker/control-plane.Dockerfile); both folders are then read-only, and Numba refuses to cache. It
+also raises an error if the disk is full or a file belongs to another user. Here such a failure only
+costs the time to compile: a cache that cannot be read is empty, and one that cannot be written
+stays as it is.
 """
 
 from __future__ import annotations
@@ -70,9 +68,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
     """Return a dispatcher that compiles `function` for its argument types and releases the GIL.
 
-    Args:
-        function: to compile.
-        kernels: the class of objects with a `dispatcher`, which compiled functions may call.
+    `kernels` is the class of objects with a `dispatcher`, which compiled functions may call.
     """
     typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
     made = numba.njit(nogil=True)(function)

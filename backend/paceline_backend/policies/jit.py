@@ -15,10 +15,7 @@ R = TypeVar("R")
 
 
 class Kernel(Generic[P, R]):
-    """A function that is compiled for the types of its arguments at its first call.
-
-    It releases the GIL. Kernels can call one another.
-    """
+    """A function that is compiled at its first call and releases the GIL; may call kernels."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.function = function

@@ -89,13 +89,9 @@ def _marked(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | None = None) -> P:
-    """Return the checked parameters; parameters that are not given have their defaults.
+    """Return the checked parameters of a preset; parameters that are not given have their defaults.
 
-    Args:
-        preset: its name, for error messages.
-        kind: its class of parameters.
-        given: values by name.
-        world: ranks of the run; a `PerRank` must have this many values. None: there is no run yet.
+    `world` is the number of ranks, which is the required length of a `PerRank`; None: unknown yet.
 
     Raises:
         PolicyParameterError: a parameter is unknown or its value not legal.

@@ -51,10 +51,7 @@ class Allocation:
 
 
 class Allocator(Protocol):
-    """A part that chooses how many samples each worker gets.
-
-    The scheduler then chooses which samples.
-    """
+    """A part that chooses how many samples each worker gets; the scheduler chooses which."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """Return the counts from the problem's first step on.
@@ -126,13 +123,9 @@ class Chooser(Protocol):
         """Return the next segment's synchroniser.
 
         Called once for every segment, before the segment's number of steps is known, because this
-        number depends on the choice.
-
-        Args:
-            feedback: the same as the predictor's.
-            world: W.
-            memory: the memory that the chooser returned with the last segment under this policy
-                version; empty at first.
+        number depends on the choice. `feedback` is the same as the predictor's. `memory` is the
+        memory that the chooser returned with the last segment under this policy version; empty at
+        first.
         """
         ...
 
@@ -142,11 +135,7 @@ class NodeChooser(Chooser, Protocol):
     """A chooser that also considers which ranks share a node."""
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return the chooser for a run on several nodes.
-
-        Args:
-            nodes: number of each rank's node, [W].
-        """
+        """Return the chooser for several nodes, given the number of each rank's node, [W]."""
         ...
 
 
@@ -155,12 +144,10 @@ class StepsChooser(Chooser, Protocol):
     """A chooser that also considers the steps for which it chooses."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
-        """Return the chooser for a segment.
+        """Return the chooser for a segment that begins with step `first`.
 
-        Args:
-            first: the segment's first step.
-            uneven: the script allows ranks to run different numbers of steps, so they may share
-                batches.
+        `uneven`: the script allows ranks to run different numbers of steps, so they may share
+        batches.
         """
         ...
 
@@ -240,13 +227,7 @@ class Policy:
     ) -> Choice:
         """Return the next segment's synchroniser, and the reason for it.
 
-        Args:
-            feedback: as for the predictor.
-            world: W.
-            memory: `Problem.memory`, which also holds the allocator's memory.
-            nodes: `Problem.nodes`.
-            first_step: of the segment.
-            uneven_steps: the script allows ranks to run different numbers of steps (`Hello`).
+        `memory` and `nodes` are those of the `Problem`, and `uneven_steps` that of the `Hello`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchroniser that the policy chose.

@@ -30,20 +30,14 @@ Pauses = list[list[float]]
 
 
 def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> dict[str, Any]:
-    """Return the memory after the newest feedback.
+    """Return the memory after the newest feedback, to which the models were fitted.
 
     A slow step is a pause if the rank's steps before and after it were not slow. The newest step is
     not judged yet. If a rank has no samples where a pause was due, this counts as a pause, but not
     twice in a row.
 
-    Args:
-        memory: of the last plan; empty at first.
-        feedback: of the newest steps.
-        models: fitted to this feedback.
-
-    Returns:
-        ``judged``: the last step that was checked. ``ranks``: the `Pauses` of each rank that has
-        paused, by the rank's number as text.
+    The memory is empty at first. ``judged`` is the last step that was checked. ``ranks`` has the
+    `Pauses` of each rank that has paused, by the rank's number as text.
     """
     rows = feedback.by_step(models.world)
     if not models.known or len(rows.step) < 3:
@@ -73,16 +67,9 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 
 
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
-    """Return the factor by which a pause prolongs each rank's steps of a plan, [steps, W].
+    """Return the factor by which a pause prolongs each rank's planned steps, [steps, W].
 
-    Args:
-        memory: of `noticed`.
-        first_step: of the plan.
-        steps: of the plan.
-        world: W.
-
-    Returns:
-        None if no pause is due.
+    `memory` is the result of `noticed`. None: no pause is due.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():

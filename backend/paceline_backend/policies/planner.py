@@ -76,8 +76,7 @@ class Plan:
 def unsuited(policy: Policy, token_budget: float | None) -> str | None:
     """Return why a policy cannot plan a run with this token budget; None: it can.
 
-    A budget holds for the samples in the epoch's order. So a policy may only choose which rank
-    computes which of these samples.
+    With a budget, a policy may only choose which rank computes which samples of the epoch's order.
     """
     if token_budget is None or policy.changes == "nothing":
         return None
@@ -105,10 +104,9 @@ def plan(
         feedback: for predictor, allocator and chooser.
         shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
             controller's takeover.
-        choice: result of `Policy.choose` for this feedback and memory, if the caller already has
-            it; None: call `Policy.choose`.
-        ahead: the whole next epoch, to plan its placement as soon as speeds are known; its own
-            placement is that of the samples that this epoch has used. None: do not plan it.
+        choice: result of `Policy.choose` for this feedback and memory; None: call `Policy.choose`.
+        ahead: the whole next epoch, placed where this epoch has used its samples, to plan its
+            placement as soon as speeds are known. None: do not plan it.
 
     Raises:
         ValueError: the policy does not suit the run: see `unsuited`.
@@ -174,7 +172,6 @@ def plan(
 
 
 def _fitted(policy: Policy, problem: Problem, feedback: Feedback) -> tuple[Models, dict[str, Any]]:
-    """Return the models of all workers, and the policy's memory of regular pauses."""
     models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
     if not policy.foretells:
         return models, {}
@@ -205,7 +202,6 @@ def _away(
 def _allocated(
     allocator: Allocator, problem: Problem, models: Models, feedback: Feedback
 ) -> tuple[Problem, Allocation]:
-    """Return the problem with the allocator's counts, and all of the allocator's decisions."""
     problem = _in_fine_counts(problem)
     own = {name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)}
     allocation = allocator.allocate(replace(problem, memory=own), models, feedback)
@@ -215,8 +211,8 @@ def _allocated(
 def _in_fine_counts(problem: Problem) -> Problem:
     """Return the problem with a batch large enough that each worker's share is a whole number.
 
-    With a token budget, counts are only proportions in which each step is divided. In a mean step
-    of few samples, a small share would round to 0, and would then be 0 in longer steps, too.
+    With a token budget, counts are only proportions. In a small step, a small share would round to
+    0.
     """
     if problem.token_budget is None:
         return problem
@@ -236,11 +232,7 @@ def shares_of(
 ) -> list[float]:
     """Return each rank's share of the load while the leader coasts, [W]; empty: equal counts.
 
-    Args:
-        policy: that plans.
-        models: of all ranks.
-        feedback: to which the models were fitted.
-        counts: of samples, by the allocator; None: speeds alone decide.
+    The models are fitted to `feedback`. `counts` are the allocator's; None: speeds alone decide.
     """
     if not policy.balances:
         return []

@@ -24,10 +24,7 @@ GROUP = "paceline.policies"
 
 
 class UnknownPolicyError(ValueError):
-    """An unknown policy name.
-
-    `suggestion` is the registered name closest to it; None: no name is close.
-    """
+    """An unknown policy name. `suggestion` is the most similar policy name, or None."""
 
     def __init__(self, name: str) -> None:
         near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.5)
@@ -69,11 +66,8 @@ def make(
 ) -> Policy:
     """Make the policy of this name; parameters that are not given have their defaults.
 
-    Args:
-        name: of the preset.
-        parameters: by name.
-        world: ranks of the run, which is the required length of parameters with a value for each
-            rank; None: there is no run yet.
+    `world` is the number of ranks, which is the required length of parameters with a value for each
+    rank; None: unknown yet.
 
     Raises:
         UnknownPolicyError: no policy has this name.

@@ -30,12 +30,6 @@ def problem_of(policy: Policy) -> str | None:
 def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> Plan:
     """Plan the next segment of a stream, without samples: the leader picks them.
 
-    Args:
-        policy: to plan with.
-        feedback: for the policy's predictor.
-        steps: of the segment.
-        world: W.
-
     Raises:
         ValueError: the policy cannot plan a stream.
     """

@@ -63,15 +63,11 @@ class Feedback:
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def batches(self, world: int, count: int) -> Feedback:
-        """Return each rank's newest batches side by side, oldest first: all arrays as [count, W].
+        """Return each rank's newest batches side by side, oldest first, as [count, W].
 
         Where ranks share batches, the batches of one row may be of different steps. If a rank has
         had fewer batches, some appear several times; if it has had none, its values are zeros. Rows
         that do not show a rank's speed do not count: see `usable`.
-
-        Args:
-            world: ranks.
-            count: batches of each rank.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
@@ -285,12 +281,7 @@ class Problem:
     token_limits: Floats | None = None  # [W]
 
     def across(self, before: Ints, after: Ints) -> int:
-        """Return the number of samples that change their node.
-
-        Args:
-            before: rank of each sample, [K].
-            after: the same later.
-        """
+        """Return the number of samples that change their node, given their ranks, [K]."""
         if self.nodes is None:
             return 0
         return int(np.count_nonzero(self.nodes[before] != self.nodes[after]))

@@ -60,10 +60,7 @@ T = TypeVar("T")
 def register(server: Client, scenario: Scenario, script: str) -> str:
     """Register a simulated run with a control plane; return the run's public id.
 
-    Args:
-        server: the control plane's REST.
-        scenario: to simulate.
-        script: the scenario's file, shown as the run's script.
+    `script` is the scenario's file, which is shown as the run's script.
 
     Raises:
         InputError: the server refused the run.
@@ -83,20 +80,12 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 
 
 class Broadcast:
-    """A simulation that runs as a registered run. For one thread.
+    """A simulation that runs as a registered run, from virtual time 0. For one thread.
 
-    The run's clock is the virtual clock. The clock begins at `started_at` and may be ahead of the
-    wall clock. An operator's switch or stop takes effect at the next segment. The simulation waits
-    while too many of its records are not stored yet, and while the bus or the server is away.
-
-    Args:
-        simulation: at its beginning, virtual time 0.
-        run: public id of the run, registered as simulated.
-        bus: client of the control plane's bus.
-        server: the control plane's REST.
-        started_at: Unix time.
-        waiting: most records on the bus that are not stored yet.
-        stream: to which messages are written.
+    The run's clock is the virtual clock. The clock begins at `started_at`, a Unix time, and may be
+    ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
+    simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
+    while the bus or the server is away.
     """
 
     def __init__(
@@ -202,10 +191,7 @@ class Broadcast:
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Return an upper bound of this run's records on the bus.
-
-        Ingest takes messages in order, so the newest messages are those that are still on the bus.
-        """
+        """Return an upper bound of this run's records on the bus; ingest takes them in order."""
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()
@@ -283,13 +269,9 @@ class Broadcast:
 def records(
     trained: TrainedSegment, part: slice, first_step: int, started_at: float
 ) -> dict[str, list[Any]]:
-    """Return all ranks' records of some steps, as columns: the fields of `StepRecord`.
+    """Return all ranks' records of the steps in `part`, as columns: the fields of `StepRecord`.
 
-    Args:
-        trained: the segment.
-        part: slice of its steps.
-        first_step: of the attempt.
-        started_at: Unix time of virtual time 0.
+    `first_step` is that of the attempt, and `started_at` the Unix time of virtual time 0.
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape
@@ -338,10 +320,8 @@ def _or_none(values: Floats) -> list[float | None]:
 def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRecord]:
     """Return the records that ranks would send of a segment's rounds.
 
-    Args:
-        trained: the segment.
-        seq: number of the first round in its attempt. (Real ranks count their own rounds.)
-        started_at: Unix time of virtual time 0.
+    `seq` is the number of the first round in its attempt. (Real ranks count their own rounds.)
+    `started_at` is the Unix time of virtual time 0.
     """
     return [
         RoundRecord(

@@ -33,13 +33,10 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 
 
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
-    """Simulate a scenario in this process and print a table.
+    """Simulate a scenario in this process and print a table, or JSON.
 
-    Args:
-        path: the scenario's file.
-        names: policies to compare; empty: the scenario's own policy and switches.
-        warmup: steps left out after each policy's start.
-        as_json: print JSON.
+    `names` are policies to compare; empty: the scenario's own policy and switches. `warmup` is the
+    number of steps left out after each policy's start.
 
     Raises:
         ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up

@@ -21,15 +21,8 @@ def hello_of(
 ) -> Hello:
     """Return the Hello that a leader would send at virtual time 0.
 
-    Args:
-        sizes: of the samples, [N].
-        world: W.
-        global_batch: samples of a step.
-        seed: of the run.
-        epochs: to train; None: unknown.
-        loss_mean: "samples", "size" or "ranks".
-        drop_last: an epoch's last step is left out if it has fewer samples.
-        fields: of `Hello` that have defaults.
+    `sizes` are those of the data set, [N]. `epochs` None: their number is unknown. `loss_mean` is
+    "samples", "size" or "ranks". `fields` are further fields of `Hello` that have defaults.
     """
     return Hello(
         attempt=0,

@@ -57,13 +57,8 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     """Return the least time of a step with a perfectly divisible load: Σ_j (T − b_j)⁺ / a_j = Λ'.
 
     If all b_j are equal, this is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
-    Slowdowns count. Padding, delays and noise do not count.
-
-    Args:
-        devices: true speeds.
-        step: of the run.
-        batch: of each rank, [W]; only the totals matter.
-        threads: CPU threads of the ranks, a number or [W].
+    Slowdowns count. Padding, delays and noise do not count. Of the ranks' batches, only the totals
+    matter. `threads` are the ranks' CPU threads, a number or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
     load = float(np.sum(unpadded.load(batch)))
@@ -82,11 +77,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 @dataclass
 class Tally:
-    """The sums over the trained segments of a simulation.
-
-    Args:
-        warmup: steps left out after each policy's start.
-    """
+    """The sums over a simulation's segments, without `warmup` steps after each policy's start."""
 
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)

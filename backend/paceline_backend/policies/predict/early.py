@@ -54,13 +54,11 @@ class Weighed:
 def plausible(rows: Feedback) -> list[Weighed]:
     """Return the costs that the rows do not rule out, the most probable first.
 
-    The model: a row's time is the cost of its batch, times the rank's speed, times noise. Ranks'
-    speeds vary around a common mean. The time of the oldest step may be off by a factor that all
-    ranks share. The result has at most one cost of each family: a cost mostly by count, and costs
-    linear and quadratic in the sizes, padded and not padded.
-
-    Args:
-        rows: of some ranks, [S, W] arrays; each rank has a usable row.
+    `rows` are [S, W] arrays of some ranks, of which each has a usable row. The model: a row's time
+    is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary around a
+    common mean. The time of the oldest step may be off by a factor that all ranks share. The result
+    has at most one cost of each family: mostly by count; linear and quadratic in the sizes, padded
+    and not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`.
@@ -93,12 +91,8 @@ def _weighed(
 ) -> Weighed:
     """Return the mean of some costs, with the logarithm of their likelihood as probability.
 
-    Args:
-        time: logarithms of the rows' times, [S, W].
-        valid: mask of the rows that count, [S, W].
-        loads: of the rows' batches under each cost, each [S, W].
-        costs: that differ only in κ.
-        sized: instead of `costs`: the fraction of each cost that depends on sizes.
+    `time` are logarithms, and all arrays are [S, W]. The costs differ only in κ. Instead of costs,
+    `sized` gives the fraction of each load that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
@@ -134,11 +128,8 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
 def _likely(off: Floats, valid: Bools) -> Floats:
     """Return log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`.
 
-    All means of the ranks' speeds have the same prior probability.
-
-    Args:
-        off: logarithm of time ÷ cost, [S, W]; NaN where not valid.
-        valid: mask of the rows that count, [S, W].
+    All means of the ranks' speeds have the same prior probability. `off` is the logarithm of time ÷
+    cost, [S, W]; NaN where not valid.
     """
     if len(off) > 1 and valid[0].any() and valid[1:].any():
         off = off.copy()

@@ -47,11 +47,10 @@ class Estimator(Protocol):
     """A regressor with the interface of scikit-learn."""
 
     def fit(self, inputs: Floats, times: Floats, /) -> Any:
-        """Fit the regressor to a rank's times.
+        """Fit the regressor to a rank's times, [F].
 
-        Args:
-            inputs: effective load and samples of each step, relative to their means, [F, 2].
-            times: compute time of each step, relative to its mean, [F].
+        `inputs` are effective load and samples of each step, [F, 2]. All values are relative to
+        their means.
         """
         ...
 
@@ -132,12 +131,9 @@ Regressor = Annotated[
 
 
 def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
-    """Return the predictor of a `Regressor`.
+    """Return the predictor of a `Regressor`, on `window` steps.
 
-    Args:
-        regressor: its name.
-        window: the number of steps that it uses.
-        cost: of batches, for "tracking": see `LinearPredictor`.
+    `cost` is the cost of batches for "tracking": see `LinearPredictor`.
     """
     if regressor == "tracking":
         return LinearPredictor(window, cost)
@@ -150,19 +146,16 @@ def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
 class EstimatorPredictor:
     """A predictor whose models are planes through a regressor's forecasts of each rank's steps.
 
-    A regressor is fitted to each rank's newest steps. Within the range of the rank's loads and
-    numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0 and c, b ≥ 0. For
-    a linear regressor with such coefficients, the plane is the regressor itself. The time of a rank
-    with few steps, or with loads that hardly differ, is taken as proportional to its load.
+    A regressor is fitted to each rank's newest `window` steps with samples. Within the range of the
+    rank's loads and numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0
+    and c, b ≥ 0. For a linear regressor with such coefficients, the plane is the regressor itself.
+    The time of a rank with few steps, or with loads that hardly differ, is taken as proportional to
+    its load.
 
     Of several candidates, the predictor takes the one with the smallest error when it forecasts
-    later steps from earlier ones, over some ranks. A ValueError counts as the largest error.
-
-    Args:
-        candidates: functions that make a regressor, by name. Each call returns a new regressor,
-            which must be deterministic: a replay makes plans again from the database.
-        window: the number of steps that it uses; steps in which a rank had no samples do not count.
-        cost: of batches.
+    later steps from earlier ones, over some ranks. A ValueError counts as the largest error. Each
+    call of a candidate returns a new regressor, which must be deterministic, because a replay makes
+    plans again from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -218,7 +211,6 @@ class _Rank:
 
     @property
     def tells(self) -> bool:
-        """True if there are enough different loads for a fit."""
         load = self.inputs[:, 0]
         return len(load) >= _FEW and float(load.max()) >= _ALIKE * float(load.min())
 

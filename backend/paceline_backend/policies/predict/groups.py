@@ -10,27 +10,19 @@ from paceline_backend.policies.values import LEAST, Floats, Ints
 
 
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
-    """Return groups of ranks of about the same speed (RNA, Sec. 4).
+    """Return groups of ranks of about the same speed (RNA, Sec. 4), in order of their first rank.
 
     If the slowest rank's time exceeds the fastest rank's by more than the mean, the ranks above the
     mean become one group and the other ranks another. Both groups are divided in the same way.
 
-    Args:
-        times: mean time of each rank's step, s, [W], > 0.
-        spread: largest difference within a group, relative to the mean; RNA: 1.
-
-    Returns:
-        The groups in order of their first rank; the ranks of each group in order.
+    `times` are the mean times of each rank's step, s, [W], > 0. `spread` is the largest difference
+    within a group, relative to the mean; RNA: 1.
     """
     return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
 
 
 def of_nodes(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node as a group, in order of their first rank.
-
-    Args:
-        nodes: number of each rank's node, [W].
-    """
+    """Return the ranks of each node as groups, given the number of each rank's node, [W]."""
     ranks: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
@@ -47,14 +39,10 @@ def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:
 
 
 def step_times(compute_s: Floats, samples: Ints) -> Floats:
-    """Return the mean time of each rank's step, s, [W].
+    """Return the mean time of each rank's step, s, [W], from arrays [S, W].
 
     Steps without samples, or without a time, do not count. A rank that has only such steps gets the
     overall mean.
-
-    Args:
-        compute_s: [S, W].
-        samples: [S, W].
     """
     worked = (samples > 0) & (compute_s > LEAST)
     total = np.where(worked, compute_s, 0.0).sum(axis=0)

@@ -65,10 +65,7 @@ class GruPredictor:
 
 
 def _predict(history: Floats, last: Floats) -> Floats:
-    """Return the value after each row of `last` [W, P], with a GRU trained on `history` [S, P + 1].
-
-    The same rows always give the same values: one seed, one thread, float64.
-    """
+    """Predict the value after each row of `last` [W, P] from `history` [S, P + 1]."""
     import torch
 
     with _threads_lock:
@@ -87,8 +84,8 @@ def _predict(history: Floats, last: Floats) -> Floats:
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a model trained to forecast the last column of `history` [S, P + 1] from the others.
 
-    The code uses nothing of torch beyond ``import torch``. torch.nn.Module and torch.optim would
-    import the compiler, which takes half a minute on a busy machine.
+    torch.nn.Module and torch.optim are not used: they import the compiler, which takes half a
+    minute on a busy machine.
     """
     import torch
 

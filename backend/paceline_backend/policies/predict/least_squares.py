@@ -8,11 +8,9 @@ from paceline_backend.policies.values import Floats
 
 
 def non_negative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return the coefficients x ≥ 0 with the least |columns·x − target|, and that distance.
+    """Return the coefficients x ≥ 0, [C], with the least |columns·x − target|, and that distance.
 
-    Args:
-        columns: [R, C].
-        target: [R].
+    `columns` is [R, C], `target` is [R].
 
     Raises:
         RuntimeError: the solver does not converge.

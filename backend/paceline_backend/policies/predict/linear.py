@@ -122,13 +122,7 @@ class LinearPredictor:
         return replace(mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
-        """Return the models under a cost.
-
-        Args:
-            rows: [S, W] arrays.
-            cost: of a batch.
-            noise: standard deviation of a row's time, for ranks with too few rows to estimate it.
-        """
+        """Return the models under a cost; `noise` is for ranks with too few rows to estimate it."""
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
         fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
@@ -195,18 +189,12 @@ def _noise(jumps: Floats) -> Floats:
 
 
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
-    """Return the fits after drawing together ranks that may be equally fast.
+    """Return the fits, [W, 3], after drawing together ranks that may be equally fast.
 
     Ranks around one peak of the levels' density get a common fit if noise alone may explain their
     differences. Each of the other ranks is drawn to the mean of the ranks near it. These ranks are
     weighted by the likelihood that noise alone makes them differ from it. Without noise nothing
-    changes.
-
-    Args:
-        fits: of each rank, [W, 3].
-        errors: relative error of each fit that noise may cause, [W].
-        rows: to which the fits were made.
-        cost: of a batch.
+    changes. `errors` are the relative errors of the fits that noise may cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
     if known.sum() < 2:
@@ -229,21 +217,15 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
 def _common(
     fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
 ) -> tuple[Bools, Floats]:
-    """Return a mask of ranks that may be as fast as the others of their peak, and the common fits.
+    """Return a mask of ranks that may be as fast as the others of their peak, and common fits.
 
-    A rank is not in the mask if it is further from the peak's median than the furthest of as many
-    equal ranks would be, or if its forecast of half or twice the usual batch differs from the
-    common one.
+    The results are [n] and [n, 3]. A rank is not in the mask if it is further from the peak's
+    median than the furthest of as many equal ranks would be, or if its forecast of half or twice
+    the usual batch differs from the common one.
 
-    Args:
-        fits: of ranks in the order of their levels, [n, 3].
-        level: logarithms of their times of the usual batch, sorted, [n].
-        error: relative error of each fit that noise may cause, [n].
-        first: index of each peak's first rank.
-        batch: the usual one: load, samples and 1.
-
-    Returns:
-        The mask, [n], and the common fit of each rank's peak, [n, 3].
+    The ranks are sorted by `level`, the logarithm of their time of the usual batch. `error` is the
+    relative error of each fit that noise may cause. `first` is the index of each peak's first rank.
+    `batch` is the usual one: load, samples and 1.
     """
     count = np.diff(first, append=len(level))
     # The peak of each rank.
@@ -270,12 +252,7 @@ def _common(
 
 
 def _drawn(level: Floats, variance: Floats) -> Floats:
-    """Return each level as the weighted mean of the levels near it.
-
-    Args:
-        level: sorted logarithms.
-        variance: of each by noise.
-    """
+    """Return each of the sorted levels as the weighted mean of the levels near it."""
     made = np.empty_like(level)
     # The levels are sorted, and levels that are far away have no weight.
     for at in range(len(level)):
@@ -293,12 +270,8 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
     """Return the index of the first level of each density peak, found by mean shift.
 
     Source: Fukunaga and Hostetler, "The estimation of the gradient of a density function", IEEE
-    Trans. Inf. Theory 21, 1975.
-
-    Args:
-        level: sorted logarithms.
-        drawn: each as the mean of those near it: a step of the mean shift.
-        error: of each by noise.
+    Trans. Inf. Theory 21, 1975. `drawn` is one step of the mean shift: each of the sorted levels as
+    the mean of levels near it.
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -345,13 +318,11 @@ def _fit(
 
 
 def _some(rows: Feedback) -> Feedback:
-    """Return the rows of the ranks that decide which cost all ranks have."""
     some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
     return Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
 
 
 def _choose(rows: Feedback, window: int) -> Cost:
-    """Return the cost of a batch that would have forecast the steps so far best."""
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`.
     if not valid.any() or (rows.longest[valid] <= 0).any():
@@ -420,10 +391,8 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
 class PerSamplePredictor:
     """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.
 
-    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b.
-
-    Args:
-        window: the number of steps that the fit uses.
+    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b. The fit
+    uses the last `window` steps.
     """
 
     window: int = 64

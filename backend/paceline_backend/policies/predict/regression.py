@@ -164,11 +164,9 @@ def _fit_rows(
 def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
     """Update the filters with a residual; return their forecast of the next residual.
 
-    Args:
-        filters: level, slope and sum of squared errors of each, changed in place.
-        off: the residual, from which no drift has been subtracted.
-        variance: of the noise; larger errors are clipped by it.
-        seen: residuals so far.
+    `filters` holds level, slope and sum of squared errors of each filter, and is changed in place.
+    `off` is the residual, from which no drift has been subtracted. Large errors are clipped by the
+    noise's `variance`. `seen` is the number of earlier residuals.
     """
     least = math.inf
     for k in range(len(filters)):

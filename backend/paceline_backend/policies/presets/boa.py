@@ -39,14 +39,11 @@ _NO_SIZE = 1e-12
 
 @dataclass(frozen=True)
 class BatchSizePredictor:
-    """BOA's performance model: T = c·n + b for n samples of any size.
+    """BOA's performance model: T = c·n + b for n samples of any size, from the last `window` steps.
 
     The fit is a least squares with c, b ≥ 0. If batch sizes hardly vary, c and b cannot be
     separated. A prior then holds b near 0, where the forecast is sensible for any n. The noisier
     the times, the more the prior weighs.
-
-    Args:
-        window: the number of steps that the fit uses.
     """
 
     window: int = 64

@@ -136,10 +136,9 @@ class ChronicaShuffler:
     samples change their node (`solve.nodes`). Where data lives on nodes, samples go only to nodes
     where they are allowed and where there is room for them (`solve.room`).
 
-    Args:
-        paper: True: the level is the mean of the totals, as in the paper. False: the level is the
-            common time of workers with loads in proportion to speed. The mean leaves a slow worker
-            above this time for several epochs.
+    With `paper`, the level is the mean of the totals, which leaves a slow worker above the others
+    for several epochs. Otherwise it is the common time of workers with loads in proportion to
+    speed.
     """
 
     paper: bool = False
@@ -182,11 +181,9 @@ class ChronicaShuffler:
 def compensate(gradients: Floats, loads: Floats) -> Floats:
     """Return CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, that of the global batch.
 
-    This function is for reference: the ranks' all-reduce does the same under every policy.
-
-    Args:
-        gradients: of each worker, a mean over its size units, [W, P].
-        loads: Λ_j, [W]; n_j where the loss is a mean over samples.
+    This function is for reference: the ranks' all-reduce does the same under every policy. Each
+    worker's gradient is a mean over its size units, [W, P]. `loads` are Λ_j, [W]; n_j where the
+    loss is a mean over samples.
 
     Raises:
         ValueError: the loads are all zero.

@@ -133,10 +133,7 @@ class DynamicAllocator:
     def _judge(self, memory: _Memory, problem: Problem, slowed: Floats) -> _Memory:
         """Return the memory with the upper bounds that the last change revealed.
 
-        Args:
-            memory: with the averages since the change.
-            problem: of the next segment.
-            slowed: time of a sample after the change ÷ before it, [W]; NaN: unknown.
+        `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
         """
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
@@ -150,9 +147,8 @@ class DynamicAllocator:
     def _adjust(self, memory: _Memory, problem: Problem, expected: Expected | None) -> _Memory:
         """Return the memory with new counts and new averages, if the counts change enough.
 
-        With expected times, a change must promise a shorter step. Otherwise half of the change is
-        tried: where a padded batch grows, its time grows faster than its samples, and whole changes
-        would oscillate forever.
+        With expected times, a change must promise a shorter step. Otherwise half of it is tried:
+        padded batches take more than proportional time, and whole changes would oscillate forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
@@ -185,11 +181,8 @@ class DynamicAllocator:
 def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Return b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
-    These are Eqs. 4–5. The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
-
-    Args:
-        current: b, [W].
-        mean_s: μ, [W]; 0: unknown, and b stays.
+    These are Eqs. 4–5, with `current` as b and `mean_s` as μ, [W]. Where μ is 0, it is unknown and
+    b stays. The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():

@@ -55,11 +55,8 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     20,000 nodes the best choice so far is the result; a dozen workers need fewer nodes. Of equally
     good choices, the one with fewer threads wins.
 
-    Args:
-        times: of each worker with one thread, [W] s.
-        most: most threads of a worker.
-        cores: of all workers together, at least one each; 0: no bound.
-        serial: fraction of the time that threads do not shorten.
+    `times` are those with one thread, [W] s. `cores` bounds the threads of all workers together, at
+    least one each; 0: no bound. `serial` is the fraction of the time that threads do not shorten.
     """
     search = _Search(times[:, None] * shortened(np.arange(1, most + 1), serial), cores)
     search.try_levels()
@@ -71,9 +68,7 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
 class _Search:
     """Branch and bound over the workers' choices; the slowest worker is decided first.
 
-    Args:
-        choices: each worker's time with 1, 2, … threads, [W, most].
-        cores: see `least_variance`.
+    `choices` are each worker's times with 1, 2, … threads, [W, most].
     """
 
     def __init__(self, choices: Floats, cores: int) -> None:
@@ -133,7 +128,6 @@ class _Search:
 
 
 def _squares(times: Floats) -> float:
-    """Return the sum of the squared deviations of times from their mean."""
     return float(np.square(times - times.mean()).sum())
 
 
@@ -153,12 +147,8 @@ class ThreadAllocator:
 
     Ranks begin with one thread. The choice changes if this lowers the standard deviation of the
     predicted times by more than 5 % of their mean. The next change comes eight steps later at the
-    earliest. These steps show the fraction of the time that threads do not shorten.
-
-    Args:
-        most: most threads of a worker.
-        cores: of all workers together; 0: no bound.
-        serial: fraction of the time that threads do not shorten, until it has been measured.
+    earliest. These steps show the fraction of the time that threads do not shorten; until then it
+    is `serial`. `most` and `cores` are as for `least_variance`.
     """
 
     most: int
@@ -218,11 +208,9 @@ class ThreadAllocator:
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:
-    """Return the fraction of the time that threads do not shorten, from measured times.
+    """Return the fraction of the time that threads do not shorten.
 
-    Args:
-        ratio: each worker's time with its threads ÷ its time with one thread, [W].
-        threads: of each worker, [W].
+    `ratio` is each worker's measured time with its threads ÷ its time with one thread, [W].
     """
     many = threads > 1
     share = (ratio[many] - 1 / threads[many]) / (1 - 1 / threads[many])

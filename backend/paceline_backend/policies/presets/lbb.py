@@ -78,11 +78,9 @@ def powers(samples: Any) -> Floats:
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """Fit a0 … a3 ≥ 0 to a worker's profile (Alg. 1) by least squares of relative errors, [4].
 
-    With coefficients ≥ 0 the time never falls as the batch grows. A cubic without this condition
-    may fall beyond the profiled sizes and would promise that a larger batch takes less time.
-
-    Args:
-        points: (samples, s), at least one.
+    The profile has at least one point (samples, s). With coefficients ≥ 0 the time never falls as
+    the batch grows. A cubic without this condition may fall beyond the profiled sizes and would
+    promise that a larger batch takes less time.
     """
     # Imported here: the import takes long, and few runs need it.
     from sklearn.linear_model import LinearRegression
@@ -215,7 +213,6 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
 
 
 def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
-    """Return the memory with new counts from the problem's first step on."""
     was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,
@@ -228,11 +225,9 @@ def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
 def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
     """Return T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
 
-    Args:
-        rows: the steps whose mean samples and times are CB and CT.
-        fixed: a0 of the profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0.
-        before: slopes of earlier models, for workers without samples, [W]; 0: unknown, the mean
-            slope is used.
+    CB and CT are the mean samples and times of `rows`. `fixed` is a0 of the profiling phase or of
+    the predictor, s, [W]; an a0 above CT counts as 0. Workers without samples have the slope
+    `before` of an earlier model, [W]; where this is 0, the mean slope.
     """
     samples, compute_s, steps = rows.sums()
     known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
@@ -246,11 +241,8 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
     """Return the same line, where CT_i is the expected time of CB_i typical samples.
 
-    Args:
-        models: known ones.
-        fixed: as for `rough_models`, [W].
-        current: the counts in force, CB, [W]; a worker without samples counts with an equal share.
-        sizes: λ of the data set's samples, [N].
+    The counts in force, `current`, are CB, [W]; a worker without samples counts with an equal
+    share. `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.
     """
     samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
     time_s = counts.typical_s(models, samples, sizes)

@@ -72,8 +72,7 @@ class _Steps(NamedTuple):
     def computing_s(self, *, shared: bool) -> float:
         """Return the ranks' compute time for the work of a step, without waiting.
 
-        Args:
-            shared: ranks share the work, so their rates add up. Otherwise the slowest rank decides.
+        If ranks share the work, their rates add up. Otherwise the slowest rank decides.
         """
         if not shared:
             return float(self.compute_s.mean(axis=0).max())
@@ -183,7 +182,6 @@ class Measured:
         return self._choice(now, words)
 
     def _known(self, feedback: Feedback, world: int, now: _Memory) -> _Steps | None:
-        """Return the usable steps of the synchroniser in force; None: too few."""
         rows = feedback.by_step(world)
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
@@ -203,7 +201,6 @@ class Measured:
         return _Steps(compute_s, *columns, whole)
 
     def _count_time(self, now: _Memory, steps: _Steps, newest: int) -> None:
-        """Count the time since the last choice."""
         passed_s = max(0, newest + 1 - now.seen) * steps.taken_s
         now.seen = max(now.seen, newest + 1)
         if now.relaxed:
@@ -212,7 +209,6 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _Memory) -> None:
-        """Switch to the other synchroniser from this segment on."""
         # The relaxed synchroniser was right, until something changed.
         if now.proved:
             now.wrong = 0
@@ -265,9 +261,7 @@ def _recall(memory: Mapping[str, Any]) -> _Memory:
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
     """Return half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
 
-    Args:
-        steps: number of steps, at least `_BLOCKS`.
-        estimate: computes the estimate from the steps that a mask [steps] keeps.
+    `estimate` computes it from the steps that a mask [steps] keeps. `steps` is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])

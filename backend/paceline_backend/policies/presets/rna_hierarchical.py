@@ -39,14 +39,8 @@ class Grouping:
     """A chooser that groups ranks by their step times; plain RNA if all ranks are one group.
 
     The groups change only if all parts of the newest steps give the same new groups. Otherwise
-    noise would move a rank back and forth.
-
-    Args:
-        spread: see `groups`.
-        every: see `HierarchicalRules`.
-        probes: see `HierarchicalRules`.
-        staleness: see `HierarchicalRules`.
-        by_node: on several nodes, the ranks of each node are a group.
+    noise would move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
+    are a group. `spread` is that of `groups`; the other fields are those of `HierarchicalRules`.
     """
 
     spread: float

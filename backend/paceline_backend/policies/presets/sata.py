@@ -44,15 +44,13 @@ class _Memory(counts.Counted):
 class SataAllocator:
     """Shares w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8).
 
-    t_i is the time of the last epoch.
+    t_i is the time of the last epoch. In place of w_i, the allocator uses the samples done in t_i.
+    They are the same up to rounding, and are also right if the leader coasted or another policy
+    planned before. A worker without feedback keeps its share. Each worker gets at least one sample,
+    so that its time stays known.
 
-    In place of w_i, the allocator uses the samples done in t_i. They are the same up to rounding,
-    and are also right if the leader coasted or another policy planned before. A worker without
-    feedback keeps its share. Each worker gets at least one sample, so that its time stays known.
-
-    Args:
-        tolerance: least relative change of some w; smaller changes are not made.
-        every_steps: steps between two redistributions; 0: once an epoch, as in the paper.
+    Changes of all w below `tolerance`, relatively, are not made. Redistributions are `every_steps`
+    steps apart; 0: once an epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -101,12 +99,9 @@ class SataAllocator:
 def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     """Return shares in proportion to samples done per second (Eq. 8), [W].
 
-    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼).
-
-    Args:
-        weights: w, [W]; they stay for workers without a time.
-        samples: done in the epoch, [W]; in proportion to w if all steps followed the plan.
-        compute_s: t, seconds of gradient computing for these samples, [W].
+    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼). `samples` are proportional to w if all steps
+    followed the plan. `compute_s` is t, the seconds of gradient computing for them. Workers without
+    a time keep their weight.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

@@ -33,11 +33,9 @@ CAPACITY = (
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
     """Return b_k = B · X_k / ΣX, within the limits, [W].
 
-    Args:
-        capacity: X, in any unit, [W]. If it is empty, or the run was restarted with another number
-            of ranks, the nominal speeds of the ranks' devices; if these are unknown, counts are
-            equal.
-        problem: for which the counts are.
+    `capacity` is X, in any unit, [W]. If it is empty, or the run was restarted with another number
+    of ranks, X are the nominal speeds of the ranks' devices; if these are unknown, counts are
+    equal.
     """
     if len(capacity) != problem.world:
         capacity = capacities(problem.devices).values
@@ -49,11 +47,7 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
 
 @dataclass(frozen=True)
 class StaticAllocator:
-    """An allocator whose counts are in proportion to capacities; feedback is not used.
-
-    Args:
-        capacity: of each rank; empty: the nominal speed of its device.
-    """
+    """An allocator of counts in proportion to capacities (`counts_of`); feedback is not used."""
 
     capacity: tuple[float, ...] = ()
 

@@ -48,7 +48,7 @@ def partition(
         models: of the workers; `models.cost` defines the cost of a batch from its sizes.
         counts: the number of samples of each worker, [W]; their sum is n. None: any numbers.
         limits: most samples that fit into each worker's memory, [W]; ignored if the batch does not
-            fit into all memories together.
+            fit.
         laid_out: the samples are composed for ranks 0, 1, …: begin with the best cut of them.
 
     Raises:
@@ -76,10 +76,7 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """Return the rank of each sample, improved from `start`.
-
-    Without `start`, or with few samples, the samples must come in descending order.
-    """
+    """Improve `start`, [n]. Without it, or with few samples, sizes must be descending."""
     world = len(workers.a)
     few = world <= FEW_RANKS
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())

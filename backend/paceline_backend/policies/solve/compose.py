@@ -39,17 +39,8 @@ def compose(
 ) -> Ints:
     """Return an order of the samples in which each `global_batch` of them divides well.
 
-    Within a step, samples are in the order of their intended workers. The samples of a smaller last
-    step come last.
-
-    Args:
-        effective: f(λ) of each sample, [R].
-        workers: that share the samples.
-        global_batch: samples of a step.
-        rng: source of all random choices.
-
-    Returns:
-        Positions in `effective`, [R].
+    The order has positions in `effective`, the f(λ) of each sample, [R]. Within a step, samples are
+    in the order of their intended workers. The samples of a smaller last step come last.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -96,14 +87,8 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
     that of the smallest samples, and the worst group gives the bound. Beginning with counts in
     proportion to speed, one sample at a time moves to another worker while this lowers the bound.
 
-    Args:
-        smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
-        workers: that share the samples.
-        samples: of a step.
-
-    Returns:
-        The counts, [W], and a mask of the workers in the worst group, [W]; empty if all workers are
-        in it.
+    `smallest` has Σ f(λ) of the k smallest of all samples, [R + 1]. The second result is a mask of
+    the workers in the worst group, [W]; empty if all workers are in it.
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
@@ -204,7 +189,6 @@ def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int
 
 @compiled
 def _push(places: int, item: int, bins: _Bins) -> None:
-    """Add a bin to the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     at = bins.ends[places]
     bins.ends[places] += 1
@@ -255,7 +239,6 @@ def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
 
 @compiled
 def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> None:
-    """Allow the bins of a step to take samples."""
     for j in range(len(counts)):
         if counts[j]:
             at = step * len(counts) + j
@@ -280,14 +263,8 @@ def _deal(
 ) -> None:
     """Give each sample, largest first, to the bin with the most room beside its other samples.
 
-    Args:
-        sizes: in about descending order.
-        total: sum of the sizes.
-        small: mean of the smallest sizes.
-        w: the workers.
-        counts: of each worker in a step.
-        last: of each worker in the smaller last step.
-        bins: to be filled.
+    `sizes` are about descending; `total` is their sum, and `small` the mean of the smallest ones.
+    `counts` and `last` are the samples of each worker in a step and in the smaller last step.
     """
     world, samples = len(counts), len(sizes)
     steps = len(bins.gap) // world - 1

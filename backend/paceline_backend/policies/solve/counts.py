@@ -56,13 +56,8 @@ _DRAWN = 4096
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
     """Divide a total in proportion to shares, within bounds, [W].
 
-    A worker that would get too much or too little gets its bound. The others share the rest.
-
-    Args:
-        shares: ≥ 0; all zero counts as all equal, [W].
-        total: Σ low ≤ total ≤ Σ high.
-        low: [W].
-        high: [W].
+    A worker that would get too much or too little gets its bound. The others share the rest. All
+    zero shares count as equal ones. The total must be between Σ low and Σ high.
     """
     target = np.zeros(len(shares))
     free = np.ones(len(shares), bool)
@@ -84,8 +79,7 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 def rounded(target: Floats) -> Ints:
     """Round to whole numbers with the same sum, by largest remainder; ties go to the lowest ranks.
 
-    Args:
-        target: ≥ 0, [W]; the sum is a whole number, up to rounding errors.
+    The sum of `target`, ≥ 0, [W], is a whole number, up to rounding errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -108,13 +102,9 @@ def equal(problem: Problem) -> Ints:
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
     """Return least and most samples of each worker that allow a global batch, [W].
 
-    If the bounds allow no global batch, `most` is ignored first, then `least`. If the memory of all
-    workers together does not hold a global batch, workers share it in proportion to their memory.
-
-    Args:
-        problem: its `limits` are kept.
-        least: least samples of each worker.
-        most: most samples of each worker, [W]; None: as many as fit into its memory.
+    If the bounds allow no global batch, `most`, [W], is ignored first, then `least`. If the memory
+    of all workers together does not hold a global batch, workers share it in proportion to their
+    memory.
     """
     batch, world = problem.global_batch, problem.world
     high = np.full(world, batch) if problem.limits is None else np.minimum(problem.limits, batch)
@@ -128,15 +118,10 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 
 
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
-    """Return each worker's expected time for samples drawn at random, [W] s.
+    """Return each worker's expected time for `counts` samples drawn at random, [W] s.
 
     A worker without samples takes 0. Unlike measured times, these do not depend on which samples a
-    worker happened to get.
-
-    Args:
-        models: known ones.
-        counts: samples of each worker, [W].
-        sizes: λ of the data set's samples, [N].
+    worker happened to get. `sizes` are the λ of the data set, [N]; the models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())
@@ -160,10 +145,7 @@ M = TypeVar("M", bound=Counted)
 
 
 def recall(problem: Problem, kind: type[M]) -> M | None:
-    """Return the memory of the last segment; None: there is none, or it does not fit.
-
-    It does not fit if the number of ranks has changed.
-    """
+    """Return the memory of the last segment; None: there is none, or the ranks have changed."""
     try:
         memory = msgspec.convert(problem.memory, kind)
     except msgspec.ValidationError:
@@ -181,9 +163,8 @@ def allocation(memory: Counted) -> Allocation:
 class CountedScheduler:
     """A scheduler that divides global batches in DistributedSampler's order by counts.
 
-    Args:
-        levelled: True: samples are chosen so that loads are in proportion to counts. False: samples
-            are dealt to ranks in turn until each rank has its count, as under `bsp`.
+    With `levelled`, samples are chosen so that loads are in proportion to counts. Otherwise samples
+    are dealt to ranks in turn until each rank has its count, as under `bsp`.
     """
 
     levelled: bool = False
@@ -217,13 +198,7 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Return positions of a batch's samples, rank by rank, [n]; loads are in proportion to counts.
-
-    Args:
-        sizes: of the samples, [n].
-        counts: of each rank, [W].
-        cost: the cost of a batch from its sizes.
-    """
+    """Return positions of a batch's samples, rank by rank, [n]; loads in proportion to counts."""
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
     return np.argsort(owner, kind="stable")
@@ -256,18 +231,11 @@ def policy(
     steps: int = 0,
     capacity: tuple[float, ...] | None = None,
 ) -> Policy:
-    """Make the policy of an allocator, with these parameters.
+    """Make the policy of an allocator, with these parameters; for `steps` see `Accounts`.
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
-    models.
-
-    Args:
-        name: of the preset.
-        allocator: chooses the counts.
-        parameters: of the preset.
-        steps: see `Accounts`.
-        capacity: see `Accounts`; empty: the counts follow the nominal speeds of the ranks' devices;
-            None: they follow measured speeds.
+    models. With an empty `capacity` the counts follow the nominal speeds of the ranks' devices;
+    None: measured speeds.
     """
     return Policy(
         name=name,

@@ -69,9 +69,7 @@ def _exchange(
 ) -> tuple[float, int, int]:
     """Find the best exchange between p and q after which both take less than `best`.
 
-    Returns:
-        Time of the slower rank after the exchange, p's sample (-1: no exchange helps), q's sample
-        (-1: q gives none).
+    Return the time of the slower rank, p's sample (-1: no exchange helps), q's sample (-1: none).
     """
     give, get = -1, -1
     p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
@@ -117,10 +115,7 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
 
 
 def pairs(sizes: Floats, workers: Workers, state: State, enough: float) -> None:
-    """Pair slowest with fastest, next slowest with next fastest, …; make one exchange per pair.
-
-    This repeats while it lowers the slowest rank's time enough.
-    """
+    """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
     slowest = np.inf
     while True:
         order = np.argsort(state.time_s, kind="stable")
@@ -144,10 +139,7 @@ def _paired(order: Ints, sizes: Floats, w: Workers, state: State, enough: float)
 
 @compiled
 def descend(sizes: Floats, w: Workers, state: State, enough: float, effort: int) -> None:
-    """Apply the slowest rank's best exchange, or the first that is good enough, repeatedly.
-
-    This ends when no exchange helps, or when `effort` is used up.
-    """
+    """Apply the slowest rank's best exchange, or the first that suffices, while one helps."""
     world = len(w.a)
     while effort > 0:
         p = int(np.argmax(state.time_s))

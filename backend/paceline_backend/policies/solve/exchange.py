@@ -30,12 +30,8 @@ _EVENED = 6
 def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
     """Exchange a sample between bins with too much load and bins with too little, worst first.
 
-    Args:
-        sizes: of the samples.
-        bins: bin of each sample, step · W + worker; changed in place.
-        gap: load that each bin lacks, [bins]; changed in place.
-        a: of the workers, s per size unit, [W].
-        step_s: mean time of a step.
+    `bins`, the bin step · W + worker of each sample, and `gap`, the load that each bin lacks, are
+    changed in place. `a` is s per size unit, [W], and `step_s` the mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
@@ -62,10 +58,7 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 def _exchanged(
     off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
 ) -> int:
-    """Exchange between the first bin and the last, and so on; return the number of exchanges.
-
-    In the next turn each bin is paired with another bin.
-    """
+    """Exchange the first bin with the last, and so on; other pairs each turn. Return the number."""
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
         # Bin p has too much load.
@@ -106,14 +99,8 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
 
     Exchanges continue while the total time of the steps falls. If bins have few samples and sizes
     are whole numbers, no bin can have the mean time. The bins of one step can still have equal
-    times.
-
-    Args:
-        bins: bin of each sample.
-        sizes: of the samples.
-        workers: that share a step.
-        counts: samples of each bin, [steps + 1, W].
-        step_s: mean time of a step.
+    times. `counts` are the samples of each bin, [steps + 1, W]; `step_s` is the mean time of a
+    step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 

@@ -41,15 +41,12 @@ class Filling:
         self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
-        """Return the worker that holds the next sample of `rank`.
+        """Return the worker that holds the next sample of `rank`; None: there is none.
 
-        This is the rank itself, or the worker with most work left if the rank holds no sample.
-
-        Where samples stay on their nodes, this is a worker of the same node; None: the node has no
-        samples left.
-
-        The paper does not define what the least loaded worker does when it holds no sample. Here it
-        takes a sample of another worker, which changes its holder and counts as moved.
+        This is the rank itself, or the worker with most work left. Where samples stay on their
+        nodes, it is a worker of the same node. The paper does not define what the least loaded
+        worker does when it holds no sample. Here it takes a sample of another worker, which changes
+        its holder and counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -93,9 +90,7 @@ class Filling:
 def fill(step: Filling, draws: list[float]) -> None:
     """Give as many samples as there are draws, each to the worker that would finish first.
 
-    Args:
-        step: with no samples so far.
-        draws: for each sample, its relative position among the worker's held samples, 0 … 1.
+    A draw is the relative position of a sample among the worker's held samples, 0 … 1.
     """
 
     def done(rank: int) -> float:

@@ -27,18 +27,12 @@ _MOVES = 8
 
 
 def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """Return the batches with numbers of samples that are multiples of ``problem.grid``.
+    """Return the scheduler's batches with counts that are multiples of ``problem.grid``.
 
     The remainder goes to one rank: see `shapes.on_grid`. Policies that divide a batch by models get
     the counts with the earliest end that is found. Other policies get the nearest counts. Where
     data lives on nodes, every policy first gets the nearest counts of nodes, and as few samples as
     these need change their node.
-
-    Args:
-        batches: as the scheduler planned them.
-        policy: whose scheduler it is.
-        problem: that was solved.
-        models: that the scheduler used.
     """
     if problem.grid == 1:
         return batches
@@ -79,14 +73,7 @@ def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDA
 
 
 class _Division:
-    """The division of one global batch into counts on the grid.
-
-    Args:
-        sizes: λ of its samples, [n].
-        models: of the workers in this step.
-        grid: of the counts.
-        limits: the most samples of each worker, [W].
-    """
+    """The division of one global batch with sizes λ, [n], into counts on the grid."""
 
     def __init__(self, sizes: Floats, models: Models, grid: int, limits: Ints) -> None:
         self._sizes, self._models, self._grid, self._limits = sizes, models, grid, limits
@@ -95,9 +82,8 @@ class _Division:
     def best(self, planned: Ints, nearest: Ints) -> Ints:
         """Return the rank of each sample, [n], with the earliest expected end of the slowest rank.
 
-        Args:
-            planned: the rank of each sample without the grid, [n].
-            nearest: the nearest counts on the grid, [W].
+        `planned` are the ranks without the grid, [n], and `nearest` the nearest counts on the grid,
+        [W].
         """
         start = self._exchanged(moved(planned, nearest))
         best = min([start, *self._divided(nearest)], key=self._end_s)
@@ -120,10 +106,9 @@ class _Division:
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
     def _exchanged(self, ranks: Ints) -> Ints:
-        """Return the division after exchanges that keep the counts.
+        """Return the division after exchanges that keep the counts, between many pairs of ranks.
 
-        These are between many pairs of ranks at once. `partition` improves only the slowest rank.
-        That does not suffice if the counts do not suit the speeds and so many ranks are uneven.
+        `partition` improves only the slowest rank, but unsuitable counts leave many ranks uneven.
         """
         if self._models.cost.padded:
             return ranks
@@ -136,7 +121,6 @@ class _Division:
         return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:
-        """Return the expected end of the slowest rank, s."""
         order, counts = grouped(ranks, self._models.world)
         of = features(self._sizes[order], counts)
         return float(sum(chance * each.ett(of).max() for chance, each in self._weighed))
@@ -159,10 +143,7 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return the counts after the slowest rank gave one grid step to the rank that ends first.
-
-        None: the slowest rank has too few samples, or no rank has room for them.
-        """
+        """Return counts with a grid step moved from the slowest rank; None: impossible."""
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
         giver, grid = int(np.argmax(end_s)), self._grid

@@ -29,11 +29,7 @@ def partition_hedged(
 ) -> Ints:
     """Return the rank of each sample of a global batch, [n], where `models` may have rivals.
 
-    Args:
-        sizes: λ of the samples, [n].
-        models: of the workers, with their rivals.
-        limits: see `balance.partition`.
-        laid_out: see `balance.partition`.
+    `sizes` are λ, [n]; `limits` and `laid_out` are as for `balance.partition`.
     """
     if not models.rivals or not len(sizes):
         return partition(sizes, models, None, limits, laid_out=laid_out)
@@ -70,7 +66,6 @@ def partition_hedged(
 
 
 def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
-    """Return the time of the slowest rank, s."""
     order, counts = grouped(ranks, models.world)
     return float(models.ett(features(sizes[order], counts)).max())
 
@@ -79,12 +74,8 @@ def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
 def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
     """Return the number of samples of each rank in `turn`; fewer than all if no cut was found.
 
-    Args:
-        sizes: f(λ) under each cost, samples in descending order, [costs, n].
-        rates: (a, c, b) of each rank under each cost, ÷ the cost's best time, [costs, 3, W].
-        padded: mask of the costs for padded batches, [costs].
-        most: samples of each rank, [W].
-        turn: the ranks, in the order of their runs.
+    `sizes` are f(λ) under each cost, descending, [costs, n]. `rates` are (a, c, b) of each rank
+    under each cost, ÷ the cost's best time, [costs, 3, W]. `padded` is a mask of the costs.
     """
     low, high = 1.0, 2.0
     best = np.zeros(len(turn), np.int64)

@@ -12,9 +12,7 @@ from paceline_backend.policies.values import Floats, Ints
 class Holdings:
     """Samples in ascending order of size, then of index; a pick is a binary search.
 
-    Args:
-        samples: ascending indices, [K].
-        sizes: of the whole data set, [N].
+    `samples` are ascending indices, [K], and `sizes` those of the whole data set, [N].
     """
 
     def __init__(self, samples: Ints, sizes: Floats) -> None:

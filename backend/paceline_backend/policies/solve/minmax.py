@@ -23,12 +23,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     not decrease, giving each sample to the worker that then ends first is optimal. Bisection on the
     makespan gives all samples but a few at once, so that about W · log²(total) steps suffice. Of
     equally good choices, the result is the one in which the worker that ends first ends as late as
-    possible; then the lowest ranks get the samples.
-
-    Args:
-        times: each worker's time for its number of samples; must not decrease with this number.
-        total: samples, ≥ 0.
-        limits: most samples of each worker, [W].
+    possible; then the lowest ranks get the samples. `times` must not decrease with the counts.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -62,11 +57,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
-    """Return counts with the same makespan and the latest possible first end.
-
-    The worker that ends first repeatedly takes a sample from the worker that then still ends last
-    of all, as long as both end later than it did before.
-    """
+    """Let the worker that ends first end as late as possible at the same makespan."""
     if not len(counts):
         return counts
     makespan = float(times(counts).max())

@@ -13,12 +13,7 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
 
     A sample that goes from node A to node B is exchanged for a sample of similar size that goes
     from B to A, unless the longer work of their two workers would become longer, or a node has no
-    room for the exchange (`Problem.storage`).
-
-    Args:
-        placement: the shuffler's placement, [N] ranks.
-        problem: of the shuffler; with `nodes`.
-        models: of the workers.
+    room for the exchange (`Problem.storage`). The problem is the shuffler's, with `nodes`.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()

@@ -15,18 +15,11 @@ _LONGEST = (2**32 - 1) // 20
 
 @lru_cache(maxsize=4)
 def epoch_order(n: int, seed: int, epoch: int) -> Ints:
-    """Return the permutation of an epoch, as ``DistributedSampler`` draws it.
+    """Return the permutation of an epoch, [n], as ``DistributedSampler`` draws it.
 
     Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
-    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front.
-
-    Args:
-        n: samples.
-        seed: of the run.
-        epoch: counts from 0.
-
-    Returns:
-        Sample indices, [n]; shared between callers, so read-only.
+    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front. The result is
+    shared between callers, so read-only.
 
     Raises:
         ValueError: PyTorch draws permutations of this many samples in another way.

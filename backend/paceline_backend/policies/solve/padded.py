@@ -27,15 +27,11 @@ _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
-    """Return the rank of each sample, [n > 0].
+    """Return the rank of each sample, [n > 0], from their f(λ).
 
     The partition is optimal for up to 10 workers, and for equal workers. With more workers, workers
-    of similar speed get their runs in order of speed.
-
-    Args:
-        effective: f(λ) of each sample, [n].
-        workers: that share the samples.
-        laid_out: also try the cut of the samples in the given order.
+    of similar speed get their runs in order of speed. With `laid_out`, the cut of the samples in
+    the given order is tried, too.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
@@ -123,10 +119,7 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """Return the order of ranks and their counts for the least time; empty if it is not `below_s`.
-
-    Ranks of one group keep their order.
-    """
+    """Return the best order of ranks and their counts; empty if they take over `below_s`."""
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts
@@ -194,12 +187,6 @@ def compose_padded(
     which its workers end together. If workers have different counts, long samples share small bins,
     where padding costs little. Steps come in random order; within a step, samples come rank by
     rank. The samples of a smaller last step come last.
-
-    Args:
-        effective: f(λ) of each sample, [R].
-        workers: that share the samples.
-        global_batch: samples of a step.
-        rng: source of all random choices.
     """
     # The permutation puts samples of equal lengths in random order.
     order = rng.permutation(len(effective))

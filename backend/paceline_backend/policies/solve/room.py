@@ -9,11 +9,7 @@ from paceline_backend.policies.values import Ints, Problem, Storage
 
 
 class Room:
-    """The bytes that nodes hold and give up, starting from a problem's placement.
-
-    Args:
-        problem: with `nodes` and `storage`.
-    """
+    """The bytes that nodes hold and give up, starting from a problem's placement."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
@@ -52,13 +48,7 @@ class Room:
 
 
 def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Return the bytes that each node holds, [nodes].
-
-    Args:
-        placement: rank of each sample, [N].
-        nodes: of each rank, [W].
-        storage: of the nodes.
-    """
+    """Return the bytes that each node holds, [nodes], given the ranks' nodes, [W]."""
     bytes_ = np.bincount(nodes[placement], storage.lengths, len(storage.room))
     return bytes_.astype(np.int64)
 
@@ -66,13 +56,8 @@ def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
 def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
     """Return a rank for each sample of a data set, [N]: one of the node that has it, else in turn.
 
-    Samples that no node has go to ranks by their index, but not to nodes without room while others
-    have room.
-
-    Args:
-        holders: node that has each sample, or -1, [N].
-        nodes: of each rank, [W].
-        storage: of the nodes.
+    `holders` are the nodes that have each sample, or -1, [N]. Samples that no node has go to ranks
+    by their index, but not to nodes without room while others have room.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world

@@ -14,15 +14,10 @@ _NODES = 30_000
 
 @compiled
 def search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
-    """Search depth first, largest sample first, at most `_NODES` nodes.
+    """Search depth first, largest sample first, at most `_NODES` nodes; improve `ranks` in place.
 
-    Args:
-        sizes: descending, [n].
-        rest: load of each sample and all samples after it, [n + 1].
-        w: the workers.
-        goal: lower bound of the time; the search ends when it is reached.
-        best: time of the partition in `ranks`.
-        ranks: a partition, which is replaced by better ones, [n].
+    `sizes` are descending, [n]; `rest` is the load of each sample and all after it, [n + 1]. `best`
+    is the time of `ranks`, and the search ends at the lower bound `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)

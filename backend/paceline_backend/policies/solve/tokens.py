@@ -18,17 +18,11 @@ from paceline_backend.policies.values import Batches, Floats, Ints, Models, Prob
 
 
 def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """Return the batches with samples moved until local batches keep their limits.
+    """Return the scheduler's batches with samples moved until local batches keep their limits.
 
     Under policies that divide a batch by models, the samples that do not fit on a worker are also
     divided among the others by models. Under other policies they go to the workers with the most
     room.
-
-    Args:
-        batches: as the scheduler planned them.
-        policy: whose scheduler it is.
-        problem: that was solved.
-        models: that the scheduler used.
     """
     limits = problem.token_limits
     if limits is None:
@@ -52,12 +46,6 @@ def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Int
     """Return the rank of each sample, [n]: full workers at their limits, the rest divided again.
 
     A worker may still hold more than its limit if no other worker can take the samples.
-
-    Args:
-        ranks: of each sample, as planned, [n].
-        sizes: λ of each sample, [n].
-        models: of the workers.
-        limits: of each worker, [W].
     """
     ranks = ranks.copy()
     open_, rest = np.ones(len(limits), bool), np.ones(len(sizes), bool)
@@ -86,7 +74,6 @@ def _filling(sizes: Floats, limit: float) -> list[int]:
 
 
 def _of(models: Models, ranks: Ints) -> Models:
-    """Return the models of some of the workers."""
     rivals = tuple((chance, _of(rival, ranks)) for chance, rival in models.rivals)
     return replace(
         models, a=models.a[ranks], c=models.c[ranks], b=models.b[ranks], rivals=rivals, factors=None

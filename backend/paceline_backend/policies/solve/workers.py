@@ -40,12 +40,10 @@ def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
 
 
 def descending(values: Floats) -> Ints:
-    """Return positions in descending order; values with equal first 24 bits keep their order.
+    """Return positions in descending order of values, which must be finite and ≥ 0, [n].
 
-    This is a radix sort, several times as fast as a stable sort of doubles.
-
-    Args:
-        values: finite and ≥ 0, [n].
+    Values with equal first 24 bits keep their order. This is a radix sort, several times as fast as
+    a stable sort of doubles.
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -56,11 +54,8 @@ def descending(values: Floats) -> Ints:
 def level(sizes: Floats, workers: Workers) -> float:
     """Return the time at which all workers would end if average samples were perfectly divisible.
 
-    Workers whose b alone takes longer get nothing. Memory limits are ignored.
-
-    Args:
-        sizes: f(λ), [n].
-        workers: that share them.
+    `sizes` are f(λ), [n]. Workers whose b alone takes longer get nothing. Memory limits are
+    ignored.
     """
     if not len(sizes):
         return 0.0

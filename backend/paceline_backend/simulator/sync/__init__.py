@@ -47,12 +47,9 @@ __all__ = [
 
 
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchroniser:
-    """Make the model of a synchroniser.
+    """Make the model of a plan's synchroniser for `world` ranks.
 
-    Args:
-        what: of a plan.
-        world: ranks.
-        seed: of random draws; real ranks take the run's seed plus the segment's number.
+    `seed` is for random draws; real ranks take the run's seed plus the segment's number.
     """
     match what:
         case synchronisation.AllReduce():

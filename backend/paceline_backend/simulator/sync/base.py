@@ -216,19 +216,9 @@ class Synchroniser(Protocol):
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> Timeline:
-        """Return the timeline of the next segment.
-
-        Args:
-            starts: when each rank begins, [W]; equal unless the synchroniser goes on.
-            work: of the segment.
-        """
+        """Return the timeline of the next segment; `starts`, [W], are equal unless it goes on."""
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return the time at which all ranks have synchronised, if the synchroniser ends now.
-
-        Args:
-            starts: each rank's time, [W].
-            costs: of exchanges.
-        """
+        """Return when all ranks have synchronised if the synchroniser ends at `starts`, [W]."""
         ...

@@ -18,10 +18,8 @@ _REDUCTIONS = 2
 class Hierarchical:
     """Groups that have rounds of their own. At the segment's end all ranks synchronise.
 
-    Earlier pushes to the server make no rank wait, so they take no time here.
-
-    Args:
-        groups: the ranks of each group, and the group's model. Rank 0's group is the first.
+    Earlier pushes to the server make no rank wait, so they take no time here. Each group has a
+    model; rank 0's group is the first.
     """
 
     goes_on = False

@@ -19,12 +19,9 @@ class Pairwise:
     """Ranks that step alone. After each step, a rank of even number asks one of odd number.
 
     A rank that asks computes its next step meanwhile; that step does not end before the answer
-    arrives. Partners are drawn as on real ranks. Questions to the same rank are answered segment by
-    segment: a question of a later segment is answered where earlier ones leave time.
-
-    Args:
-        world: ranks.
-        seed: of the draws.
+    arrives. Partners are drawn as on real ranks, from `seed`. Questions to the same rank are
+    answered segment by segment: a question of a later segment is answered where earlier ones leave
+    time.
     """
 
     def __init__(self, world: int, seed: int) -> None:
@@ -138,12 +135,7 @@ class _Answering:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return when the rank begins to answer a question, and reserve the time of the answer.
-
-        Args:
-            at: when the question comes.
-            takes_s: duration of the exchange.
-        """
+        """Return when the rank begins to answer a question at `at`, and reserve `takes_s`."""
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:

@@ -29,11 +29,7 @@ from paceline_backend.simulator.sync.sharing import Events, Queues, Takes, paces
 
 
 class Pool:
-    """The pools of a run's segments, one after the other. For one thread.
-
-    Args:
-        world: ranks.
-    """
+    """The pools of a run's segments, one after the other. For one thread."""
 
     def __init__(self, world: int) -> None:
         self._world = world
@@ -45,12 +41,8 @@ class Pool:
     ) -> Timeline:
         """Run `Synchroniser.run`, where ranks take over batches if the script allows it.
 
-        Args:
-            what: the synchroniser.
-            model: of the synchroniser.
-            starts: when each rank begins, [W].
-            work: of the segment, as planned. Its dealing records the batches that ranks train
-                instead.
+        `model` is that of the synchroniser `what`. `starts` is when each rank begins, [W]. The
+        dealing of `work` records the batches that ranks train instead of the planned ones.
         """
         steps = len(work.work_s)
         if not (steps and self._world > 1 and work.dealing and pool.is_pooled(what)):
@@ -73,14 +65,7 @@ class Pool:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
-        """Return what each rank trains in a span; None: its own batches, of which none is empty.
-
-        Args:
-            starts: when each rank begins, [W].
-            span: the work as planned.
-            first: step of the segment with which the span begins.
-            dealing: has the times of batches on other ranks.
-        """
+        """Return what each rank trains in a span; None: its own batches, none of them empty."""
         queues = Queues.of(span.work_s, span.samples)
         ends_at = starts + np.vstack([np.zeros(self._world), np.cumsum(queues.work_s, axis=0)])
         pace_s = paces(self._pace_s, queues.work_s)
@@ -110,10 +95,7 @@ def without_empty(work: Work) -> Work:
 
 
 def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> Bodies:
-    """Return the batches that each rank trains.
-
-    These are the first `own` batches of its queue, [W], then the batches that it took over.
-    """
+    """Return each rank's batches: the first `own` of its queue, [W], then those it took over."""
     steps, world = span.work_s.shape
     taker = np.array(takes.rank, np.int64)
     count = own + np.bincount(taker, minlength=world)
@@ -161,7 +143,6 @@ def _part(work: Work, first: int, end: int) -> Work:
 
 
 def _uneven(span: Work, bodies: Bodies) -> Work:
-    """Return a span's work where ranks train the batches of `bodies`."""
     return replace(
         span,
         work_s=bodies.work_s,

@@ -20,9 +20,7 @@ from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 class Partial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    Args:
-        call: the rule by which ranks call a round.
-        drift: bounds on the drift between ranks.
+    `call` is the rule by which ranks call a round; `drift` bounds the drift between ranks.
     """
 
     goes_on = False
@@ -58,12 +56,8 @@ class Partial:
 class Segment:
     """All ranks in one segment, from event to event. Ranks may have different numbers of steps.
 
-    Args:
-        call: the rule by which ranks call a round.
-        drift: bounds on the drift between ranks.
-        work_s: each rank's time for each step, [W][its steps].
-        samples: of each step and rank, [W][its steps].
-        costs: of exchanges.
+    `work_s` is each rank's time for each step, [W][its steps]; `samples` has the same shape. `call`
+    and `drift` are as for `Partial`.
     """
 
     def __init__(
@@ -111,11 +105,7 @@ class Segment:
         self._computed: list[tuple[float, int]] = []
 
     def run(self, starts: list[float]) -> None:
-        """Run from the first step until all ranks have synchronised.
-
-        Args:
-            starts: when each rank begins, [W].
-        """
+        """Run from the first step until all have synchronised; rank j begins at `starts[j]`."""
         self._waited_since = starts[0]
         for rank, start in enumerate(starts):
             if self._work_s[rank]:
@@ -144,7 +134,6 @@ class Segment:
             ended_at[-1:] = [now] if ended_at else []
 
     def _offer(self, rank: int, now: float) -> None:
-        """Offer the gradient of a step that a rank has computed."""
         member = self._members[rank]
         samples = self._samples[rank][member.clock]
         waits = member.offer(samples or None, samples)

@@ -61,9 +61,7 @@ class Queues:
     def begun_before(self, time: float, ends_at: Floats) -> Ints:
         """Return how many batches each rank begins before a time if it trains all its own, [W].
 
-        Args:
-            time: on the virtual clock.
-            ends_at: when each rank begins and ends its batches, [S + 1, W].
+        `ends_at` is when each rank begins and ends its batches, [S + 1, W].
         """
         return np.asarray((self.made & (ends_at[:-1] < time)).sum(axis=0))
 
@@ -82,11 +80,8 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     """Return a time before which each rank trains its own batches, whatever the other ranks do.
 
     Before this time no rank has an empty queue, and no rank would leave its queue to the others.
-
-    Args:
-        queues: of the span.
-        ends_at: when each rank begins and ends its batches, [S + 1, W].
-        pace_s: before and after each batch, [S + 1, W].
+    `ends_at` is when each rank begins and ends its batches, and `pace_s` its pace before and after
+    each batch, [S + 1, W].
     """
     world = len(queues.count)
     first_end = float(ends_at[queues.count, np.arange(world)].min())
@@ -107,11 +102,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """The shares of all ranks, for decisions of `core.pool` in constant time for any world.
-
-    Args:
-        shares: of all ranks, [W].
-    """
+    """The shares of all ranks, for decisions of `core.pool` in constant time for any world."""
 
     def __init__(self, shares: list[Share]) -> None:
         self.shares = shares
@@ -173,7 +164,6 @@ class Board:
         return batch_s <= pool.FASTEST * self._least_but(rank)
 
     def _least_but(self, rank: int) -> float:
-        """Return the batch time of the fastest other rank at work."""
         if self._least is None:
             self._least = self._find_least(-1)
         least_s, which = self._least
@@ -187,12 +177,9 @@ class Board:
         )
 
     def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
-        """Return the result of `core.pool.slowest`.
+        """Return the result of `core.pool.slowest` for a rank with room for `room` samples.
 
-        Args:
-            rank: that asks.
-            room: samples for which its memory has room.
-            of_last: returns the samples of the last batch of a rank's queue.
+        `of_last` returns the samples of the last batch of a rank's queue.
         """
         aside, answer = [], None
         while self._last and answer is None:
@@ -210,14 +197,7 @@ class Board:
 
 
 class Events:
-    """A span from event to event: each event is a rank that has no batch at the moment.
-
-    Args:
-        queues: of the span.
-        samples: of its planned batches, [S, W].
-        first: step of the segment with which the span begins.
-        dealing: has the times of batches on other ranks.
-    """
+    """A span from event to event: each event is a rank that has no batch at the moment."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -234,16 +214,10 @@ class Events:
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
-        """Run to the span's end.
+        """Run to the span's end; return each rank's own batches that it began, and its pace, [W].
 
-        Args:
-            ends_at: when each rank begins and ends its own batches, [S + 1, W].
-            pace_s: before and after each of these batches, [S + 1, W].
-            begun: batches that each rank has begun already, [W].
-
-        Returns:
-            The number of its own batches that each rank has begun at the end, [W], and the recent
-            time of its batches, [W].
+        The arguments are as for `settled`; `begun` are the batches that each rank has begun
+        already, [W].
         """
         ranks = np.arange(self._world)
         told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)

@@ -12,10 +12,7 @@ from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
 class AllReduce:
-    """The all-reduce of DDP: a step ends for all ranks at once.
-
-    It ends when the slowest rank has computed and the all-reduce is over.
-    """
+    """DDP's all-reduce: a step ends for all ranks when the slowest has computed and reduced."""
 
     goes_on = False
 
