@@ -305,7 +305,6 @@ class History:
 
 
 def _storage(hello: Hello) -> Storage | None:
-    """Return the nodes' storage; None: data does not live on several nodes."""
     shards = hello.shards
     if shards is None or len(shards.limits) < 2:
         return None

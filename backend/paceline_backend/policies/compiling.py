@@ -43,8 +43,6 @@ class _Kernels(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Numba's cache, which logs its errors instead of raising them."""
-
     _impl_class = _Kernels
 
     def load_overload(self, signature: Any, context: Any) -> Any:

@@ -220,7 +220,6 @@ def _in_fine_counts(problem: Problem) -> Problem:
 
 
 def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:
-    """Return expected compute times in s, [step][rank]; empty while models are unknown."""
     if not models.known:
         return []
     ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))

@@ -138,7 +138,6 @@ class Models:
         return replace(self._slower(of), rivals=rivals)
 
     def _slower(self, factor: Floats) -> Models:
-        """Return the models with all times multiplied by a factor for each rank, [W]."""
         return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
     def padded_to(self, grid: float) -> Models:

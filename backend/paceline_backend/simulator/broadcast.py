@@ -150,7 +150,6 @@ class Broadcast:
         return self._started_at + (self._simulation.now if virtual is None else virtual)
 
     def _introduce(self) -> None:
-        """Send the Hello, once in each attempt."""
         hello = self._simulation.hello
         if hello.attempt == self._attempt:
             return
@@ -185,7 +184,6 @@ class Broadcast:
             self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
-        """Wait until ingest has stored enough of the sent records."""
         while self._on_the_bus() > self._waiting:
             self._sign(self.state)
             time.sleep(0.005)
@@ -310,7 +308,6 @@ def records(
 
 
 def _or_none(values: Floats) -> list[float | None]:
-    """Return the values as a flat list, with None for NaN."""
     numbers: list[float | None] = [*values.ravel().tolist()]
     for at in np.flatnonzero(np.isnan(values)):
         numbers[at] = None

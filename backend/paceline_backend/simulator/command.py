@@ -36,11 +36,7 @@ def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """Simulate a scenario in this process and print a table, or JSON.
 
     `names` are policies to compare; empty: the scenario's own policy and switches. `warmup` is the
-    number of steps left out after each policy's start.
-
-    Raises:
-        ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up
-            leaves no steps.
+    number of steps left out after each policy's start. See `summary` for the errors.
     """
     scenario = Scenario.load(path)
     if names:

@@ -1,7 +1,8 @@
 """Describes a simulation: a `Scenario` is read from YAML or plain values, and checked.
 
-``paceline simulate`` loads a file, the simulated backend gets the plain values with a run. After
-`Scenario.check`, only the file of sizes can still fail.
+``paceline simulate`` loads a file, the simulated backend gets the plain values with a run. All
+functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After that,
+only the file of sizes can still fail.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speeds of workers: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
 
     A number holds for every worker, a list has one number per worker. `factors` are the f_j; empty:
-    1. `step_s` does not depend on the factor. `data_s` is the time to load a batch. The other
-    fields are those of `paceline.core.emulation.Emulation`.
+    1. `data_s` is the time to load a batch. The other fields are those of `Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit
@@ -114,11 +114,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Read a scenario file; a relative file of sizes is in the same folder.
-
-        Raises:
-            ScenarioError: the file cannot be read, or its scenario cannot be simulated.
-        """
+        """Read a scenario file; a relative file of sizes is in the same folder."""
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -130,11 +126,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(text: str) -> Scenario:
-        """Read a scenario from YAML.
-
-        Raises:
-            ScenarioError: the scenario cannot be simulated.
-        """
+        """Read a scenario from YAML."""
         try:
             plain = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
@@ -145,11 +137,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Scenario:
-        """Read a scenario from plain values, for example from JSON.
-
-        Raises:
-            ScenarioError: the scenario cannot be simulated.
-        """
+        """Read a scenario from plain values, for example from JSON."""
         try:
             scenario = msgspec.convert(plain, Scenario)
         except msgspec.ValidationError as error:
@@ -172,7 +160,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plain
 
     def check(self) -> None:
-        """Raise ScenarioError if the scenario cannot be simulated."""
+        """Check whether the scenario can be simulated; raise ScenarioError if not."""
         if not 1 <= self.workers <= MOST_WORKERS:
             raise ScenarioError(f"workers: {self.workers}; give a number from 1 to {MOST_WORKERS}")
         if self.global_batch < 1:
@@ -200,7 +188,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_failures()
 
     def _check_numbers(self) -> None:
-        """Check the numbers of `devices` before they are multiplied."""
         devices = self.devices
         for name in ("unit_s", "step_s", "sample_s", "data_s", "factors"):
             value = getattr(devices, name)
@@ -345,7 +332,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factors or [1.0] * self.workers
 
     def _each(self, name: str, value: T | list[T]) -> list[T]:
-        """Return the value for each worker, [W]."""
         if not isinstance(value, list):
             return [value] * self.workers
         if len(value) != self.workers:

@@ -316,7 +316,6 @@ class Simulation:
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
-        """Return the time of each step's all-reduce, [S, W]."""
         seconds = np.zeros(counts.shape)
         if self._communication is not None:
             for at in range(len(counts)):
@@ -375,7 +374,6 @@ class Simulation:
 
 
 def _evened(values: Floats) -> Floats:
-    """Spread the sum evenly over the steps, [S]."""
     return np.full(len(values), values.mean() if len(values) else 0.0)
 
 

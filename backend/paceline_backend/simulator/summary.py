@@ -1,7 +1,8 @@
 """Summarises a simulation: figures per policy, beside the true fluid limit.
 
 ``paceline simulate`` and the benchmarks use `run` for one simulation and `compare` for several
-policies. The figures leave out each policy's first `warmup` steps.
+policies. The figures leave out each policy's first `warmup` steps. `run`, `counted` and `compare`
+raise `ScenarioError` if this leaves no steps.
 """
 
 from __future__ import annotations
@@ -170,11 +171,7 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
-    """Train to the end; return a summary per policy, in the order of the policies' start.
-
-    Raises:
-        ScenarioError: the warm-up leaves no steps.
-    """
+    """Train to the end; return a summary per policy, in the order of the policies' start."""
     tally = Tally(warmup)
     while not simulation.finished:
         # Read the devices before `advance`, in which a failure may change them.
@@ -184,11 +181,7 @@ def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
 
 
 def counted(tally: Tally) -> dict[str, Summary]:
-    """Return the summaries of a finished simulation.
-
-    Raises:
-        ScenarioError: the warm-up leaves no steps.
-    """
+    """Return the summaries of a finished simulation."""
     summaries = tally.summaries()
     if not summaries:
         raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
@@ -198,10 +191,8 @@ def counted(tally: Tally) -> dict[str, Summary]:
 def under(scenario: Scenario, policy: str) -> Scenario:
     """Return the scenario under one policy from start to end.
 
-    The scenario's own first policy keeps its parameters, any other policy gets its defaults.
-
-    Raises:
-        ScenarioError: no policy has this name, or its parameters are refused.
+    The scenario's own first policy keeps its parameters, any other policy gets its defaults. Raise
+    `ScenarioError` if the policy does not exist or refuses its parameters.
     """
     parameters = scenario.parameters if policy == scenario.policy else {}
     try:
@@ -212,12 +203,9 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulate the scenario under each of these policies.
+    """Simulate the scenario under each of these policies, as by `under`.
 
     `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
-
-    Raises:
-        ScenarioError: a policy does not exist, or the warm-up leaves no steps.
     """
     runs = [under(scenario, name) for name in names]
     summaries = {

@@ -59,24 +59,20 @@ class _Memory(counts.Counted):
 class DynamicAllocator:
     """Counts b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
 
-    μ_k is the moving average of worker k's iteration times since the counts last changed. Times of
-    other counts (an epoch's last step, coasted steps) count in proportion. If worker k gets more
-    samples and then takes longer per sample, by more than the dead band, its former count becomes
-    its upper bound.
+    μ_k is the moving average of worker k's iteration times since the counts last changed, in which
+    the newest time has the weight `smoothing`. Times of other counts (an epoch's last step, coasted
+    steps) count in proportion. If worker k gets more samples and then takes longer per sample, by
+    more than `dead_band`, its former count becomes its upper bound for `forget_steps` steps; 0:
+    forever.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
-    therefore the time of worker k for typical samples (`counts.typical_s`).
+    therefore the time of worker k for typical samples (`counts.typical_s`). `times` "measured"
+    follows the paper.
 
-    Args:
-        capacity: of each rank, for the first counts; empty: the nominal speed of its device.
-        dead_band: least relative change of some worker's batch; smaller changes are not made.
-        smoothing: weight of the newest time in the moving average.
-        every_steps: steps that must be known between two changes.
-        b_min: least samples of each worker.
-        b_max: most samples of each worker; 0: no bound.
-        forget_steps: steps for which a learned bound holds; 0: forever.
-        times: "typical", or "measured" as in the paper; `smoothing` applies to measured times.
+    The first counts follow `capacity`; empty: the nominal speeds of the devices. Later changes are
+    at least `every_steps` steps apart, and some worker's batch must change by more than
+    `dead_band`, relatively. Counts are between `b_min` and `b_max`; 0: no bound.
     """
 
     capacity: tuple[float, ...] = ()
@@ -120,7 +116,6 @@ class DynamicAllocator:
         )
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
-        """Return the memory with the steps in `rows` added to the moving averages."""
         current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
             says = rows.usable[k] & (current > 0)

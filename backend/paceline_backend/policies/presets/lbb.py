@@ -97,10 +97,11 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 class LbbAllocator:
     """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
 
-    Below `fine_threshold` the counts stay. Below `rapid_threshold`, `step` samples move from the
-    slowest worker to the fastest. Above it, the allocator makes rough models of all workers and
-    solves Eq. 3 for all counts; in the next `window_steps` steps, samples only move. The first
-    counts solve Eq. 3 for the profiles, or keep the proportions of the previous policy.
+    Below `fine_threshold` (FT) the counts stay. Below `rapid_threshold` (RT), `step` samples move
+    from the slowest worker to the fastest. (The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which
+    changes the global batch.) Above it, the allocator makes rough models of all workers and solves
+    Eq. 3 for all counts; in the next `window_steps` steps, samples only move. The first counts
+    solve Eq. 3 for the profiles, or keep the proportions of the previous policy.
 
     A worker may be left out (B_i = 0). It does not count in SE. In Eq. 3 it counts with its last
     model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
@@ -108,16 +109,8 @@ class LbbAllocator:
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     the times of single steps mostly show which samples a rank got. By default, a rank's time is
-    therefore its time for typical samples (`counts.typical_s`).
-
-    Args:
-        fine_threshold: FT.
-        rapid_threshold: RT.
-        step: samples to move. The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the global
-            batch; here both are `step`.
-        window_steps: steps after a rapid tuning in which there is no further one.
-        retry_steps: steps after which a worker that was left out gets samples again.
-        times: "typical", or "measured" as in the paper.
+    therefore its time for typical samples (`counts.typical_s`). `times` "measured" follows the
+    paper.
     """
 
     fine_threshold: float = 0.05

@@ -37,10 +37,8 @@ from paceline_backend.policies.solve.workers import Workers, most_of
 class PacelineScheduler:
     """A scheduler that divides each global batch so that its slowest worker ends early.
 
-    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads.
-
-    Args:
-        free: compose the batches, too.
+    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads. With
+    `free`, the scheduler also composes the batches.
     """
 
     free: bool = False

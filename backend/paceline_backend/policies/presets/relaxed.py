@@ -204,13 +204,9 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 class Flexrr:
     """A chooser that applies gradients as they arrive, and bounds leads unless ranks share batches.
 
-    Ranks that share batches end each segment together, which bounds their drift. A slow rank gives
-    batches away, so it makes fewer steps than the other ranks. A bound on the lead would make these
-    wait for it.
-
-    Args:
-        staleness: the lead where all ranks make equally many steps.
-        uneven: ranks share batches.
+    Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
+    rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead
+    would make these wait for it. Otherwise the lead is at most `staleness`.
     """
 
     staleness: int

@@ -87,8 +87,6 @@ class Grouping:
 
 @dataclass(frozen=True)
 class _ByNode:
-    """A chooser for which the ranks of each node are a group."""
-
     rules: Grouping
     nodes: list[list[int]]
 

@@ -166,7 +166,6 @@ def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
 
 @compiled
 def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: Ints) -> Ints:
-    """Give each sample to the rank with the largest gap; the gap shrinks by size + `each`."""
     end = len(heap)
     ranks = np.empty(len(sizes), np.int64)
     for i in range(len(sizes)):

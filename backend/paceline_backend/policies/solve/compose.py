@@ -203,7 +203,6 @@ def _push(places: int, item: int, bins: _Bins) -> None:
 
 @compiled
 def _pop(places: int, bins: _Bins) -> int:
-    """Remove the bin with the largest gap from the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     bins.ends[places] -= 1
     end = bins.ends[places]
@@ -309,7 +308,6 @@ def _deal(
 
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
-    """Return samples step by step in the order `turn`, within a step worker by worker."""
     world = len(counts)
     # The position of each bin's next sample.
     at = np.empty(len(turn) * world, np.int64)

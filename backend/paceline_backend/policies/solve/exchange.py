@@ -123,7 +123,6 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
 
 
 def _total(time_s: Floats) -> float:
-    """Return the steps' total time, each as long as its slowest bin; NaN: an empty bin."""
     return float(np.nan_to_num(time_s).max(axis=1).sum())
 
 

@@ -101,7 +101,6 @@ class _Division:
         return best
 
     def _divided(self, counts: Ints) -> list[Ints]:
-        """Return the best divisions into these counts under each plausible cost."""
         made = [partition(self._sizes, each, counts) for _, each in self._weighed]
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
@@ -126,7 +125,6 @@ class _Division:
         return float(sum(chance * each.ett(of).max() for chance, each in self._weighed))
 
     def _each_s(self) -> Floats:
-        """Return the time that a mean sample adds to each worker's time, s, [W]."""
         models = self._models
         effective = float(np.mean(models.cost.sizes(self._sizes)))
         return np.asarray(models.a * effective + models.c)

@@ -50,7 +50,6 @@ def _largest_first(samples: Ints, sizes: Floats) -> Ints:
 def _exchange(
     placement: Ints, work: Floats, samples: tuple[int, int], sizes: Floats, models: Models
 ) -> bool:
-    """Exchange two samples, unless that makes the longer work longer."""
     ranks = placement[list(samples)]
     more = sizes[samples[1]] - sizes[samples[0]]
     after = work[ranks] + models.a[ranks] * np.array([more, -more])

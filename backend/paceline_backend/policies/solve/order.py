@@ -38,7 +38,6 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
 
 @compiled
 def _swapped(there: Ints, n: int) -> Ints:
-    """Return 0 … n-1 after swapping each position i, in turn, with position ``there[i]``."""
     order = np.arange(n)
     for i in range(len(there)):
         order[i], order[there[i]] = order[there[i]], order[i]

@@ -64,7 +64,6 @@ def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Int
 
 
 def _filling(sizes: Floats, limit: float) -> list[int]:
-    """Return the positions of samples that a worker keeps: each that still fits, in order."""
     kept, load = [], 0.0
     for place, size in enumerate(sizes.tolist()):
         if load + size <= limit:

@@ -151,7 +151,6 @@ class Segment:
             self._go_on(rank, now)
 
     def _hear(self, says: Says) -> None:
-        """Count a ready rank, or record a call."""
         if says is Says.READY:
             self._ready += 1
             self._called |= self._progress.enough(self._ready)

@@ -269,7 +269,6 @@ class Events:
         return lasts_s
 
     def _lasts_s(self, rank: int, step: int, other: int) -> float:
-        """Return a rank's time for another rank's batch of a step."""
         if step not in self._prices:
             self._prices[step] = self._dealing.prices(self._first + step)
         prices = self._prices[step]
