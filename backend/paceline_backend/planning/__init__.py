@@ -4,7 +4,7 @@
 sample. `Window` keeps the newest measurements of its ranks. `offer` asks a policy for a plan and
 wraps the plan as a segment. `load` rebuilds history and window from the store.
 
-The controller, what-if and replay start with `load`; the simulator feeds a history of its own.
+The controller and what-if start with `load`; replay and the simulator feed a history of their own.
 
     history, window = load(connection, key)
     made = offer(history, window, policies.make("paceline"), version=0)

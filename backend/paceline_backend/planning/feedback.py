@@ -1,6 +1,6 @@
 """Keeps the newest measurements of a run's ranks, from which predictors learn.
 
-`planning.load` (controller, what-if, replay) and the simulator put records into a `Window`.
+The controller, `planning.load` and the simulator put records into a `Window`.
 `planning.offer` takes the feedback of its complete steps and passes it to the policy.
 """
 

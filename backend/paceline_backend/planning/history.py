@@ -1,7 +1,7 @@
 """Tracks the state of an attempt: the rest of its epoch, and the rank that holds each sample.
 
-`planning.load` replays the adopted segments of a run into a `History`; the simulator adopts its own
-segments. `planning.offer` asks the history for the next `Problem`.
+The owner of a `History` adopts each segment that ran; `planning.load` adopts those of the database.
+`planning.offer` asks the history for the next `Problem`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.policies.solve.room import dealt
 
-# Ranks report steps at once, so records may arrive for steps this far beyond the adopted ones.
+# Ranks report each step immediately, so records may be this far beyond the adopted steps.
 AHEAD = 4096  # steps
 # The shuffler runs again when a rank's share of the load has changed by this fraction, or κ by
 # the factor `CURVED`.
@@ -155,8 +155,8 @@ class History:
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
         """Return the whole next epoch when its holders must be decided; None: not yet, or never.
 
-        That is with the first segment, of `steps` steps, after which a quarter of the epoch is
-        left.
+        That is with the first segment, of `steps` steps, that leaves a quarter of the epoch or
+        less.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch

@@ -1,7 +1,7 @@
 """Defines a preset's parameters: a class of fields, its JSON Schema, and its checked values.
 
-The registry calls `convert` before it makes a policy, and `with_presets` for presets that combine
-with others. REST, CLI and dashboard show `properties`.
+The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
+`BatchesOf` fields. REST shows `properties`.
 
     class Parameters(parameters.Parameters, frozen=True, kw_only=True):
         alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3

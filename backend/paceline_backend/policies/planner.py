@@ -1,7 +1,7 @@
 """Plans the next segment: `plan` calls the parts of a policy in their order.
 
-Controller, what-if and simulator call `plan` through `planning.offer`. The functions are pure, so a
-replay of the same arguments makes the same plan.
+Controller and simulator call `plan` through `planning.offer`. `plan` is pure:
+`insight.replay` calls it with the same arguments and gets the same plan.
 """
 
 from __future__ import annotations

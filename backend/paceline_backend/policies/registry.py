@@ -53,7 +53,8 @@ def get(name: str) -> Preset[Any]:
 def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Return True if parameters of a preset are equal; missing parameters have their defaults.
 
-    For a preset that this server does not have, defaults are unknown and do not count.
+    If this server does not have the preset, the defaults are unknown, and only the given values
+    count.
     """
     if first == second or name not in _presets():
         return first == second

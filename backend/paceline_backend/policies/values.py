@@ -1,7 +1,7 @@
 """Defines the values that pass between a policy's parts: feedback, models, problem, batches.
 
 `planning` builds `Feedback` and `Problem` from what a run has done; predictors return `Models`,
-schedulers `Batches`. All values are immutable. Arrays use the letters of `base`: W workers, N
+schedulers `Batches`. Arrays use the letters of `base`: W workers, N
 samples, F feedback rows, S steps; R is the number of remaining samples.
 """
 
@@ -96,7 +96,7 @@ LEAST = 1e-100
 
 
 def usable(samples: Any, load: Any, compute_s: Any) -> Any:
-    """Return True (or a mask) where rows, arrays or numbers, show a rank's speed."""
+    """Return True where rows show a rank's speed; the arguments are arrays or numbers."""
     return (samples > 0) & (load > LEAST) & (compute_s > LEAST)
 
 

@@ -1,8 +1,8 @@
 """Runs a simulation as a run of a control plane, with telemetry like a real run's.
 
-``paceline simulate --server`` and the simulated backend create a `Broadcast` for a registered run
-and iterate its `segments`. The control plane never plans for such a run: the simulation plans
-itself, and obeys an operator's switches and stops.
+``paceline simulate --server`` registers a run and iterates the `segments` of a `Broadcast`. The
+control plane never plans for such a run: the simulation plans its own segments, and applies an
+operator's switches and stops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes a simulation: a `Scenario` is read from YAML or plain values, and checked.
 
-``paceline simulate`` loads a file, the simulated backend gets the plain values with a run. All
+``paceline simulate`` loads a file; the control plane gets the plain values with a run. All
 functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After that,
 only the file of sizes can still fail.
 """

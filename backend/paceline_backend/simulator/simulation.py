@@ -81,9 +81,10 @@ class TrainedSegment:
 
         Where ranks share their batches, time is spread evenly over the segment's steps, because
         ranks train the batches of a step at different times. In another relaxed segment at whose
-        end all ranks synchronise, the wait at the end is spread over the steps. Otherwise a step
-        lasts from the end of the previous step on the last rank to its own end on the last rank,
-        because all ranks wait for the slowest rank when the epoch ends.
+        end all ranks synchronise, the wait at the end is spread over the steps. Where ranks do not
+        synchronise at the end, a step lasts from the end of the previous step on the last rank to
+        its own end on the last rank, because all ranks wait for the slowest rank when the epoch
+        ends.
         """
         step_s = self.step_s
         if self._pooled:

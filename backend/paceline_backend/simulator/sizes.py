@@ -19,7 +19,7 @@ _SALT = 0x51
 
 
 class SizesError(ValueError):
-    """An error of a file of sizes."""
+    """A file of sizes that cannot be used."""
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
 """Summarises a simulation: figures per policy, beside the true fluid limit.
 
-``paceline simulate`` and the benchmarks use `run` for one simulation and `compare` for several
-policies. The figures leave out each policy's first `warmup` steps. `run`, `counted` and `compare`
-raise `ScenarioError` if this leaves no steps.
+``paceline simulate`` uses `run` for one simulation and `compare` for several policies. The figures
+leave out each policy's first `warmup` steps. `run`, `counted` and `compare` raise `ScenarioError`
+if this leaves no steps.
 """
 
 from __future__ import annotations

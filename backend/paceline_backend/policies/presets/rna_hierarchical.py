@@ -96,7 +96,7 @@ class _ByNode:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """Return the last groups; one group if they do not fit, for example other ranks trained."""
+    """Return the last groups; one group if these do not contain exactly the run's ranks."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:

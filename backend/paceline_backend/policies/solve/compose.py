@@ -247,7 +247,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Return, over workers with samples, Σ 1/a and the load worth their overhead's time."""
+    """Return Σ 1/a of workers with samples, and the load that they could do in their overhead."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:

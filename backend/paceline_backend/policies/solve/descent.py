@@ -1,6 +1,6 @@
 """Improves a partition: the slowest worker exchanges samples with others until no exchange helps.
 
-`balance` and `grid` call `pairs` for many ranks, and then `descend`.
+`balance` (for many ranks) and `grid` call `pairs`, and then `descend`.
 """
 
 from __future__ import annotations

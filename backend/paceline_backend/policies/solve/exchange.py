@@ -58,7 +58,7 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 def _exchanged(
     off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
 ) -> int:
-    """Exchange the first bin with the last, and so on; other pairs each turn. Return the number."""
+    """Exchange samples within pairs of bins, other pairs each turn; return the number."""
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
         # Bin p has too much load.

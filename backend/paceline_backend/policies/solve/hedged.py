@@ -98,7 +98,7 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """Return how many samples, in order, each rank in `turn` ends by `until` under any cost."""
+    """Return how many samples each rank in `turn` finishes by `until` under any cost."""
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))
     at = 0

@@ -78,7 +78,7 @@ def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """Return counts for nearly all samples: the largest tried makespan that does not suffice."""
+    """Return counts for most samples, by the largest makespan found that is too short for all."""
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
     for _ in range(_HALVINGS):

@@ -56,7 +56,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Return counts of the ranks in `turn` for the least time; too few if not `below_s`."""
+    """Return the best counts for ranks in `turn`; too few samples if no cut is below `below_s`."""
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -119,7 +119,7 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """Return the best order of ranks and their counts; empty if they take over `below_s`."""
+    """Return the best order of ranks and their counts; empty if no order is below `below_s`."""
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts

@@ -33,7 +33,7 @@ class Workers(NamedTuple):
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """Return the most samples of each worker, [W]; too small limits are ignored."""
+    """Return each worker's most samples, [W]; limits that allow too few are ignored."""
     if limits is None or int(np.sum(limits)) < samples:
         return np.full(world, samples, np.int64)
     return np.asarray(limits, np.int64)

@@ -1,8 +1,8 @@
 """Models of gradient synchronisation on the virtual clock.
 
 `make` returns the model for a segment's `Synchronisation`, which also names the synchroniser of
-real ranks. `Simulation` runs a model for each segment. `step_time_s` forecasts the step time of a
-measured run under another synchroniser, for the what-if forecasts.
+real ranks. `Simulation` runs a model for each segment. `step_time_s` computes the step time of
+measured work under a synchroniser.
 """
 
 from __future__ import annotations

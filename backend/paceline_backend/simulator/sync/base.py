@@ -110,7 +110,7 @@ class Dealing(Protocol):
         ...
 
     def pool(self, bodies: Bodies) -> None:
-        """Record the batches that each rank trains in a span, once if they differ from the plan."""
+        """Record each rank's batches in a span; called once if they are not as planned."""
         ...
 
 
@@ -206,7 +206,7 @@ class Timeline:
 class Synchroniser(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    An object is made when the synchroniser comes into force. The same arguments give the same
+    An object is made when the synchroniser takes effect. The same arguments give the same
     timeline. For one thread.
     """
 
@@ -216,7 +216,7 @@ class Synchroniser(Protocol):
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> Timeline:
-        """Return the timeline of the next segment; `starts`, [W], are equal unless it goes on."""
+        """Return the next segment's timeline; `starts`, [W], are equal unless `goes_on`."""
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:

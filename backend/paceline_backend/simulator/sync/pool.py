@@ -39,10 +39,10 @@ class Pool:
     def run(
         self, what: Synchronisation, model: Synchroniser, starts: Floats, work: Work
     ) -> Timeline:
-        """Run `Synchroniser.run`, where ranks take over batches if the script allows it.
+        """Run the model of the synchroniser `what`; ranks may take over each other's batches.
 
-        `model` is that of the synchroniser `what`. `starts` is when each rank begins, [W]. The
-        dealing of `work` records the batches that ranks train instead of the planned ones.
+        `starts` is when each rank begins, [W]. The dealing of `work` records the batches that ranks
+        train instead of the planned ones.
         """
         steps = len(work.work_s)
         if not (steps and self._world > 1 and work.dealing and pool.is_pooled(what)):
