@@ -280,7 +280,6 @@ class History:
         self._use_up(samples)
 
     def _use_up(self, samples: Ints) -> None:
-        """Remove samples from the order; usually they are its first ones."""
         if self._order is None:
             return
         first, rest = self._order[: len(samples)], self._order[len(samples) :]

@@ -106,7 +106,6 @@ def _presets() -> dict[str, Preset[Any]]:
 
 
 def _load(entry: EntryPoint) -> Preset[Any] | None:
-    """Return the entry point's preset; log an error and return None if it is unusable."""
     try:
         preset = entry.load()
         if not isinstance(preset, Preset) or preset.name != entry.name:

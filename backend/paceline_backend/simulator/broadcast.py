@@ -196,7 +196,6 @@ class Broadcast:
         return sum(self._sent)
 
     def _obey(self) -> None:
-        """End the run if an operator requested a stop."""
         answer: Any = self._patiently(lambda: self._bus.xread({control(self._run): self._position}))
         for _, entries in answer:
             for number, fields in entries:
@@ -210,7 +209,6 @@ class Broadcast:
                     self.end(State.STOPPED, message.reason)
 
     def _switch(self) -> None:
-        """Apply the scenario's switches that are due, and the switches that operators requested."""
         simulation = self._simulation
         due = simulation.switches and simulation.switches[0].step <= simulation.step
         now = time.monotonic()

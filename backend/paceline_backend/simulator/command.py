@@ -79,7 +79,6 @@ def on_server(
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
-    """Run the simulation to its end; report an interruption or an error to the server."""
     tally = Tally(warmup)
     try:
         for trained, devices in broadcast.segments():

@@ -208,7 +208,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _check_step(self, where: str, step: int) -> None:
-        """Check that a step comes before the end, if that is known without a file of sizes."""
         end = math.inf if self.steps is None else self.steps
         if self.epochs is not None and self.sizes.file is None:
             whole, rest = divmod(self.sizes.samples, self.global_batch)

@@ -352,7 +352,6 @@ class Simulation:
         self._withheld = self._withheld[shown:]
 
     def _restart(self, failure: Failure, trained: TrainedSegment) -> None:
-        """Begin the next attempt at the step in which a rank failed, as from a checkpoint."""
         old = self.hello
         alive = failure.alive(old.world)
         samples = trained.plan.batches.samples[: trained.features.samples.sum()]

@@ -113,7 +113,6 @@ class LinearPredictor:
         return replace(best[1], rivals=tuple(rest)) if best[1].known else best[1]
 
     def _weighed(self, rows: Feedback, of: Weighed) -> Models:
-        """Return the models under a plausible cost of a young run."""
         if of.sized == 1:
             return self._models(rows, of.cost, of.noise)
         mean = float(rows.load.sum() / rows.samples.sum())
@@ -176,11 +175,7 @@ def _fit_shares(
 
 
 def _noise(jumps: Floats) -> Floats:
-    """Return σ of each rank's times, [W]; 0: unknown.
-
-    The median of the differences of two normal values is 0.954 times one value's standard
-    deviation.
-    """
+    """Return σ of each rank's times, [W], from the median of differences, 0.954 σ; 0: unknown."""
     enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
     noise = np.zeros(jumps.shape[1])
     if enough.any():

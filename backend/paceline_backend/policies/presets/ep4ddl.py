@@ -95,7 +95,6 @@ class _Search:
             self._keep(np.diff(np.minimum(wanted, self._spare), prepend=0))
 
     def descend(self) -> None:
-        """Search the tree; for each worker, first try the choice nearest to the best level."""
         level = self._times(self._best).mean()
         order = np.argsort(np.abs(self._choices - level), axis=1, kind="stable")
         self._visit(order.tolist(), [], 0.0, 0.0, self._spare)

@@ -172,7 +172,6 @@ class LbbAllocator:
         return _changed(memory, problem, changed) if better else memory
 
     def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Move samples from the worker with most to one that was left out for long."""
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
         rank, donor = int(np.argmin(since)), int(np.argmax(changed))

@@ -65,7 +65,6 @@ class _Steps(NamedTuple):
 
     @property
     def slowest_s(self) -> float:
-        """Mean compute time of each step's slowest rank."""
         rows = self.compute_s[self.whole] if self.whole.any() else self.compute_s
         return float(rows.max(axis=1).mean())
 

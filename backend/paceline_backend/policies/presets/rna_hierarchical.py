@@ -91,7 +91,6 @@ class _ByNode:
     nodes: list[list[int]]
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """See `Chooser.choose`."""
         return self.rules.choice(self.nodes, f"a group for each of {len(self.nodes)} nodes")
 
 

@@ -66,7 +66,6 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
 
 
 def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
-    """Return a mask of the samples that are planned for the node that holds them, [n]."""
     assert problem.storage is not None
     held = nodes[problem.placement[batch]] == nodes[ranks]
     return np.asarray(held & ~problem.storage.loose[batch])

@@ -102,7 +102,6 @@ def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
 
 
 def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
-    """Return ranks in groups of similar speed, as many as the table has room for."""
     each = workers.a * sizes.mean() + workers.c
     gaps = np.diff(np.log(np.maximum(each[by_speed], 1e-300)))
     groups, states = [by_speed], len(by_speed) + 1
@@ -207,7 +206,6 @@ def compose_padded(
 
 
 def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int) -> Ints:
-    """Return each worker's samples in a step: by speed, with more for fast workers."""
     world = len(workers.a)
     few = max(1, min(steps, _BINS // world))
     part = sizes[np.arange(few * global_batch) * steps // few]

@@ -91,14 +91,12 @@ class Pairwise:
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 
     def _since(self, starts: Floats) -> float:
-        """Return by how much this object's clock is ahead of the segment's, s."""
         return 0.0 if self._ended_at is None else float(self._ended_at[0] - starts[0])
 
     def _met_at(self, ended_at: Floats) -> float:
         return max(float(ended_at.max()), *self._answered_at.values(), 0.0)
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
-        """Make a rank ask after step k of the segment, at a time on this object's clock."""
         costs, takes_s = work.costs, work.costs.exchange_s()
         # Steps of the rank before this one.
         steps = int(self._steps[rank]) + k
@@ -131,7 +129,6 @@ class _Answering:
         self._before = 0
 
     def goes_on(self, ended_at: list[float]) -> None:
-        """Add the ends of the next segment's steps."""
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
@@ -149,7 +146,6 @@ class _Answering:
         return self._before + bisect_right(self._ended_at, at)
 
     def forget(self, before: float) -> None:
-        """Forget everything before a time that no later question can reach."""
         count = bisect_right(self._ended_at, before)
         self._before += count
         del self._ended_at[:count]

@@ -120,7 +120,6 @@ def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> 
 
 
 def _spans(what: Synchronisation, first_step: int, steps: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans of a segment, as half-open ranges of its steps."""
     first = 0
     for k in range(steps):
         if pool.ends_span(what, first_step + k, last=k == steps - 1):
@@ -155,7 +154,6 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
 
 
 def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
-    """Return a timeline of batches, with one row for each planned step."""
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
     # The wait at the span's end belongs to the last step.
     step[-1] = last

@@ -158,7 +158,6 @@ class Segment:
             self._called = True
 
     def _go_on(self, rank: int, now: float) -> None:
-        """Apply the finished rounds on a rank, and begin its next step."""
         member, work_s = self._members[rank], self._work_s[rank]
         clock = member.clock
         self.ended_at[rank].append(now)
@@ -178,7 +177,6 @@ class Segment:
             self._hear(member.announce())
 
     def _begin(self, now: float) -> None:
-        """Begin a round, which takes all pending gradients."""
         self._tally = Tally(self._drift)
         # A rank that occurs several times contributes only the first time.
         for rank in self._holding:
@@ -191,7 +189,6 @@ class Segment:
         self._called_at, self._until = now, now + self._costs.round_s
 
     def _end(self, now: float) -> None:
-        """End a round: all ranks have its sum."""
         progress, tally = self._progress, self._tally
         step = self._clocks[0] - (0 in self._blocked)
         self.rounds.append(

@@ -133,8 +133,6 @@ class Averaging:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A part's mean in flight."""
-
     part: int
     # The mean is applied after this step.
     due: int
