@@ -1,4 +1,8 @@
-"""The newest measurements of a run's ranks: what predictors learn from."""
+"""Keeps the newest measurements of a run's ranks, from which predictors learn.
+
+The controller, `planning.load` and the simulator put records into a `Window`.
+`planning.offer` takes the feedback of its complete steps and passes it to the policy.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +17,51 @@ from paceline.wire import Segment, StepRecord
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Floats, usable
 
-WINDOW = 64  # A plan may use so many complete steps of feedback.
-USABLE = 8  # A rank with samples in fewer of those steps adds older steps, this many in all.
-_RECENT = 8  # complete steps whose median is the time of a step
-OLDEST = 1024  # No step is older: then the rank's speed counts as unknown, and the rank is tried.
+# The number of complete steps of feedback that a plan uses at most.
+WINDOW = 64
+# A rank that had samples in fewer steps of the window contributes older steps, up to this number.
+USABLE = 8
+# The time of a step is the median of this many complete steps.
+_RECENT = 8
+# Steps older than this are dropped. A rank without newer ones has an unknown speed and is tried.
+OLDEST = 1024  # steps
 
-# The fields of a `StepRecord` that are kept of each rank's step.
+# The fields of a `StepRecord` that the window keeps for each rank's step.
 COLUMNS = (
     *("samples", "load", "compute_s", "squares", "longest", "sync_s", "step_s"),
     "recompiles",
 )
 
-_Row = tuple[float, ...]  # values of `COLUMNS`
+# Values of `COLUMNS`.
+_Row = tuple[float, ...]
 _VALUES = attrgetter(*COLUMNS)
 
 
 class Window:
-    """The last complete steps' feedback, of one attempt, and of the steps before it.
+    """Feedback of an attempt: its last complete steps, and older steps of ranks with few samples.
 
-    A rank that gets few samples, being slow, has few rows that say something about its speed. The
-    steps of its last ones stay, so that it is not thought to be as fast as the others.
-
-    Args:
-        world: ranks that make a step complete.
-        attempt: `add` takes no records of others.
+    A slow rank that gets few samples has few rows that show its speed. The window keeps the last
+    steps in which the rank had samples, so that a predictor does not take the rank for a fast one.
+    A step is complete with the records of all `world` ranks. `add` accepts only records of
+    `attempt`.
     """
 
     def __init__(self, world: int, attempt: int) -> None:
         self.world = world
         self.attempt = attempt
-        self._rows: dict[int, Floats] = {}  # step → [W, columns]; rows not there yet are NaN
-        self._complete: list[int] = []  # ascending, the last `WINDOW`
-        self._older: list[int] = []  # ascending, complete, before those
-        self._seen = -1  # the latest step of which there was a row
-        # The steps, [W, USABLE] with the latest last, in which a rank had samples; -1: fewer.
+        # By step, [W, columns]. Rows that have not arrived are NaN.
+        self._rows: dict[int, Floats] = {}
+        # The last `WINDOW` complete steps, ascending.
+        self._complete: list[int] = []
+        # Complete steps before those that are kept for ranks with few samples, ascending.
+        self._older: list[int] = []
+        # The latest step for which a row arrived.
+        self._seen = -1
+        # The last steps in which each rank had samples, [W, USABLE], ascending; -1 fills the front.
         self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Takes records in; those seen before change nothing."""
+        """Add records; the window ignores records that it has already seen."""
         of_steps: dict[int, dict[int, _Row]] = {}
         for record in records:
             if record.attempt == self.attempt and 0 <= record.rank < self.world:
@@ -59,7 +70,7 @@ class Window:
             self.put(step, of_ranks)
 
     def put(self, step: int, of_ranks: Mapping[int, _Row]) -> None:
-        """Takes rows of a step in: the values of `COLUMNS` by rank, from 0 to `world` - 1."""
+        """Add rows of a step: the values of `COLUMNS` by rank, ranks 0 to `world` - 1."""
         if step < 0 or not self._wanted(step):
             return
         rows = self._rows.get(step)
@@ -73,7 +84,7 @@ class Window:
                 self._completed(step)
 
     def put_step(self, step: int, rows: Floats) -> None:
-        """Takes a whole step in: the values of `COLUMNS`, [W, columns]."""
+        """Add a whole step: the values of `COLUMNS`, [W, columns]."""
         if self._wanted(step) and step not in self._complete:
             self._rows[step] = rows
             self._completed(step)
@@ -85,14 +96,15 @@ class Window:
             self._seen = step
             self._forget()
             return True
-        # Else its other rows are given up.
+        # The rows of an older step that never became complete are given up.
         return step >= self._seen - 2 * WINDOW or step in self._rows
 
     def _completed(self, step: int) -> None:
         self._complete = sorted([*self._complete, step])[-WINDOW:]
         samples, load_, compute_s = self._rows[step][:, :3].T
         ranks = usable(samples, load_, compute_s)
-        self._usable[ranks, 0] = np.maximum(self._usable[ranks, 0], step)  # over the oldest
+        # The newest step replaces the oldest one.
+        self._usable[ranks, 0] = np.maximum(self._usable[ranks, 0], step)
         self._usable[ranks] = np.sort(self._usable[ranks], axis=1)
         self._forget()
 
@@ -109,15 +121,14 @@ class Window:
 
     @property
     def newest(self) -> int:
-        """The latest complete step; -1 if there is none."""
+        """The latest complete step; -1 if no step is complete."""
         return self._complete[-1] if self._complete else -1
 
     def step_s(self, segments: Iterable[Segment] = ()) -> float | None:
-        """What a step takes at present, in seconds.
+        """Return the present duration of a step in seconds; None before the first complete step.
 
-        Args:
-            segments: the newest, in order. Where ranks shared a segment's batches, its time is
-                spread over its steps.
+        `segments` are the newest ones, in order. Where ranks shared a segment's batches, the
+        segment's time is spread evenly over its steps.
         """
         column = COLUMNS.index("step_s")
         step_s = {s: float(self._rows[s][:, column].mean()) for s in self._complete}
@@ -127,7 +138,8 @@ class Window:
                 continue
             steps = range(segment.first_step, segment.first_step + segment.steps)
             of_segment = [step_s.pop(step) for step in steps if step in step_s]
-            # The last step has what ranks took over: without it, or others, the mean is wrong.
+            # The last step's record includes all batches that ranks took over from each other, so
+            # the mean is right only if all steps of the segment are there.
             if len(of_segment) == segment.steps:
                 step_s.update(dict.fromkeys(steps, statistics.fmean(of_segment)))
             else:
@@ -135,11 +147,11 @@ class Window:
         recent = [step_s[step] for step in sorted(step_s)[-_RECENT:]]
         if recent:
             return statistics.median(recent)
-        # The end of a segment and the beginning of the next: about as much as a whole one.
+        # The end of one segment and the start of the next are about as long as a whole segment.
         return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The complete steps as half-open ranges, for `Segment.feedback`."""
+        """Return the complete steps as half-open ranges, for `Segment.feedback`."""
         merged: list[tuple[int, int]] = []
         for step in [*self._older, *self._complete]:
             if merged and merged[-1][1] == step:
@@ -149,13 +161,13 @@ class Window:
         return merged
 
     def feedback(self) -> Feedback:
-        """The rows for the predictor."""
+        """Return the rows for the predictor."""
         steps = [*self._older, *self._complete]
         return feedback_of(steps, [self._rows[step] for step in steps])
 
 
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns]."""
+    """Build feedback from ascending steps, and the values of `COLUMNS` of each, [W, columns]."""
     if not steps:
         return Feedback.empty()
     world = len(rows[0])
@@ -174,28 +186,26 @@ def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
 
 
 def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Floats:
-    """Times of whole steps, [F], sorted by (step, rank).
+    """Return the compute times of whole steps, with 0 where a rank recompiled code; [F], s.
 
-    A step in which a rank compiled code again says nothing about its speed: the rank has no time in
-    it. A rank that did so in all of these steps keeps its times.
+    A step in which a rank compiled code again shows nothing about the rank's speed. A rank that
+    recompiled in all of these steps keeps its times. All arrays are sorted by (step, rank).
     """
     compiled = recompiles.reshape(-1, world) > 0
     return np.where((compiled & ~compiled.all(axis=0)).ravel(), 0.0, compute_s)
 
 
 def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
-    """Feedback in which each row with samples is one batch: no row has those of other ranks, too.
+    """Return feedback in which a row never mixes a rank's batch with batches of other ranks.
 
-    Where ranks share a segment's batches, a rank's last record of a span has all that the rank took
-    over. A record of several batches says something else about a rank's speed than a record of one.
-    A rank all of whose records in a segment are like this keeps them.
+    Where ranks share a segment's batches, a rank's last record in a span covers all the batches
+    that the rank took over. A record of several batches measures another speed than a record of one
+    batch, so this function drops it. A rank with only such records in a segment keeps them.
 
-    Nor do wall times of such a segment belong to single steps: each step gets what the work of one
-    step takes, by the segment's samples a second. (The feedback may have only some of its records.)
-
-    Args:
-        feedback: of complete steps.
-        segments: the newest. Rows of other segments stay as they are.
+    The wall times of such a segment do not belong to single steps either. Each step gets the time
+    that the work of one step takes at the segment's rate in samples per second. This also holds if
+    the feedback has only some of the segment's records. Rows of segments that are not in `segments`
+    stay as they are.
     """
     pooled = [segment for segment in segments if segment.pooled]
     if not pooled:

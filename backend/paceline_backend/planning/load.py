@@ -1,4 +1,4 @@
-"""From the database to what planning rests on."""
+"""Loads from the database the history and feedback that planning needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from paceline_backend.store import Connection, records, runs, segments
 
 
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
-    """History and feedback of a run's latest attempt; None before its Hello.
+    """Load history and feedback of the latest attempt of a run, by its key; None before its Hello.
 
-    Where the attempt goes on from a later step than 0, feedback and the policy's memory are those
-    of that step: speeds are known.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
+    If the attempt starts at a later step than 0, feedback and the policy's memory reach back before
+    that step, so the ranks' speeds are known.
     """
     hello = runs.hello(connection, run)
     if hello is None:
@@ -32,7 +28,7 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
         run,
         hello,
         COLUMNS,
-        # Twice the window: the newest steps may be incomplete, and others may lack a record.
+        # Read twice the window: the newest steps may be incomplete, and others may lack a record.
         since=history.step - 2 * WINDOW,
         before=history.step + AHEAD,
         also=history.feedback,

@@ -1,4 +1,9 @@
-"""From what a run has done to an offer for its next segment: for controller and simulator."""
+"""Makes an offer for the next segment from the history and feedback of a run.
+
+The controller and the simulator call `offer` before each segment. It decides how many steps the
+segment has, asks the policy for a plan, and wraps the plan as a `Segment`. The leader may adopt the
+segment; `offer` itself changes neither the database nor the bus.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +23,34 @@ from paceline_backend.policies.base import Floats, usable
 from paceline_backend.policies.streams import plan_stream
 
 # internals.md has these as a table: "How many steps a segment has".
-SEGMENT_S = 1.0  # how long a segment should last
-MOST_STEPS = 4  # of a segment, because a switch waits for its end
-LEAST_S = 0.25  # segments of `MOST_STEPS` that are shorter get more steps
-PLANNING = 3.0  # a segment lasts at least so many times as long as planning takes
-FASTEST_STEPS = 64  # the most steps of any segment
-RELAXED_S, LEAST_RELAXED = 4.0, 16  # seconds, and least steps, under a relaxed synchroniser
-OWN_BATCHES = 6  # of the slowest rank in a segment, where ranks share batches: it may wait for one
-FIRST_STEPS = 2  # while the time of a step is unknown
-YOUNG = 12  # complete steps; while there are fewer, each plan knows much more than the one before
-SURPRISE = math.log(1.25)  # log of measured time / ETT: above it, a rank may have changed its speed
-NOTICED = 3  # a changed speed surprises so many segments at most; after more, the model is bad
+# The duration that a segment should have.
+SEGMENT_S = 1.0  # seconds
+# The most steps of a segment, because a policy switch waits for the segment's end.
+MOST_STEPS = 4
+# Segments of `MOST_STEPS` that are shorter than this get more steps.
+LEAST_S = 0.25  # seconds
+# A segment lasts at least this many times as long as planning takes.
+PLANNING = 3.0
+# The most steps of any segment.
+FASTEST_STEPS = 64
+# The duration in seconds and the least steps of a segment under a relaxed synchroniser.
+RELAXED_S, LEAST_RELAXED = 4.0, 16
+# Where ranks share batches, the slowest rank may wait for the end of one batch per segment. So a
+# segment has at least this many batches of the slowest rank.
+OWN_BATCHES = 6
+# Steps of a segment while the duration of a step is unknown.
+FIRST_STEPS = 2
+# With fewer complete steps than this, each plan is based on much more feedback than the last one.
+YOUNG = 12
+# Above this log of measured time ÷ ETT, a rank may have changed its speed.
+SURPRISE = math.log(1.25)
+# A changed speed surprises at most this many segments; after more, the model is bad.
+NOTICED = 3
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A segment that the leader may adopt, and the plan that it came from."""
+    """A segment that the leader may adopt, and the plan from which it was made."""
 
     segment: Segment
     plan: Plan
@@ -42,19 +59,16 @@ class Offer:
 def offer(
     history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
 ) -> Offer:
-    """Plans the next segment.
+    """Plan the next segment with a policy, which has this version in the run.
 
-    Args:
-        history: of the run.
-        window: its feedback.
-        policy: to plan with.
-        version: of that policy in the run.
-        plan_s: what planning the segment after it may take; 0: no time, as in a simulation.
+    `plan_s` is the expected duration of planning the segment after this one, in seconds; 0 in a
+    simulation, where planning takes no time.
 
     Raises:
         ValueError: the policy does not keep the run's token budget.
     """
-    # Before the problem is made, which takes time with each sample: this fails at each report.
+    # Check this before the problem is made: making it takes time for each sample, and an unsuited
+    # policy fails at each report of the ranks.
     if reason := policies.unsuited(policy, history.hello.token_budget):
         raise ValueError(reason)
     started = time.perf_counter()
@@ -120,7 +134,7 @@ def _plan(
     steps: int,
     choice: Choice,
 ) -> tuple[Plan, bool]:
-    """Plans so many steps at most, and says whether the shuffler ran for them."""
+    """Plan at most `steps` steps; also return whether the shuffler ran for them."""
     ahead = history.ahead(steps, version, policy)
 
     def planned(*, shuffle: bool) -> Plan:
@@ -142,16 +156,16 @@ def segment_steps(
     relaxed: bool = False,
     slowest: float = 0.0,
 ) -> int:
-    """How many steps a segment should have.
+    """Return the number of steps that a segment should have.
 
     Args:
-        step_s: what each lasts; None: not known yet.
-        hasty: the newest step was not as expected, or few steps are known. Then the next plan
-            should wait for as few steps as planning can keep up with.
-        plan_s: what planning takes.
-        relaxed: all ranks meet at a segment's end only, and go their own ways the longer it is.
-        slowest: steps that ranks train together while the slowest rank trains a batch, where they
-            share batches; see `slowest_steps`.
+        step_s: duration of a step in seconds; None: not known yet.
+        hasty: the newest step was not as expected, or few steps are known. The segment is then as
+            short as planning can keep up with.
+        plan_s: duration of planning in seconds.
+        relaxed: all ranks synchronise only at a segment's end, and drift apart more in a longer
+            one.
+        slowest: result of `slowest_steps` where ranks share batches.
     """
     if step_s is None:
         return FIRST_STEPS
@@ -165,13 +179,10 @@ def segment_steps(
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:
-    """How many steps ranks that share batches train together while the slowest trains one batch.
+    """Return how many steps ranks train together while the slowest rank trains one batch.
 
-    0: ranks' speeds are unknown.
-
-    Args:
-        feedback: of single batches.
-        world: ranks, each of which trains a batch in a step.
+    This is for ranks that share batches, and needs feedback of single batches. 0: speeds are
+    unknown.
     """
     if not len(feedback):
         return 0.0
@@ -183,10 +194,10 @@ def slowest_steps(feedback: Feedback, world: int) -> float:
 
 
 def _surprised(history: History, feedback: Feedback) -> bool:
-    """Whether a rank seems to have changed its speed just now.
+    """Return True if a rank seems to have changed its speed just now.
 
-    The newest step took it much more or less time than its plan expected, and that is not so of
-    most segments: else time is lost for nothing on what the predictor cannot learn.
+    If most segments surprise, the predictor cannot learn the cause, and short segments only lose
+    time.
     """
     if not len(feedback):
         return False
@@ -201,7 +212,7 @@ def _surprised(history: History, feedback: Feedback) -> bool:
 
 
 def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
-    """Whether a rank's step was a surprise; `compute_s` is that of all, [W]."""
+    """Return True if a rank's compute time, of `compute_s` [W], was not as planned."""
     if not segment.ett_s:
         return False
     expected = np.array(segment.ett_s[step - segment.first_step])

@@ -1,16 +1,18 @@
-"""Policies: they decide which rank trains which samples in the next segment.
+"""Policies decide which rank trains which samples in the next segment.
 
 A `Policy` is made of parts (`base`): a `Predictor` learns the ranks' speeds, an `Allocator` or a
-`Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks how gradients meet. A
-`Preset` is a policy that users choose by name. `plan` makes the next segment's `Plan`.
+`Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks the gradient
+synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next segment's
+`Plan`.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
-a `Preset` with the entry point group ``paceline.policies``::
+a `Preset` with the entry point group ``paceline.policies``:
 
     policy = make("paceline", {"mode": "free"})
     plan(policy, problem, feedback, shuffle=True).batches.parts[0][3]  # step 0, rank 3
 
-Parts: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's policy.
+Subpackages: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's
+policy.
 """
 
 from paceline_backend.policies.base import (
@@ -73,7 +75,7 @@ __all__ = [
 
 
 def warm_up() -> None:
-    """Compiles the kernels of predictors and schedulers, or reads them from the cache.
+    """Compile the kernels of predictors and schedulers, or read them from the cache.
 
     This takes seconds. Call it at the start, so that no plan waits for a compiler.
     """

@@ -1,10 +1,10 @@
-"""The parts of a policy, and the values that pass between them.
+"""Re-exports the parts of a policy, and the values that pass between them: the public import path.
 
     predictor     feedback                        → performance models
     allocator     models, feedback, its memory    → how many samples each worker gets (optional)
     scheduler     models, remaining samples       → which samples each worker gets
     shuffler      models, placement               → which worker holds each remaining sample
-    synchroniser  how gradients meet; ranks run it, a policy only names it
+    synchroniser  synchronises gradients; ranks run it, a policy only names it
     chooser       feedback, its memory            → the segment's synchroniser (optional)
 
 For each segment `plan` calls them in this order: ``Predictor.fit``; at an epoch's start, a switch
@@ -16,8 +16,8 @@ they return. The same arguments give the same result, on any thread. Parts retur
 change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
 rows, S steps of the segment.
 
-This module is the public import path. The parts are defined in `parts`, the values in `values`,
-`plan` in `planner`, and the base class of a preset's parameters in `parameters`.
+The parts are defined in `parts`, the values in `values`, `plan` in `planner`, and the base class of
+a preset's parameters in `parameters`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Numba, and a cache of compiled code that no plan depends on: what `jit.Kernel` imports.
+"""Compiles kernels with Numba, and caches the machine code; only `jit.Kernel` imports this module.
 
-Numba keeps the machine code of kernels in
-``__pycache__`` beside the source, or, where that cannot be written, in the user's cache folder.
-Images hold code that was compiled when they were built (docker/control-plane.Dockerfile): its
-folder can only be read, and so can the home of the user. Numba refuses to work there, and raises
-an error too where a full disk or a file of another user stops it. Here all of that only costs the
-time to compile: a cache that cannot be read has no code, and one that cannot be written gets none.
+Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
+folder. Container images hold code that was compiled when they were built
+(docker/control-plane.Dockerfile); both folders are then read-only, and Numba refuses to cache. It
+also raises an error if the disk is full or a file belongs to another user. Here such a failure only
+costs the time to compile: a cache that cannot be read is empty, and one that cannot be written
+stays as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _BuiltBeside(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """Code that is in ``__pycache__`` beside the source already, where nothing can be added."""
+    """A read-only locator of code that is already in ``__pycache__`` beside the source."""
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
@@ -43,17 +43,17 @@ class _Kernels(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Numba's cache, without its errors."""
-
     _impl_class = _Kernels
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         try:
             return super().load_overload(signature, context)
-        except Exception as error:  # pickle raises any, of a file that is not whole
+        # On a truncated file, pickle may raise any exception.
+        except Exception as error:
             logger.warning("cannot read compiled code of %s: %r", self._name, error)
+            # Without the flush, no later code could be added.
             with suppress(OSError):
-                self.flush()  # or else no later code could be added
+                self.flush()
             return None
 
     def save_overload(self, signature: Any, code: Any) -> None:
@@ -64,16 +64,15 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
 
 def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
-    """Return what compiles `function` for the types of its arguments, and releases the GIL.
+    """Return a dispatcher that compiles `function` for its argument types and releases the GIL.
 
-    Args:
-        function: to compile.
-        kernels: the class of objects with a `dispatcher`, which compiled functions may call.
+    `kernels` is the class of objects with a `dispatcher`, which compiled functions may call.
     """
     typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
     made = numba.njit(nogil=True)(function)
     try:
         made._cache = _Cache(function)
-    except (RuntimeError, OSError) as error:  # no folder can be read or written
+    # Numba can neither read nor write a cache folder.
+    except (RuntimeError, OSError) as error:
         logger.info("keep compiled code of %s in memory only: %s", function.__qualname__, error)
     return made

@@ -1,7 +1,7 @@
-"""Kernels of `predict` and `solve`, which Numba compiles at their first call.
+"""Provides the kernels of `predict` and `solve`, which Numba compiles at their first call.
 
 Importing Numba takes a second of CPU and 60 MB, and most processes that import policies never plan.
-So `compiled` returns a `Kernel`, which imports Numba when it is called first.
+So `compiled` returns a `Kernel`, which imports Numba only when it is first called.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ R = TypeVar("R")
 
 
 class Kernel(Generic[P, R]):
-    """A function that is compiled for the types of its arguments at its first call.
-
-    It releases the GIL. Kernels can call one another.
-    """
+    """A function that is compiled at its first call and releases the GIL; may call kernels."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.function = function

@@ -1,10 +1,13 @@
-"""What presets take from the operator: a class of fields, its JSON Schema, its checked values.
+"""Defines a preset's parameters: a class of fields, its JSON Schema, and its checked values.
 
-class Parameters(parameters.Parameters, frozen=True, kw_only=True):
-    alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3
+The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
+`BatchesOf` fields. REST shows `properties`.
 
-properties(Parameters)["alpha"]["exclusiveMinimum"]  # 0
-convert("mine", Parameters, {"alpha": 0.5}).alpha  # 0.5
+    class Parameters(parameters.Parameters, frozen=True, kw_only=True):
+        alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3
+
+    properties(Parameters)["alpha"]["exclusiveMinimum"]  # 0
+    convert("mine", Parameters, {"alpha": 0.5}).alpha  # 0.5
 """
 
 from __future__ import annotations
@@ -35,9 +38,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 P = TypeVar("P", bound=Parameters)
 
-_PRESETS = "presets"  # key that marks a `BatchesOf`; it is in no document
+# The schema key that marks a `BatchesOf`; `properties` leaves it out.
+_PRESETS = "presets"
 
-# The name of a preset with `Preset.combines`. The registry adds the names there are as "enum".
+# The name of a preset with `Preset.combines`. The registry adds the available names as "enum".
 BatchesOf = Annotated[
     str,
     Meta(
@@ -46,18 +50,18 @@ BatchesOf = Annotated[
     ),
 ]
 
-# One number for each rank, for example a capacity; or none.
+# One number for each rank, for example a capacity; or an empty tuple.
 PerRank = Annotated[
     tuple[Annotated[float, Meta(gt=0, le=1e24)], ...], Meta(extra_json_schema={"perRank": True})
 ]
 
 
 class PolicyParameterError(ValueError):
-    """A parameter that the policy does not take, or a value that is not legal for it."""
+    """An unknown parameter of a policy, or a value that is not legal for it."""
 
 
 def properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
-    """The JSON Schema of each parameter, by name."""
+    """Return the JSON Schema of each parameter, by name."""
     return _properties(kind)
 
 
@@ -74,22 +78,20 @@ def _marked(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
     (of_kind,), components = msgspec.json.schema_components([kind], ref_template="{name}")
     schemas: dict[str, dict[str, Any]] = components[of_kind["$ref"]]["properties"]
     for name, hint in get_type_hints(kind).items():
-        if get_origin(hint) is Literal:  # msgspec sorts the values, and gives no type
+        # For a Literal, msgspec sorts the values and gives no type.
+        if get_origin(hint) is Literal:
             values = get_args(hint)
             of = "string" if isinstance(values[0], str) else "integer"
             schemas[name] |= {"type": of, "enum": list(values)}
+    # A tuple's default becomes a list, as in JSON.
     plain: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(schemas))
-    return plain  # a tuple's default is a list in JSON
+    return plain
 
 
 def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | None = None) -> P:
-    """The parameters; those that are not given have their defaults.
+    """Return the checked parameters of a preset; parameters that are not given have their defaults.
 
-    Args:
-        preset: its name, for messages.
-        kind: its class of parameters.
-        given: values by name.
-        world: ranks of the run, if they are for one: a `PerRank` must have as many values.
+    `world` is the number of ranks, which is the required length of a `PerRank`; None: unknown yet.
 
     Raises:
         PolicyParameterError: a parameter is unknown or its value not legal.
@@ -108,7 +110,8 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
             )
     try:
         values = msgspec.convert(dict(given), kind)
-    except msgspec.ValidationError as error:  # the class's own check of several values
+    # The class itself checks combinations of values.
+    except msgspec.ValidationError as error:
         raise PolicyParameterError(f"parameters: not legal for {preset}: {error}") from error
     if world is not None:
         _check_per_rank(values, world)
@@ -116,7 +119,7 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
 
 
 def with_presets(kind: type[P], names: list[str]) -> type[P]:
-    """The class with fields of type `BatchesOf` that take only these names, the default first."""
+    """Return the class with `BatchesOf` fields limited to these names, the default first."""
     types, marked = _types(kind), _marked(kind)
     fields: list[Any] = []
     for name in [name for name, schema in marked.items() if _PRESETS in schema]:
@@ -135,12 +138,11 @@ def _types(kind: type[Parameters]) -> dict[str, Any]:
 
 
 def _legal(kind: Any, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value is legal for a field of this type and schema."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return False
-    # The type of a `BatchesOf` does not tell its values.
+    # The type of a `BatchesOf` does not contain its legal values.
     return value in schema.get("enum", [value])
 
 

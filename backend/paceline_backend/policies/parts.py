@@ -1,4 +1,7 @@
-"""The parts of a policy, and how a policy is registered; `base` says who calls them when."""
+"""Defines the protocols of a policy's parts, the policy itself, and its registration as a preset.
+
+Third parties implement the protocols; `base` describes the order in which `plan` calls them.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,23 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# What a policy changes in the training. "nothing": only the order of floating-point sums differs,
-# and updates with dropout, bf16 or augmentation, which depend on the samples of a rank's batch.
-# "batches": other samples share a global batch. "training": gradients also meet at other times.
+# How a policy changes the training.
+# "nothing": only the order of floating-point sums differs, and updates with dropout, bf16 or
+# augmentation, which depend on the samples of a rank's batch.
+# "batches": global batches also contain other samples than under plain DDP.
+# "training": gradients are also synchronised at other times.
 Changes = Literal["nothing", "batches", "training"]
 
-# Keys of the memories of the chooser and of regular pauses; all other keys are the allocator's.
+# Keys in a plan's memory that belong to the chooser and to regular pauses; all other keys belong
+# to the allocator.
 CHOOSER, PAUSES = "synchroniser", "pauses"
 
 
 class Predictor(Protocol):
-    """Learns the cost of a step for each worker."""
+    """A part that learns the cost of a step for each worker."""
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Models of all workers; `Models.unknown` while the feedback does not suffice.
+        """Return the models of all workers; `Models.unknown` while the feedback does not suffice.
 
         Called first, for every segment, with all feedback in the controller's window.
         """
@@ -32,19 +38,23 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Allocation:
-    """How many samples each worker gets of a whole global batch."""
+    """The number of samples that each worker gets of a whole global batch."""
 
-    counts: Ints  # [W], their sum is the global batch
-    memory: Mapping[str, Any]  # for the next call: strings, numbers, lists and mappings of them
-    threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: leave them unchanged
-    models: Models | None = None  # better models than the predictor's, for the plan's ETT
+    # The counts add up to the global batch.
+    counts: Ints  # [W]
+    # Memory for the next call: strings, numbers, lists and mappings of them.
+    memory: Mapping[str, Any]
+    # CPU threads of each rank; empty: leave them unchanged.
+    threads: tuple[int, ...] = ()
+    # Better models than the predictor's, for the plan's ETT.
+    models: Models | None = None
 
 
 class Allocator(Protocol):
-    """Chooses how many samples each worker gets. The scheduler chooses which samples."""
+    """A part that chooses how many samples each worker gets; the scheduler chooses which."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """The counts from the problem's first step on.
+        """Return the counts from the problem's first step on.
 
         Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
         the counts in ``problem.counts``. ``problem.memory`` is the memory that the allocator
@@ -54,10 +64,10 @@ class Allocator(Protocol):
 
 
 class Scheduler(Protocol):
-    """Chooses which samples each worker gets in the next steps."""
+    """A part that chooses which samples each worker gets in the next steps."""
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """``problem.remaining`` in the order in which steps shall use the samples, [R].
+        """Return ``problem.remaining`` in the order in which steps should use the samples, [R].
 
         Called after `Shuffler.shuffle` at an epoch's start, at a switch and at a controller's
         takeover. In between, ``problem.order`` is the returned order without the used samples. Do
@@ -66,106 +76,104 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
-        """The samples of the next ``problem.batch_sizes()`` steps.
+        """Return the samples of the next ``problem.batch_sizes()`` steps.
 
         Called last, for every segment. Step k holds exactly ``problem.batch_sizes()[k]`` samples,
-        all from ``problem.remaining``, none twice in the segment. A rank may get none. If there are
-        ``problem.counts``, ranks get samples in this proportion.
+        all from ``problem.remaining``, none twice in the segment. A rank may get no samples. If
+        ``problem.counts`` is set, ranks get samples in this proportion.
         """
         ...
 
 
 class Shuffler(Protocol):
-    """Chooses which worker holds which samples."""
+    """A part that chooses which worker holds which samples."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """A new placement, [N] ranks. Samples outside ``problem.remaining`` keep their worker.
+        """Return a new placement, [N] ranks.
 
-        Called at an epoch's start, at a switch and at a controller's takeover, after the predictor
-        and before `Scheduler.compose`.
+        Samples outside ``problem.remaining`` keep their worker. Called at an epoch's start, at a
+        switch and at a controller's takeover, after the predictor and before `Scheduler.compose`.
         """
         ...
 
 
 class KeepPlacement:
-    """The null shuffler: nothing moves."""
+    """A shuffler that moves nothing."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """See `Shuffler.shuffle`."""
+        """Return the placement unchanged."""
         return problem.placement
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How gradients meet in a segment."""
+    """The synchroniser of a segment, as a chooser picks it."""
 
     synchroniser: Synchronisation
-    why: str = ""  # one sentence for the operator; empty: there was no choice
-    memory: Mapping[str, Any] = field(default_factory=dict)  # for the next call
+    # One sentence for the operator; empty: there was no choice.
+    why: str = ""
+    # Memory for the next call.
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Chooser(Protocol):
-    """Chooses how gradients meet, segment by segment, from the ranks' feedback."""
+    """A part that chooses each segment's synchroniser from the ranks' feedback."""
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """The next segment's synchroniser.
+        """Return the next segment's synchroniser.
 
         Called once for every segment, before the segment's number of steps is known, because this
-        number depends on the choice.
-
-        Args:
-            feedback: the same as the predictor's.
-            world: W.
-            memory: the memory that the chooser returned with the last segment under this policy
-                version; empty at first.
+        number depends on the choice. `feedback` is the same as the predictor's. `memory` is the
+        memory that the chooser returned with the last segment under this policy version; empty at
+        first.
         """
         ...
 
 
 @runtime_checkable
 class NodeChooser(Chooser, Protocol):
-    """A chooser that also looks at which ranks share a node."""
+    """A chooser that also considers which ranks share a node."""
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """The chooser for a run on several nodes.
-
-        Args:
-            nodes: number of each rank's node, [W].
-        """
+        """Return the chooser for several nodes, given the number of each rank's node, [W]."""
         ...
 
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also looks at which steps it chooses for."""
+    """A chooser that also considers the steps for which it chooses."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
-        """The chooser for a segment.
+        """Return the chooser for a segment that begins with step `first`.
 
-        Args:
-            first: the segment's first step.
-            uneven: the script lets ranks make different numbers of steps: they may share batches.
+        `uneven`: the script allows ranks to run different numbers of steps, so they may share
+        batches.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a policy takes into account when it divides a global batch among the ranks.
+    """The facts that a policy takes into account when it divides a global batch among the ranks.
 
-    `insight.fitness` compares it with what a run has measured, and warns before a switch. By
-    default a policy takes nothing into account, as plain DDP does, and only the changes of the
-    training are said.
+    `insight.fitness` compares them with the run's measurements, and warns before a switch. By
+    default a policy takes nothing into account, as plain DDP does; the warnings then name only the
+    policy's changes of the training.
     """
 
-    # How the policy adds up the sizes of a batch. None: sizes decide nothing. "sum": their sum.
-    # "padded": samples times the longest. "fitted": as the run's batches were found to cost.
+    # The cost that the policy computes from the sizes of a batch. None: it ignores sizes. "sum":
+    # their sum. "padded": samples times the longest. "fitted": a cost fitted to the run's batches.
     cost: Literal["sum", "padded", "fitted"] | None = None
-    speeds: bool = False  # the ranks' measured speeds
-    capacity: tuple[float, ...] = ()  # [W] speeds that were given by hand instead
-    goes_by_devices: bool = False  # speeds that the ranks' devices promise, instead
-    counts: bool = False  # how many samples a rank gets is decided before which ones
-    # Counts rest on the times of so many steps, whatever samples ranks had in them. 0: they do not.
+    # The policy uses the ranks' measured speeds.
+    speeds: bool = False
+    # Speeds that an operator gave instead of measured ones.
+    capacity: tuple[float, ...] = ()  # [W]
+    # The policy uses the nominal speeds of the ranks' devices instead of measured ones.
+    goes_by_devices: bool = False
+    # The policy decides how many samples a rank gets before it decides which ones.
+    counts: bool = False
+    # Counts rest on the times of this many steps, whatever samples ranks had in them. 0: they do
+    # not.
     steps: int = 0
 
 
@@ -179,23 +187,30 @@ class Policy:
     shuffler: Shuffler
     allocator: Allocator | None = None
     synchroniser: Synchronisation | Chooser = ALLREDUCE
-    balances: bool = True  # False: ranks get equal counts, also while the leader coasts
-    recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
-    plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
-    foretells: bool = False  # regular pauses of ranks are foretold: see `Models.at`
-    homes: bool = False  # its scheduler trains samples on the nodes that have them: see `Storage`
-    streams: bool = False  # it can plan streams: speeds alone decide who trains how much
-    threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
+    # False: ranks get equal counts, also while the leader coasts.
+    balances: bool = True
+    # `compose` is called again when the ranks' speeds have changed.
+    recomposes: bool = False
+    # Each global batch holds the same samples as under plain DDP.
+    plain_batches: bool = False
+    # Plans forecast regular pauses of ranks: see `Models.at`.
+    foretells: bool = False
+    # The scheduler trains samples on the nodes that have them: see `Storage`.
+    homes: bool = False
+    # The policy can plan streams, where speeds alone decide how much each rank trains.
+    streams: bool = False
+    # The policy sets CPU threads, whose effect telemetry does not show.
+    threads: bool = False
     accounts: Accounts = Accounts()
 
     @property
     def relaxed(self) -> bool:
-        """Whether there may be steps in which ranks do not wait for all others."""
+        """True if there may be steps in which ranks do not wait for all others."""
         return self.synchroniser != ALLREDUCE
 
     @property
     def changes(self) -> Changes:
-        """What the policy changes in the training, compared with plain DDP of the same seed."""
+        """The policy's changes of the training, compared with plain DDP of the same seed."""
         if self.relaxed:
             return "training"
         return "nothing" if self.plain_batches else "batches"
@@ -210,15 +225,9 @@ class Policy:
         first_step: int = 0,
         uneven_steps: bool = True,
     ) -> Choice:
-        """How gradients meet in the next segment.
+        """Return the next segment's synchroniser, and the reason for it.
 
-        Args:
-            feedback: as for the predictor.
-            world: W.
-            memory: `Problem.memory`, which holds the allocator's memory, too.
-            nodes: `Problem.nodes`.
-            first_step: of the segment.
-            uneven_steps: the script lets ranks make different numbers of steps (`Hello`).
+        `memory` and `nodes` are those of the `Problem`, and `uneven_steps` that of the `Hello`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
@@ -238,17 +247,20 @@ class Policy:
 
 @dataclass(frozen=True)
 class Preset(Generic[P]):
-    """How a policy is registered: name, summary, parameters, and how to make the policy.
+    """A registered policy: name, summary, parameters, and a function that makes the policy.
 
-    `make` gets an instance of the class `parameters`, checked. With `combines`, the presets that
-    change how gradients meet can take their batches from this preset: its name is a value of their
-    parameter ``batches``. Forecasts try the defaults and each of `variants`.
+    `make` gets a checked instance of the class `parameters`. With `combines`, the policy decides
+    batches, and relaxed presets can take their batches from this preset: its name is a legal value
+    of their parameter ``batches``. `source` is the paper or project that the policy comes from.
+    `variants` are parameters that are often better than the defaults; forecasts try the defaults
+    and each variant.
     """
 
     name: str
     summary: str
-    source: str  # paper or project it comes from
+    source: str
     make: Callable[[P], Policy]
-    parameters: type[P] = Parameters  # type: ignore[assignment]  # by default, none
-    combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
-    variants: tuple[Mapping[str, Any], ...] = ()  # parameters that are often better than defaults
+    # By default a preset has no parameters.
+    parameters: type[P] = Parameters  # type: ignore[assignment]
+    combines: bool = False
+    variants: tuple[Mapping[str, Any], ...] = ()

@@ -1,8 +1,9 @@
-"""Regular pauses: single steps in which a rank is slow, always the same number of steps apart.
+"""Forecasts regular pauses: single steps, at a fixed distance, in which a rank is slow.
 
-A rank's last pauses may be further apart than the feedback reaches back. So they travel in the
-plan's memory, as the allocator's memory does. After three pauses the next one is foretold. If it
-does not come, the rank's pauses are forgotten.
+`planner` calls `noticed` and `factors` for policies with `Policy.foretells`. A rank's last pauses
+may be older than the oldest feedback, so the plan's memory holds them, as it holds the allocator's
+memory. After three pauses the next pause is forecast. If it does not come, the rank's pauses are
+forgotten.
 """
 
 from __future__ import annotations
@@ -15,29 +16,28 @@ import numpy as np
 
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
-_SLOW = 2.0  # a step of a pause takes at least so many times as long as expected
-_ENOUGH = 3  # pauses that show a period
-_OFF = 1  # steps by which two distances of one period may differ
-_APART = 8  # Pauses that are closer together are often at equal distances by chance.
+# A step with a pause takes at least this many times as long as expected.
+_SLOW = 2.0
+# The number of pauses that show a period.
+_ENOUGH = 3
+# Two distances of one period may differ by this many steps.
+_OFF = 1
+# Pauses with fewer steps between them are often at equal distances by chance.
+_APART = 8
 
-Pauses = list[list[float]]  # a rank's last ones: [step, how many times as long it took; 0: unknown]
+# A rank's last pauses: [step, measured ÷ expected time; 0: unknown].
+Pauses = list[list[float]]
 
 
 def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> dict[str, Any]:
-    """The memory after the newest feedback.
+    """Return the memory after the newest feedback, to which the models were fitted.
 
-    A slow step is a pause if the rank's step before it and the step after it were not slow. The
-    newest step is not judged yet. If a rank has no samples where a pause was due, the pause counts
-    as come, but not twice in a row.
+    A slow step is a pause if the rank's steps before and after it were not slow. The newest step is
+    not judged yet. If a rank has no samples where a pause was due, this counts as a pause, but not
+    twice in a row.
 
-    Args:
-        memory: of the last plan; empty at first.
-        feedback: of the newest steps.
-        models: fitted to this feedback.
-
-    Returns:
-        ``judged``: the last step that was looked at. ``ranks``: the `Pauses` of each rank that has
-        paused, by its number as text.
+    The memory is empty at first. ``judged`` is the last step that was checked. ``ranks`` has the
+    `Pauses` of each rank that has paused, by the rank's number as text.
     """
     rows = feedback.by_step(models.world)
     if not models.known or len(rows.step) < 3:
@@ -67,16 +67,9 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 
 
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
-    """How many times as long as otherwise each rank takes in the steps of a plan, [steps, W].
+    """Return the factor by which a pause prolongs each rank's planned steps, [steps, W].
 
-    Args:
-        memory: of `noticed`.
-        first_step: of the plan.
-        steps: of the plan.
-        world: W.
-
-    Returns:
-        None: no pause is due.
+    `memory` is the result of `noticed`. None: no pause is due.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():
@@ -88,7 +81,7 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
 
 
 def _due(pauses: Sequence[Sequence[float]]) -> list[int]:
-    """The steps in which a rank's next pause may come; empty: its pauses are not regular."""
+    """Return the steps in which a rank's next pause may come; empty: no regular pauses."""
     at = [int(step) for step, _ in pauses]
     distances = [later - earlier for earlier, later in pairwise(at)]
     if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:

@@ -1,4 +1,8 @@
-"""The decision on the next segment: `plan` asks the parts of a policy in their order."""
+"""Plans the next segment: `plan` calls the parts of a policy in their order.
+
+Controller and simulator call `plan` through `planning.offer`. `plan` is pure:
+`insight.replay` calls it with the same arguments and gets the same plan.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,8 @@ from paceline_backend.policies.solve.grid import gridded
 from paceline_backend.policies.solve.tokens import within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-_FINE = 8  # samples of each worker, on average, of which the counts of a token budget are made
+# The counts of a token budget are computed for at least this many samples per worker on average.
+_FINE = 8
 
 
 @dataclass(frozen=True)
@@ -35,20 +40,32 @@ class Plan:
     """The decision on the next segment, with the models' forecast."""
 
     batches: Batches
-    ett_s: list[list[float]]  # [step][rank]; empty while the models are unknown
-    shares: list[float]  # [W] load shares for coasting; empty: equal counts
-    placement: Ints  # [N] after `shuffle`, if called
-    order: Ints  # [R] after `compose`, if called; includes this segment's samples
-    moved: int  # samples that another worker holds or trains than before
+    # Expected compute times; empty while the models are unknown.
+    ett_s: list[list[float]]  # [step][rank]
+    # Shares of the load for coasting; empty: equal counts.
+    shares: list[float]  # [W]
+    # The placement after `shuffle`, if `plan` called it.
+    placement: Ints  # [N]
+    # The order after `compose`, if `plan` called it; includes this segment's samples.
+    order: Ints  # [R]
+    # The number of samples that another worker holds or trains than before.
+    moved: int
     epoch_end: bool
-    memory: Mapping[str, Any]  # of allocator and chooser
-    threads: list[int]  # CPU threads of each rank; empty: leave them unchanged
-    cost: Cost = SUM  # cost of batches by the models
+    # The memory of allocator, chooser and pauses, for the next plan.
+    memory: Mapping[str, Any]
+    # CPU threads of each rank; empty: leave them unchanged.
+    threads: list[int]
+    # The cost of a batch, according to the models.
+    cost: Cost = SUM
     synchroniser: Synchronisation = ALLREDUCE
-    why: str = ""  # why this synchroniser was chosen
-    across: int = 0  # of `moved`: to another node
-    moves: Moves | None = None  # what gets another holder with the next epoch, if that was asked
-    paces: Paces | None = None  # of a stream; None: not known, or it is none
+    # The reason for this synchroniser.
+    why: str = ""
+    # The number of samples in `moved` that go to another node.
+    across: int = 0
+    # Samples that get another holder with the next epoch, if the caller asked for them.
+    moves: Moves | None = None
+    # Ranks' speeds for a stream; None: unknown, or not a stream.
+    paces: Paces | None = None
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -57,10 +74,9 @@ class Plan:
 
 
 def unsuited(policy: Policy, token_budget: float | None) -> str | None:
-    """Why a policy cannot plan a run with this token budget; None: it can.
+    """Return why a policy cannot plan a run with this token budget; None: it can.
 
-    A budget holds for the samples of the epoch's order. So a policy may only choose which rank
-    computes which of them.
+    With a budget, a policy may only choose which rank computes which samples of the epoch's order.
     """
     if token_budget is None or policy.changes == "nothing":
         return None
@@ -80,7 +96,7 @@ def plan(
     choice: Choice | None = None,
     ahead: Problem | None = None,
 ) -> Plan:
-    """Plans the next segment. Controller, replay, simulator and tests all call this function.
+    """Plan the next segment. Controller, replay, simulator and tests all call this function.
 
     Args:
         policy: to plan with.
@@ -88,10 +104,9 @@ def plan(
         feedback: for predictor, allocator and chooser.
         shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
             controller's takeover.
-        choice: result of `Policy.choose` for this feedback and memory, if the caller already has
-            it; None: `Policy.choose` is called here.
-        ahead: the whole next epoch, whose placement is to be planned, too, once speeds are known;
-            its own placement is that of what this epoch has used. None: it is not.
+        choice: result of `Policy.choose` for this feedback and memory; None: call `Policy.choose`.
+        ahead: the whole next epoch, placed where this epoch has used its samples, to plan its
+            placement as soon as speeds are known. None: do not plan it.
 
     Raises:
         ValueError: the policy does not suit the run: see `unsuited`.
@@ -107,11 +122,12 @@ def plan(
         problem = _shuffled(policy, problem, models)
         moved = int(np.count_nonzero(problem.placement != before))
         across = problem.across(before, problem.placement)
-    if ahead is not None and models.known:  # else what moves by equal speeds would have to go back
+    # With unknown speeds, samples would move as for equal speeds and later have to move back.
+    if ahead is not None and models.known:
         away, ranks, of_moves = _away(policy, problem, ahead, models)
         moves = Moves.of(away, ranks)
         moved, across = moved + len(away), across + of_moves
-        # The moves rest on where this epoch's remaining samples are to be trained.
+        # The moves assume that this epoch's remaining samples are trained where they are planned.
         storage = None if problem.storage is None else problem.storage.settled
         problem = replace(problem, storage=storage)
     if choice is None:
@@ -144,7 +160,8 @@ def plan(
         order=problem.order,
         moved=moved,
         epoch_end=problem.reaches_epoch_end,
-        memory=msgspec.to_builtins(memory),  # plain values, as the bus returns them
+        # Plain values, as the bus returns them.
+        memory=msgspec.to_builtins(memory),
         threads=threads,
         cost=models.cautious.cost,
         synchroniser=choice.synchroniser,
@@ -155,7 +172,6 @@ def plan(
 
 
 def _fitted(policy: Policy, problem: Problem, feedback: Feedback) -> tuple[Models, dict[str, Any]]:
-    """The models of all workers, and what the policy remembers of regular pauses."""
     models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
     if not policy.foretells:
         return models, {}
@@ -166,7 +182,6 @@ def _fitted(policy: Policy, problem: Problem, feedback: Feedback) -> tuple[Model
 
 
 def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
-    """The problem with another placement, and the order that suits it."""
     problem = replace(problem, placement=policy.shuffler.shuffle(problem, models))
     return replace(problem, order=policy.scheduler.compose(problem, models))
 
@@ -174,9 +189,10 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """Samples that get another holder with the next epoch, who that is, how many change nodes."""
+    """Return samples with a new holder in the next epoch, the holders, and moves across nodes."""
     held = ahead.placement.copy()
-    held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
+    # Samples that this epoch has not used yet are held by the ranks that will train them.
+    held[problem.remaining] = problem.placement[problem.remaining]
     ahead = replace(ahead, placement=held)
     placement = policy.shuffler.shuffle(ahead, models)
     away = np.flatnonzero(placement != held)
@@ -186,7 +202,6 @@ def _away(
 def _allocated(
     allocator: Allocator, problem: Problem, models: Models, feedback: Feedback
 ) -> tuple[Problem, Allocation]:
-    """The problem with the allocator's counts, and all that the allocator decided."""
     problem = _in_fine_counts(problem)
     own = {name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)}
     allocation = allocator.allocate(replace(problem, memory=own), models, feedback)
@@ -194,10 +209,10 @@ def _allocated(
 
 
 def _in_fine_counts(problem: Problem) -> Problem:
-    """The problem with a batch of enough samples that each worker's share is a whole number.
+    """Return the problem with a batch large enough that each worker's share is a whole number.
 
-    With a token budget, counts are only proportions in which each step is divided. In a mean step
-    of few samples a small share would be none, and so none of a longer step, too.
+    With a token budget, counts are only proportions. In a small step, a small share would round to
+    0.
     """
     if problem.token_budget is None:
         return problem
@@ -205,7 +220,6 @@ def _in_fine_counts(problem: Problem) -> Problem:
 
 
 def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:
-    """Expected compute times in seconds, [step][rank]; empty while the models are unknown."""
     if not models.known:
         return []
     ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))
@@ -215,13 +229,9 @@ def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[floa
 def shares_of(
     policy: Policy, models: Models, feedback: Feedback, counts: Ints | None = None
 ) -> list[float]:
-    """Each rank's share of the load while the leader coasts, [W]; empty: equal counts.
+    """Return each rank's share of the load while the leader coasts, [W]; empty: equal counts.
 
-    Args:
-        policy: that plans.
-        models: of all ranks.
-        feedback: that the models were fitted to.
-        counts: of samples, by the allocator; None: speeds alone decide.
+    The models are fitted to `feedback`. `counts` are the allocator's; None: speeds alone decide.
     """
     if not policy.balances:
         return []
@@ -230,6 +240,7 @@ def shares_of(
     if models.known:
         samples = max(int(feedback.samples.sum()), 1)
         size = float(models.cost.load(feedback.features).sum()) / samples
-        speed = 1.0 / (models.a * (size or 1.0) + models.c)  # of mean samples
+        # Samples of mean size per second.
+        speed = 1.0 / (models.a * (size or 1.0) + models.c)
         return list((speed / speed.sum()).tolist())
     return []

@@ -1,4 +1,8 @@
-"""Which policies there are: the `Preset`s in the entry-point group ``paceline.policies``."""
+"""Registry of policies: the `Preset`s in the entry-point group ``paceline.policies``.
+
+The group has Paceline's own presets and those of other installed packages. A preset that does not
+load is left out, with an error in the log. `policies` re-exports `get`, `make`, `names` and `same`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ GROUP = "paceline.policies"
 
 
 class UnknownPolicyError(ValueError):
-    """No policy has this name. `suggestion` is the nearest that has one, or None."""
+    """An unknown policy name. `suggestion` is the most similar policy name, or None."""
 
     def __init__(self, name: str) -> None:
         near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.5)
@@ -30,15 +34,15 @@ class UnknownPolicyError(ValueError):
 
 
 def names() -> list[str]:
-    """All registered policies, sorted."""
+    """Return the names of all registered policies, sorted."""
     return sorted(_presets())
 
 
 def get(name: str) -> Preset[Any]:
-    """The preset of this name.
+    """Return the preset of this name.
 
     Raises:
-        UnknownPolicyError: there is none.
+        UnknownPolicyError: no preset has this name.
     """
     try:
         return _presets()[name]
@@ -47,9 +51,10 @@ def get(name: str) -> Preset[Any]:
 
 
 def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether parameters of a preset are the same; those that are not given have their defaults.
+    """Return True if parameters of a preset are equal; missing parameters have their defaults.
 
-    The defaults of a preset that this server does not have are unknown.
+    If this server does not have the preset, the defaults are unknown, and only the given values
+    count.
     """
     if first == second or name not in _presets():
         return first == second
@@ -60,16 +65,13 @@ def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool
 def make(
     name: str, parameters: Mapping[str, Any] | None = None, world: int | None = None
 ) -> Policy:
-    """The policy of this name; parameters that are not given have their defaults.
+    """Make the policy of this name; parameters that are not given have their defaults.
 
-    Args:
-        name: of the preset.
-        parameters: by name.
-        world: ranks of the run that it is for, if it is for one: parameters with a value for each
-            rank must have as many.
+    `world` is the number of ranks, which is the required length of parameters with a value for each
+    rank; None: unknown yet.
 
     Raises:
-        UnknownPolicyError: no such policy.
+        UnknownPolicyError: no policy has this name.
         PolicyParameterError: a parameter is unknown or its value not legal.
         ValueError: the policy has a synchroniser that ranks do not know, or parameters that the
             synchroniser does not take.
@@ -104,14 +106,15 @@ def _presets() -> dict[str, Preset[Any]]:
 
 
 def _load(entry: EntryPoint) -> Preset[Any] | None:
-    """The entry point's preset; None, and an error in the log, if there is no usable one."""
     try:
         preset = entry.load()
         if not isinstance(preset, Preset) or preset.name != entry.name:
             _left_out(entry, "it is not a Preset of this name")
             return None
-        convert(entry.name, preset.parameters, {})  # the defaults alone
-    except Exception:  # one broken package must not stop every run
+        # Check that the defaults alone are legal.
+        convert(entry.name, preset.parameters, {})
+    # One broken package must not stop every run.
+    except Exception:
         _left_out(entry, "it does not load", exc_info=True)
         return None
     return preset

@@ -1,4 +1,8 @@
-"""Plans for streams: how fast ranks are, by which the leader picks the samples that it has."""
+"""Plans streams, whose samples the controller does not know.
+
+A plan holds only the ranks' measured speeds. From these the leader divides the samples that ranks
+have read. `planning.offer` calls `plan_stream` in place of `planner.plan`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from paceline_backend.policies.values import Batches, Feedback
 
 
 def problem_of(policy: Policy) -> str | None:
-    """Why a policy cannot plan a stream; None: it can."""
+    """Return why a policy cannot plan a stream; None: it can."""
     if policy.streams and not policy.relaxed:
         return None
     return (
@@ -24,13 +28,7 @@ def problem_of(policy: Policy) -> str | None:
 
 
 def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> Plan:
-    """Plans the next segment of a stream: without samples, which the leader picks.
-
-    Args:
-        policy: to plan with.
-        feedback: for its predictor.
-        steps: of the segment.
-        world: W.
+    """Plan the next segment of a stream, without samples: the leader picks them.
 
     Raises:
         ValueError: the policy cannot plan a stream.
@@ -38,7 +36,8 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
     if reason := problem_of(policy):
         raise ValueError(reason)
     predictor = policy.predictor
-    if isinstance(predictor, LinearPredictor):  # batches are picked by the sum of their sizes
+    # The leader picks batches by the sum of their sizes.
+    if isinstance(predictor, LinearPredictor):
         predictor = replace(predictor, cost="sum")
     models = predictor.fit(feedback, world)
     none = np.empty(0, np.int64)

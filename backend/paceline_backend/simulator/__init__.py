@@ -1,14 +1,14 @@
-"""A virtual cluster: up to 100,000 workers on a virtual clock, planned by the real policies.
+"""Simulates a cluster: up to 100,000 workers on a virtual clock, planned by the real policies.
 
-    Scenario         a cluster, its data and what happens to it, read from YAML (`ScenarioError`)
+    Scenario         a cluster, its data and its events, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
-    hello            `hello_of`: how a simulated run introduces itself
+    hello            `hello_of`: the Hello of a simulated run
     summary          figures per policy, beside the fluid limit
-    sync             how gradients meet: models of the synchronisers
+    sync             models of the synchronisers
     broadcast        a simulation as a run of a control plane
 
-``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use these::
+``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use these:
 
     simulation = Simulation.of(Scenario.load(Path("scenario.yaml")))
     while not simulation.finished:

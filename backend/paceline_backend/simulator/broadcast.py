@@ -1,4 +1,9 @@
-"""A simulation as a run of a control plane: it sends telemetry over the bus as a real run does."""
+"""Runs a simulation as a run of a control plane, with telemetry like a real run's.
+
+``paceline simulate --server`` registers a run and iterates the `segments` of a `Broadcast`. The
+control plane never plans for such a run: the simulation plans its own segments, and applies an
+operator's switches and stops.
+"""
 
 from __future__ import annotations
 
@@ -38,25 +43,27 @@ from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 log = logging.getLogger(__name__)
 
-EMULATED_SHOWN = 1_024  # workers; devices of more workers are too long for a run's page
-_RECORDS = 10_000  # most records in a message, unless a single step has more
-_AS_RECORDS = 250  # a waiting message counts as so many records at least: it takes memory, too
-_SIGN_S = 3.0  # between signs of life
-_POLL_S = 0.25  # between questions to the server about switches
+# With more workers, the list of devices is too long for a run's page.
+EMULATED_SHOWN = 1_024
+# The most records in a message, unless a single step has more.
+_RECORDS = 10_000
+# A waiting message counts as at least this many records, because it takes memory, too.
+_AS_RECORDS = 250
+# The time between heartbeats.
+_SIGN_S = 3.0  # seconds
+# The time between requests to the server for switches.
+_POLL_S = 0.25  # seconds
 
 T = TypeVar("T")
 
 
 def register(server: Client, scenario: Scenario, script: str) -> str:
-    """Registers a simulated run with a control plane; returns the run's public id.
+    """Register a simulated run with a control plane; return the run's public id.
 
-    Args:
-        server: the control plane's REST.
-        scenario: what will be simulated.
-        script: the scenario's file, shown as the run's script.
+    `script` is the scenario's file, which is shown as the run's script.
 
     Raises:
-        InputError: the server refused it.
+        InputError: the server refused the run.
         PacelineError: the server does not answer, or failed.
     """
     body = {
@@ -73,20 +80,12 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 
 
 class Broadcast:
-    """Runs a simulation as a registered run. For one thread.
+    """A simulation that runs as a registered run, from virtual time 0. For one thread.
 
-    The run's clock is the virtual clock. The clock begins at `started_at` and may be ahead of the
-    wall clock. An operator's switch or stop takes effect at the next segment. The simulation waits
-    while too many of its records are not stored yet, and while the bus or the server is away.
-
-    Args:
-        simulation: at its beginning, virtual time 0.
-        run: public id of the run, registered as simulated.
-        bus: client of the control plane's bus.
-        server: the control plane's REST.
-        started_at: Unix time.
-        waiting: most records on the bus that are not stored yet.
-        stream: to write to.
+    The run's clock is the virtual clock. The clock begins at `started_at`, a Unix time, and may be
+    ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
+    simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
+    while the bus or the server is away.
     """
 
     def __init__(
@@ -106,17 +105,21 @@ class Broadcast:
         self._server = server
         self._stream = stream
         self._started_at = started_at
-        self._position = "0-0"  # of the last message read from control(run)
-        self._attempt = -1  # the newest attempt whose Hello was sent
-        self._first_step = 0  # of this attempt
-        self._rounds = 0  # of this attempt so far
-        self._signed = self._polled = 0.0  # monotonic time of the last sign of life, and question
+        # The id of the last message read from control(run).
+        self._position = "0-0"
+        # The newest attempt whose Hello was sent, its first step, and its rounds so far.
+        self._attempt = -1
+        self._first_step = 0
+        self._rounds = 0
+        # The monotonic times of the last heartbeat and of the last request for switches.
+        self._signed = self._polled = 0.0
         self._waiting = waiting
         self._outage = Outage(log, "the simulation waits", "the simulation goes on")
-        self._sent: deque[int] = deque()  # records in each message that may still be on the bus
+        # The number of records in each message that may still be on the bus.
+        self._sent: deque[int] = deque()
 
     def segments(self) -> Iterator[tuple[TrainedSegment, Emulation]]:
-        """Trains to the end or to a stop; yields each segment with the devices that trained it."""
+        """Train to the end or to a stop; yield each segment and the devices that trained it."""
         simulation = self._simulation
         self._sign(State.STARTING)
         while not (simulation.finished or self.state.final):
@@ -134,11 +137,11 @@ class Broadcast:
             self.end(State.FINISHED)
 
     def _over(self) -> bool:
-        """Whether the run has ended. A method, as any call in between may end it."""
+        """Return True if the run has ended. A method, as any call in between may end it."""
         return self.state.final
 
     def end(self, state: State, message: str | None = None) -> None:
-        """Reports the final state of the run."""
+        """Report the final state of the run."""
         self.state = state
         code = {State.FINISHED: 0, State.FAILED: 1}.get(state)
         self._send(RunState(state, self._time(), "", self._attempt, code, message))
@@ -147,7 +150,6 @@ class Broadcast:
         return self._started_at + (self._simulation.now if virtual is None else virtual)
 
     def _introduce(self) -> None:
-        """Sends the Hello, once in each attempt."""
         hello = self._simulation.hello
         if hello.attempt == self._attempt:
             return
@@ -160,7 +162,7 @@ class Broadcast:
             self._send(part)
 
     def _sign(self, state: State) -> None:
-        """Sends the run's state if it is new, or if the last sign of life is `_SIGN_S` old."""
+        """Send the run's state if it is new, or if the last heartbeat is `_SIGN_S` old."""
         now = time.monotonic()
         if state != self.state or now >= self._signed + _SIGN_S:
             self.state, self._signed = state, now
@@ -182,20 +184,18 @@ class Broadcast:
             self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
-        """Waits until ingest has stored enough of the sent records."""
         while self._on_the_bus() > self._waiting:
             self._sign(self.state)
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Upper bound of this run's records on the bus; ingest takes messages in order."""
+        """Return an upper bound of this run's records on the bus; ingest takes them in order."""
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()
         return sum(self._sent)
 
     def _obey(self) -> None:
-        """Ends the run if a stop was requested."""
         answer: Any = self._patiently(lambda: self._bus.xread({control(self._run): self._position}))
         for _, entries in answer:
             for number, fields in entries:
@@ -209,7 +209,6 @@ class Broadcast:
                     self.end(State.STOPPED, message.reason)
 
     def _switch(self) -> None:
-        """Does the scenario's switches that are due, and the switches that operators requested."""
         simulation = self._simulation
         due = simulation.switches and simulation.switches[0].step <= simulation.step
         now = time.monotonic()
@@ -218,7 +217,7 @@ class Broadcast:
         self._polled = now
         run = self._ask("GET", "")
         state = State(run["state"])
-        # FAILED may be the server's guess after silence: go on then.
+        # FAILED may be the server's guess after silence, so the simulation continues.
         if state.final and state is not State.FAILED:
             self.state = state
             return
@@ -229,7 +228,7 @@ class Broadcast:
         while simulation.switches and simulation.switches[0].step <= simulation.step:
             change = simulation.switches.popleft()
             body = {"policy": change.policy, "parameters": change.parameters, "by": "scenario"}
-            # The scenario says when it switches, whatever operators have done.
+            # The scenario decides when it switches, whatever operators have done.
             made = self._ask("POST", "/policy", body, if_match="*")
             simulation.switch(policies.make(change.policy, change.parameters), made["version"])
 
@@ -252,7 +251,7 @@ class Broadcast:
         self._sent.append(max(rows, _AS_RECORDS))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Repeats `call` until bus and server answer; returns its result."""
+        """Repeat `call` until bus and server answer; return its result."""
         while True:
             try:
                 answer = call()
@@ -266,13 +265,9 @@ class Broadcast:
 def records(
     trained: TrainedSegment, part: slice, first_step: int, started_at: float
 ) -> dict[str, list[Any]]:
-    """All ranks' records of some steps, as columns: the fields of `StepRecord`.
+    """Return all ranks' records of the steps in `part`, as columns: the fields of `StepRecord`.
 
-    Args:
-        trained: the segment.
-        part: which of its steps.
-        first_step: of the attempt.
-        started_at: Unix time of virtual time 0.
+    `first_step` is that of the attempt, and `started_at` the Unix time of virtual time 0.
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape
@@ -311,7 +306,6 @@ def records(
 
 
 def _or_none(values: Floats) -> list[float | None]:
-    """The values as a flat list, with None for NaN."""
     numbers: list[float | None] = [*values.ravel().tolist()]
     for at in np.flatnonzero(np.isnan(values)):
         numbers[at] = None
@@ -319,12 +313,10 @@ def _or_none(values: Floats) -> list[float | None]:
 
 
 def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRecord]:
-    """The records that ranks would send of a segment's rounds.
+    """Return the records that ranks would send of a segment's rounds.
 
-    Args:
-        trained: the segment.
-        seq: number of the first round in its attempt. (Real ranks count their own rounds.)
-        started_at: Unix time of virtual time 0.
+    `seq` is the number of the first round in its attempt. (Real ranks count their own rounds.)
+    `started_at` is the Unix time of virtual time 0.
     """
     return [
         RoundRecord(

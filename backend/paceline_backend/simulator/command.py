@@ -1,4 +1,4 @@
-"""`paceline simulate`."""
+"""Implements `paceline simulate`, in this process or as a run of a server."""
 
 from __future__ import annotations
 
@@ -33,17 +33,10 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 
 
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
-    """Simulates a scenario in this process and prints a table.
+    """Simulate a scenario in this process and print a table, or JSON.
 
-    Args:
-        path: the scenario's file.
-        names: policies to compare; empty: the scenario's own policy and switches.
-        warmup: steps left out after each policy's start.
-        as_json: print JSON.
-
-    Raises:
-        ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up
-            leaves no steps.
+    `names` are policies to compare; empty: the scenario's own policy and switches. `warmup` is the
+    number of steps left out after each policy's start. See `summary` for the errors.
     """
     scenario = Scenario.load(path)
     if names:
@@ -62,7 +55,7 @@ def on_server(
     warmup: int,
     as_json: bool,
 ) -> int:
-    """Simulates a scenario as a run of a server, which shows the run and may switch its policy.
+    """Simulate a scenario as a run of a server, which shows the run and may switch its policy.
 
     Raises:
         InputError: the scenario cannot be simulated, or the server refused it.
@@ -86,7 +79,6 @@ def on_server(
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
-    """Runs the simulation to its end; reports an interruption or an error to the server."""
     tally = Tally(warmup)
     try:
         for trained, devices in broadcast.segments():
@@ -102,7 +94,7 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
 
 
 def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **more: Any) -> None:
-    """Prints the summaries of a simulated scenario."""
+    """Print the summaries of a simulated scenario."""
     sizes = scenario.hello().sizes_array()
     about = {
         "scenario": scenario.name,

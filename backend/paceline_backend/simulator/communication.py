@@ -1,4 +1,4 @@
-"""How long exchanges among ranks take in a simulation."""
+"""Computes the duration of exchanges among ranks in a simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.simulator.sync import Costs
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ring all-reduce, or a measured time.
+    """A model of the all-reduce: a ring, or a measured time.
 
     W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth. A ring sends 2(W−1) messages
     one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan, "Bandwidth
@@ -18,15 +18,19 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     2009).
     """
 
-    latency_s: float = 0.0  # of one message
-    bytes: float = 0.0  # of the gradients
-    bandwidth: float | None = None  # bytes per second of the slowest link
-    fixed_s: float = 0.0  # added for any number of workers
+    # The latency of one message.
+    latency_s: float = 0.0
+    # The size of the gradients.
+    bytes: float = 0.0
+    # The bandwidth of the slowest link.
+    bandwidth: float | None = None  # bytes per second
+    # A time that is added for any number of workers.
+    fixed_s: float = 0.0
     # Time of a relaxed synchroniser's exchange; None: the time of an all-reduce.
     round_s: float | None = None
 
     def problem(self) -> str | None:
-        """The first problem, naming the field; None: there is no problem."""
+        """Return the first problem, with the field's name; None: there is no problem."""
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -40,13 +44,13 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def seconds(self, world: int) -> float:
-        """Time of one all-reduce among `world` workers."""
+        """Return the time of one all-reduce among `world` workers."""
         rounds = 2 * (world - 1)
         moved = rounds / world * self.bytes
         return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)
 
     def costs(self, world: int) -> Costs:
-        """What exchanges of relaxed synchronisers take among `world` workers.
+        """Return the costs of exchanges of relaxed synchronisers among `world` workers.
 
         Two messages start an exchange: one to the ranks' store and one back.
         """

@@ -1,4 +1,4 @@
-"""A segment's batches and their compute times, also where ranks take over batches."""
+"""Computes a segment's batches and their compute times, also where ranks take over batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batches:
         sizes: of the segment's samples, in the order of steps and ranks.
         counts: samples of each batch, [S, W].
         data_s: loading time, [S, W].
-        load_s: what loading another rank's batch takes each rank, [W].
+        load_s: each rank's time to load another rank's batch, [W].
         threads: CPU threads, a number or [W].
         limits: samples that fit into each rank's memory; empty: any number.
     """
@@ -45,7 +45,7 @@ class Batches:
             self.compute_s[at] = self._taken_s(at)
 
     def step(self, at: int) -> Features:
-        """The batches of a step of the segment, [W]."""
+        """Return the batches of a step of the segment, [W]."""
         return Features(*(column[at] for column in self.features))
 
     def room(self, rank: int) -> int:

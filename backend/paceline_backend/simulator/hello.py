@@ -1,4 +1,4 @@
-"""How a simulated run introduces itself: there is no leader that would say hello."""
+"""Builds the Hello of a simulated run, which has no leader to send it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,10 @@ def hello_of(
     drop_last: bool = False,
     **fields: Any,
 ) -> Hello:
-    """What a leader would say hello with at virtual time 0.
+    """Return the Hello that a leader would send at virtual time 0.
 
-    Args:
-        sizes: of the samples, [N].
-        world: W.
-        global_batch: samples of a step.
-        seed: of the run.
-        epochs: that are trained; None: nobody knows.
-        loss_mean: "samples", "size" or "ranks".
-        drop_last: an epoch's last step is left out if it has fewer samples.
-        fields: of `Hello` that have defaults.
+    `sizes` are those of the data set, [N]. `epochs` None: their number is unknown. `loss_mean` is
+    "samples", "size" or "ranks". `fields` are further fields of `Hello` that have defaults.
     """
     return Hello(
         attempt=0,

@@ -1,4 +1,9 @@
-"""The description of a simulation, read from YAML and checked."""
+"""Describes a simulation: a `Scenario` is read from YAML or plain values, and checked.
+
+``paceline simulate`` loads a file; the control plane gets the plain values with a run. All
+functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After that,
+only the file of sizes can still fail.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +37,24 @@ class ScenarioError(InputError):
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Several workers in a row with the same factor."""
+    """Several consecutive workers with the same factor."""
 
     workers: int
     factor: float
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast workers are: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
+    """Speeds of workers: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
 
-    A number holds for every worker, a list has one number per worker. The other fields are those of
-    `paceline.core.emulation.Emulation`.
+    A number holds for every worker, a list has one number per worker. `factors` are the f_j; empty:
+    1. `data_s` is the time to load a batch. The other fields are those of `Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit
-    step_s: float | list[float] = 0.0  # s per step, at any factor
+    step_s: float | list[float] = 0.0  # s per step
     sample_s: float | list[float] = 0.0  # s per sample
-    factors: list[float | Group] = []  # f_j; empty: 1
-    data_s: float | list[float] = 0.0  # s that loading a batch takes
+    factors: list[float | Group] = []
+    data_s: float | list[float] = 0.0  # s per batch
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
     delay_s: tuple[float, float] = (0.0, 0.0)
@@ -58,15 +63,18 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker dies in a step; all workers start again at this step, as from a checkpoint."""
+    """The failure of a worker in a step; all workers restart at this step, as from a checkpoint."""
 
     rank: int
     step: int
-    restart_s: float = 5.0  # from the failure to the next attempt's first step
-    world: int | None = None  # workers that go on: the failed worker and the last ones are left out
+    # The time from the failure to the next attempt's first step.
+    restart_s: float = 5.0
+    # The number of workers that continue: the failed worker and the last ones are left out. None:
+    # all continue.
+    world: int | None = None
 
     def alive(self, world: int) -> list[int]:
-        """Ranks of the workers that go on, of `world` workers."""
+        """Return the ranks of the workers that continue, of `world` workers."""
         if self.world is None or self.world == world:
             return list(range(world))
         return [rank for rank in range(world) if rank != self.rank][: self.world]
@@ -88,7 +96,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     global_batch: int
     sizes: Sizes
     devices: Devices
-    steps: int | None = None  # to train; None: all steps of the epochs
+    # The steps to train; None: all steps of the epochs.
+    steps: int | None = None
     epochs: int | None = None
     seed: int = 0
     drop_last: bool = False
@@ -98,16 +107,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switches: list[Change] = []
     failures: list[Failure] = []
     communication: Communication = Communication()
-    limits: int | list[int] | None = None  # samples that fit into a worker's memory
-    profile: bool = False  # workers time trial batches of 2, 4, 8, … samples before training
+    # Samples that fit into a worker's memory.
+    limits: int | list[int] | None = None
+    # Workers time trial batches of 2, 4, 8, … samples before training.
+    profile: bool = False
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Reads a scenario file; a relative file of sizes lies in the same folder.
-
-        Raises:
-            ScenarioError: the file cannot be read, or its scenario cannot be simulated.
-        """
+        """Read a scenario file; a relative file of sizes is in the same folder."""
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -119,11 +126,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(text: str) -> Scenario:
-        """Reads a scenario from YAML.
-
-        Raises:
-            ScenarioError: the scenario cannot be simulated.
-        """
+        """Read a scenario from YAML."""
         try:
             plain = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
@@ -134,11 +137,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Scenario:
-        """Reads a scenario from plain values, for example from JSON.
-
-        Raises:
-            ScenarioError: the scenario cannot be simulated.
-        """
+        """Read a scenario from plain values, for example from JSON."""
         try:
             scenario = msgspec.convert(plain, Scenario)
         except msgspec.ValidationError as error:
@@ -149,19 +148,19 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return scenario
 
     def at(self, folder: Path) -> Scenario:
-        """The scenario with its file of sizes below a folder."""
+        """Return the scenario with its file of sizes below a folder."""
         if self.sizes.file is None:
             return self
         sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))
         return msgspec.structs.replace(self, sizes=sizes)
 
     def as_dict(self) -> dict[str, Any]:
-        """The scenario as plain values, from which `of` makes an equal scenario."""
+        """Return the scenario as plain values, from which `of` makes an equal scenario."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def check(self) -> None:
-        """Raises ScenarioError if the scenario cannot be simulated."""
+        """Check whether the scenario can be simulated; raise ScenarioError if not."""
         if not 1 <= self.workers <= MOST_WORKERS:
             raise ScenarioError(f"workers: {self.workers}; give a number from 1 to {MOST_WORKERS}")
         if self.global_batch < 1:
@@ -189,7 +188,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_failures()
 
     def _check_numbers(self) -> None:
-        """Checks the numbers of `devices` before they are multiplied."""
         devices = self.devices
         for name in ("unit_s", "step_s", "sample_s", "data_s", "factors"):
             value = getattr(devices, name)
@@ -210,7 +208,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _check_step(self, where: str, step: int) -> None:
-        """Checks that a step comes before the end, if that is known without a file of sizes."""
         end = math.inf if self.steps is None else self.steps
         if self.epochs is not None and self.sizes.file is None:
             whole, rest = divmod(self.sizes.samples, self.global_batch)
@@ -252,7 +249,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             world, step = after, failure.step
 
     def emulation(self) -> Emulation:
-        """The devices of all workers."""
+        """Return the devices of all workers."""
         devices = self.devices
         factors = self._factors()
         a_s = self._each("devices.unit_s", devices.unit_s)
@@ -274,11 +271,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def memory_limits(self) -> list[int]:
-        """Samples that fit into each worker's memory, [W]; empty: no limits."""
+        """Return samples that fit into each worker's memory, [W]; empty: no limits."""
         return [] if self.limits is None else self._each("limits", self.limits)
 
     def hello(self) -> Hello:
-        """The Hello message that a leader would send, with virtual time 0.
+        """Return the Hello message that a leader would send, with virtual time 0.
 
         Raises:
             ScenarioError: the file of sizes cannot be read.
@@ -307,7 +304,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """(samples, s) of each worker's trial batches, whose samples all have this size."""
+        """Return (samples, s) of each worker's trial batches, whose samples have this size."""
         room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
         trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
         calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)
@@ -323,7 +320,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _factors(self) -> list[float]:
         given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)
-        if given not in (0, self.workers):  # checked first: the list could be far too long
+        # Check this first: the list could be far too long.
+        if given not in (0, self.workers):
             raise ScenarioError(
                 f"devices.factors: {given} for {self.workers} workers; give one each"
             )
@@ -333,7 +331,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factors or [1.0] * self.workers
 
     def _each(self, name: str, value: T | list[T]) -> list[T]:
-        """The value for each worker, [W]."""
         if not isinstance(value, list):
             return [value] * self.workers
         if len(value) != self.workers:

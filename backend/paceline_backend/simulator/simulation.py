@@ -1,4 +1,9 @@
-"""One run of a virtual cluster, segment by segment."""
+"""Runs a virtual cluster, segment by segment.
+
+`Simulation.advance` plans a segment through `planning.offer`, as a controller does, computes the
+ranks' times with the synchroniser's model in `sync`, and adopts the segment. It uses no bus and no
+database: `broadcast` adds these.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,16 @@ from paceline_backend.simulator.scenario import Change, Failure, Scenario
 from paceline_backend.simulator.sync import Costs, Pool, Round, Work
 
 T = TypeVar("T")
-Communication = Callable[[int, Features], Floats]  # step, batches [W] → seconds, [W]
+# Maps a step and its batches, [W], to the time of the all-reduce in s, [W].
+Communication = Callable[[int, Features], Floats]
 
 
 @dataclass(frozen=True)
 class TrainedSegment:
     """A segment that was trained, with the times that ranks would report; arrays are [S, W].
 
-    S is the number of trained steps. S is below the segment's number of steps where a failure or
-    the simulation's end comes first.
+    S is the number of trained steps. S is below the segment's number of steps if a failure or the
+    simulation's end comes first.
     """
 
     segment: Segment
@@ -43,35 +49,42 @@ class TrainedSegment:
     features: Features
     data_s: Floats
     compute_s: Floats
-    wait_s: Floats  # waiting for other ranks, after computing
-    communication_s: Floats  # 0 where a rank computes during communication
-    started_at: Floats  # virtual time at which each step begins
-    begins_at: float = 0.0  # virtual time of the segment's begin, also where no step was trained
+    # Waiting for other ranks, after computing.
+    wait_s: Floats
+    # 0 where a rank computes during communication.
+    communication_s: Floats
+    # The virtual time at which each step begins.
+    started_at: Floats
+    # The virtual time of the segment's start, also if no step was trained.
+    begins_at: float = 0.0
     attempt: int = 0
-    plan_s: float = 0.0  # real time that planning took; `segment.plan_s` is 0
-    rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
-    goes_on: bool = False  # ranks do not meet at the segment's end, unless the epoch ends
+    # The real time that planning took; `segment.plan_s` is 0.
+    plan_s: float = 0.0
+    # The `ended_at` of rounds is virtual time.
+    rounds: list[Round] = field(default_factory=list)
+    # Ranks do not synchronise at the segment's end, unless the epoch ends.
+    goes_on: bool = False
 
     @property
     def rank_step_s(self) -> Floats:
-        """How long each rank's steps took."""
+        """The duration of each rank's steps."""
         return self.data_s + self.compute_s + self.wait_s + self.communication_s
 
     @property
     def step_s(self) -> Floats:
-        """How long each step took, [S], as the mean over ranks."""
+        """The duration of each step, [S], as the mean over ranks."""
         return np.asarray(self.rank_step_s.mean(axis=1))
 
     @property
     def evened_s(self) -> Floats:
-        """How long each step took, [S], also where ranks are in different steps.
+        """The duration of each step, [S], also where ranks are in different steps.
 
         Where ranks share their batches, time is spread evenly over the segment's steps, because
         ranks train the batches of a step at different times. In another relaxed segment at whose
-        end all ranks meet, the wait for each other is spread over the segment's steps. Where ranks
-        do not meet at the end, a step lasts from the time when the last rank ends the step before
-        to the time when the last rank ends this step, because all wait for the slowest rank when
-        the epoch ends.
+        end all ranks synchronise, the wait at the end is spread over the steps. Where ranks do not
+        synchronise at the end, a step lasts from the end of the previous step on the last rank to
+        its own end on the last rank, because all ranks wait for the slowest rank when the epoch
+        ends.
         """
         step_s = self.step_s
         if self._pooled:
@@ -97,7 +110,7 @@ class TrainedSegment:
 
     @property
     def ett_s(self) -> Floats | None:
-        """The plan's forecast of `compute_s`; None: the models were not known.
+        """The plan's forecast of `compute_s`; None: the models were unknown.
 
         NaN where the batch differs from the plan, because ranks took over batches of each other.
         """
@@ -109,7 +122,7 @@ class TrainedSegment:
 
 
 class Simulation:
-    """Trains on emulated devices, planned as a controller plans real training.
+    """A training on emulated devices, planned as a controller plans real training.
 
     A segment is planned from the records of earlier steps without the newest `lag` steps, because a
     real controller plans while the last segment still runs. Planning takes no virtual time. The
@@ -119,13 +132,13 @@ class Simulation:
         hello: the run's Hello message, as a leader would send it.
         devices: the ranks' speeds.
         policy: the first policy.
-        communication: how long the all-reduce takes; None: no time.
-        costs: what exchanges of relaxed synchronisers take, by the number of ranks; None: no time.
-        lag: newest steps that a plan does not see.
+        communication: duration of the all-reduce; None: no time.
+        costs: costs of exchanges of relaxed synchronisers, by the number of ranks; None: no time.
+        lag: the number of newest steps that a plan does not use.
         started_at: virtual time of the first step.
         steps: the step to end before; None: end with the last epoch.
         switches: changes of the policy, in the order of their steps.
-        failures: deaths of workers, in the order of their steps. After a failure, `hello`,
+        failures: failures of workers, in the order of their steps. After a failure, `hello`,
             `devices` and `history` are those of the next attempt.
     """
 
@@ -145,7 +158,8 @@ class Simulation:
     ) -> None:
         self.policy = policy
         self.version = 0
-        self.switches = deque(switches)  # still to come
+        # The switches that are not due yet.
+        self.switches = deque(switches)
         self._failures = deque(failures)
         self._communication = communication
         self._costs = costs
@@ -155,7 +169,7 @@ class Simulation:
 
     @staticmethod
     def of(scenario: Scenario) -> Simulation:
-        """The simulation that a scenario describes, from virtual time 0 on.
+        """Make the simulation that a scenario describes, from virtual time 0 on.
 
         Raises:
             ScenarioError: the scenario's file of sizes cannot be read.
@@ -177,17 +191,20 @@ class Simulation:
         )
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begins an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
+        """Begin an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
         self.window = Window(hello.world, hello.attempt)
-        self._withheld: list[tuple[int, Floats]] = []  # newest rows, which plans do not see yet
+        # The newest rows, which plans do not use yet.
+        self._withheld: list[tuple[int, Floats]] = []
         self._pool = Pool(hello.world)
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
-        self._clocks = np.full(hello.world, now)  # [W] end of each rank's newest step
-        self._synchroniser = ALLREDUCE  # in force
-        self._model = self._model_of(ALLREDUCE, 0)  # of this synchroniser
+        # The end of each rank's newest step, [W].
+        self._clocks = np.full(hello.world, now)
+        # The synchroniser in force, and its model.
+        self._synchroniser = ALLREDUCE
+        self._model = self._model_of(ALLREDUCE, 0)
 
     @property
     def now(self) -> float:
@@ -196,7 +213,7 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are trained."""
+        """True if all steps are trained."""
         return self.history.finished or (self._steps is not None and self.step >= self._steps)
 
     @property
@@ -205,12 +222,12 @@ class Simulation:
         return self.history.step
 
     def switch(self, policy: Policy, version: int | None = None) -> None:
-        """Switches the policy from the next segment on; `version` None: the next number."""
+        """Switch the policy from the next segment on; `version` None: the next number."""
         self.policy = policy
         self.version = self.version + 1 if version is None else version
 
     def advance(self) -> TrainedSegment:
-        """Plans the next segment and trains it, up to a failure in one of its steps."""
+        """Plan the next segment and train it, up to a failure in one of its steps."""
         while self.switches and self.switches[0].step <= self.step:
             change = self.switches.popleft()
             self.switch(policies.make(change.policy, change.parameters))
@@ -245,9 +262,9 @@ class Simulation:
         load_s = self._data_s + own_s
         data_s = np.tile(load_s, (steps, 1))
         begun, starts = self._clocks, self._met(segment, costs)
-        begins_at = float(begun[0])  # rank 0, the leader, adopts the segment when it needs it
-        # Where ranks go on without meeting, a rank that is ahead of the leader waits with its
-        # first batch until the leader adopts the segment.
+        # Rank 0, the leader, adopts the segment when it needs it. If ranks continue without
+        # synchronising, a rank that is ahead of the leader waits with its first batch until then.
+        begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
         batches = Batches(
             self.devices,
@@ -281,7 +298,8 @@ class Simulation:
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
             self._clocks = ends[-1]
-        if not self._model.goes_on:  # all ranks have met: remove rounding errors of the sums
+        # All ranks end together: remove rounding errors of the sums.
+        if not self._model.goes_on:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
             segment,
@@ -299,7 +317,6 @@ class Simulation:
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
-        """Time of each step's all-reduce, [S, W]."""
         seconds = np.zeros(counts.shape)
         if self._communication is not None:
             for at in range(len(counts)):
@@ -307,7 +324,7 @@ class Simulation:
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
-        """When each rank can begin the segment, [W]. Puts the segment's synchroniser in force."""
+        """Put the segment's synchroniser in force; return when each rank can begin, [W]."""
         clocks, synchroniser = self._clocks, segment.synchroniser
         if self._model.goes_on:
             if synchroniser == self._synchroniser:
@@ -335,7 +352,6 @@ class Simulation:
         self._withheld = self._withheld[shown:]
 
     def _restart(self, failure: Failure, trained: TrainedSegment) -> None:
-        """Begins the next attempt at the step in which a rank died, as from a checkpoint."""
         old = self.hello
         alive = failure.alive(old.world)
         samples = trained.plan.batches.samples[: trained.features.samples.sum()]
@@ -358,12 +374,11 @@ class Simulation:
 
 
 def _evened(values: Floats) -> Floats:
-    """The same sum, spread evenly over the steps, [S]."""
     return np.full(len(values), values.mean() if len(values) else 0.0)
 
 
 def remaining(devices: Emulation, alive: list[int]) -> Emulation:
-    """The devices of the ranks in `alive`, renumbered from 0."""
+    """Return the devices of the ranks in `alive`, renumbered from 0."""
     now = {rank: at for at, rank in enumerate(alive)}
 
     def of(values: list[T]) -> list[T]:

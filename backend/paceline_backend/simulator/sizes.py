@@ -1,4 +1,4 @@
-"""Sizes of a simulated data set: drawn from a distribution, or read from a file."""
+"""Provides the sizes of a simulated data set: drawn from a distribution, or read from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_SALT = 0x51  # separates the draws of sizes from those of devices, which use the same seed
+# The salt separates the draws of sizes from those of devices, which use the same seed.
+_SALT = 0x51
 
 
 class SizesError(ValueError):
@@ -22,23 +23,25 @@ class SizesError(ValueError):
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`samples` draws of a distribution with this mean and DIF, or a file with a size per sample.
+    """Draws of a distribution with this mean and DIF, or a file with a size per sample.
 
-    Draws are cut off at `min` and `max`. This changes mean and DIF of a normal distribution whose
-    DIF is near its mean. Gamma and lognormal distributions are hardly changed.
+    `dif` is the standard deviation. Draws are cut off at `min` (default: a hundredth of the mean)
+    and `max`. This changes mean and DIF of a normal distribution whose DIF is near its mean. Gamma
+    and lognormal distributions are hardly changed. `file` is a .txt, .csv or .npy file; `column`
+    belongs to a .csv file.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None
     samples: int = 0
     mean: float = 1.0
-    dif: float = 0.0  # standard deviation
-    min: float | None = None  # default: a hundredth of the mean
+    dif: float = 0.0
+    min: float | None = None
     max: float | None = None
-    file: str | None = None  # .txt, .csv or .npy
-    column: str | None = None  # of a .csv file
+    file: str | None = None
+    column: str | None = None
 
     def problem(self) -> str | None:
-        """The first problem, naming the field; None: there is no problem."""
+        """Return the first problem, with the field's name; None: there is no problem."""
         if (self.distribution is None) == (self.file is None):
             return "sizes: give either distribution or file"
         if self.file is not None:
@@ -58,7 +61,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def draw(self, seed: int) -> Floats:
-        """A size per sample, [N]; the same seed gives the same sizes.
+        """Return a size per sample, [N]; the same seed gives the same sizes.
 
         Raises:
             SizesError: the file cannot be read, or a value in the file is no size above 0.

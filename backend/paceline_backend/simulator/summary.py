@@ -1,4 +1,9 @@
-"""The results of a simulation: figures per policy, beside the true fluid limit."""
+"""Summarises a simulation: figures per policy, beside the true fluid limit.
+
+``paceline simulate`` uses `run` for one simulation and `compare` for several policies. The figures
+leave out each policy's first `warmup` steps. `run`, `counted` and `compare` raise `ScenarioError`
+if this leaves no steps.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +29,37 @@ class Summary:
 
     steps: int
     step_time_s: float
-    total_s: float  # virtual time of the steps
+    # Virtual time of the steps.
+    total_s: float
     se: float
     step_dif: float
     waste: float
     ett_mape: float | None
-    time_over_fluid: float | None  # step times / (fluid limits + communication)
+    # Step times ÷ (fluid limits + communication).
+    time_over_fluid: float | None
     load_per_s: float  # size units
-    plan_s: float  # real time that planning a segment took
+    # Real time that planning a segment took.
+    plan_s: float
     moved: int
-    rounds: int  # exchanges of a relaxed synchroniser; 0 under the all-reduce
+    # Exchanges of a relaxed synchroniser; 0 under the all-reduce.
+    rounds: int
     contributors: float | None  # per round
-    dropped: int  # samples whose gradients came too late
-    speedup: float | None = None  # over plain data parallelism, per size unit
+    # Samples whose gradients came too late.
+    dropped: int
+    # Speed-up over plain data parallelism, per size unit.
+    speedup: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary as plain values."""
+        """Return the summary as plain values."""
         return asdict(self)
 
 
 def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
-    """The least time of a step whose load can be divided at will: Σ_j (T − b_j)⁺ / a_j = Λ'.
+    """Return the least time of a step with a perfectly divisible load: Σ_j (T − b_j)⁺ / a_j = Λ'.
 
     If all b_j are equal, this is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
-    Slowdowns count. Padding, delays and noise do not count.
-
-    Args:
-        devices: true speeds.
-        step: of the run.
-        batch: of each rank, [W]; only the totals matter.
-        threads: CPU threads of the ranks, a number or [W].
+    Slowdowns count. Padding, delays and noise do not count. Of the ranks' batches, only the totals
+    matter. `threads` are the ranks' CPU threads, a number or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
     load = float(np.sum(unpadded.load(batch)))
@@ -72,20 +78,18 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 @dataclass
 class Tally:
-    """Adds up the trained segments of a simulation.
-
-    Args:
-        warmup: steps left out after each policy's start.
-    """
+    """The sums over a simulation's segments, without `warmup` steps after each policy's start."""
 
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # contributors, dropped
-    _start: tuple[int, int, int] = (-1, -1, 0)  # attempt, version, first step
+    # Contributors and dropped samples of each round.
+    _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # Attempt, policy version, and the first step with them.
+    _start: tuple[int, int, int] = (-1, -1, 0)
 
     def add(self, trained: TrainedSegment, devices: Emulation) -> None:
-        """Adds a segment; `devices` are the devices that trained the segment."""
+        """Add a segment; `devices` are the devices that trained the segment."""
         segment = trained.segment
         self._plans.setdefault(segment.policy, []).append((trained.plan_s, segment.moved))
         mine = self._parts.setdefault(segment.policy, [])
@@ -99,7 +103,7 @@ class Tally:
             for round_ in trained.rounds
             if round_.step >= first
         ]
-        # Where ranks share batches, a row says little: compare what they trained in the segment.
+        # Where ranks share batches, a row shows little: compare the ranks' totals in the segment.
         shared = segment.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
@@ -120,7 +124,7 @@ class Tally:
             )
 
     def summaries(self) -> dict[str, Summary]:
-        """The summary of each policy, in the order of the policies' start."""
+        """Return the summary of each policy, in the order of the policies' start."""
         summaries = {}
         for policy, parts in self._parts.items():
             table = {name: np.array([part[name] for part in parts]) for name in (parts or [{}])[0]}
@@ -167,24 +171,17 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
-    """Trains to the end; returns a summary per policy, in the order of the policies' start.
-
-    Raises:
-        ScenarioError: the warm-up leaves no steps.
-    """
+    """Train to the end; return a summary per policy, in the order of the policies' start."""
     tally = Tally(warmup)
     while not simulation.finished:
-        devices = simulation.devices  # before `advance`, in which a failure may change them
+        # Read the devices before `advance`, in which a failure may change them.
+        devices = simulation.devices
         tally.add(simulation.advance(), devices)
     return counted(tally)
 
 
 def counted(tally: Tally) -> dict[str, Summary]:
-    """The summaries of a finished simulation.
-
-    Raises:
-        ScenarioError: the warm-up leaves no steps.
-    """
+    """Return the summaries of a finished simulation."""
     summaries = tally.summaries()
     if not summaries:
         raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
@@ -192,12 +189,10 @@ def counted(tally: Tally) -> dict[str, Summary]:
 
 
 def under(scenario: Scenario, policy: str) -> Scenario:
-    """The scenario under one policy from start to end.
+    """Return the scenario under one policy from start to end.
 
-    The scenario's own first policy keeps its parameters, any other policy gets its defaults.
-
-    Raises:
-        ScenarioError: there is no policy of this name, or its parameters are refused.
+    The scenario's own first policy keeps its parameters, any other policy gets its defaults. Raise
+    `ScenarioError` if the policy does not exist or refuses its parameters.
     """
     parameters = scenario.parameters if policy == scenario.policy else {}
     try:
@@ -208,12 +203,9 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulates the scenario under each of these policies.
+    """Simulate the scenario under each of these policies, as by `under`.
 
     `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
-
-    Raises:
-        ScenarioError: there is no policy of a name, or the warm-up leaves no steps.
     """
     runs = [under(scenario, name) for name in names]
     summaries = {
@@ -223,7 +215,7 @@ def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, 
 
 
 def with_speedups(summaries: dict[str, Summary]) -> dict[str, Summary]:
-    """The summaries with their speed-up over `bsp`, if there is a summary of `bsp`."""
+    """Return the summaries with their speed-up over `bsp`, if it is one of them."""
     base = summaries.get(BASELINE)
     if base is None or not base.load_per_s:
         return summaries

@@ -1,4 +1,4 @@
-"""Predictors: from feedback to the performance model of each worker.
+"""Predictors, which fit a performance model of each worker to feedback.
 
     linear      `LinearPredictor`: T = a·Λ' + c·n + b, most presets; `PerSamplePredictor`: CHRONICA
     regression  the fit of `LinearPredictor`, as compiled code
@@ -8,7 +8,7 @@
     least_squares  `non_negative`: coefficients that are 0 or more
     table       `StepTable`: feedback as [steps, W] arrays, for allocators
 
-Presets make the predictors, and `policies.plan` calls ``fit`` for each segment::
+Presets make the predictors, and `policies.plan` calls ``fit`` for each segment:
 
     models = LinearPredictor(window=64, cost="auto").fit(feedback, world)
     models.ett(features)  # expected seconds of each worker's batch

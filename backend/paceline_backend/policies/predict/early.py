@@ -1,4 +1,7 @@
-"""Which costs of a batch are plausible while a run is young: weighed, from a few steps' records."""
+"""Weighs which costs of a batch are plausible while a run is young and has few steps' records.
+
+`linear` calls `plausible` until there are enough rows to compare forecasts of the rows instead.
+"""
 
 from __future__ import annotations
 
@@ -14,43 +17,52 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-YOUNG = 24  # rows of a rank; from so many on, forecasts of the rows decide (`linear`)
-_PLAUSIBLE = 0.02  # a cost with a smaller probability is not considered
-_CURVES = np.exp2(np.arange(-2.0, 7.0))  # κ to weigh, in units of 1 ÷ the typical long size
-_SIZED = (0.02, 0.05, 0.1, 0.2)  # sizes' shares of a cost that goes by the number of samples
-# The share of a mean batch's cost that a step takes besides, with its prior probability.
+# From this many rows of a rank on, forecasts of the rows decide (`linear`).
+YOUNG = 24
+# A cost with a smaller probability is not considered.
+_PLAUSIBLE = 0.02
+# Candidates for κ, in units of 1 ÷ the typical long size.
+_CURVES = np.exp2(np.arange(-2.0, 7.0))
+# Candidates for the fraction of the cost that depends on sizes, where most of the cost depends on
+# the number of samples.
+_SIZED = (0.02, 0.05, 0.1, 0.2)
+# Candidates for a step's fixed cost, relative to a mean batch's cost, with prior probabilities.
 _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
-# Standard deviations of the logarithms: of the noise, and of the ranks' speeds. All combinations
-# have the same prior probability.
+# Candidates for the standard deviations of two logarithms: of the noise, and of the ranks' speeds.
+# All combinations have the same prior probability.
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
-_ALIKE = 0.5  # what a log-likelihood weighs: rows are not as independent as the model says
+# The weight of a log-likelihood: rows are not as independent as the model assumes.
+_ALIKE = 0.5
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A cost that the rows do not rule out."""
+    """A cost that the rows do not rule out.
+
+    `noise` is the relative standard deviation of a row's time under this cost. `sized` is the
+    fraction of the cost that depends on sizes; the rest is the same for all samples.
+    """
 
     cost: Cost
     probability: float
-    noise: float  # standard deviation of a row's time under this cost, relative
-    sized: float = 1.0  # share that goes by sizes; the rest is alike for all samples
+    noise: float
+    sized: float = 1.0
 
 
 def plausible(rows: Feedback) -> list[Weighed]:
-    """The costs that few rows do not rule out, the most probable first.
+    """Return the costs that the rows do not rule out, the most probable first.
 
-    A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
-    around a common mean. The time of the oldest step may be off by a factor that all ranks share.
-    At most one cost each is given: mostly by count; linear and quadratic in the sizes, padded and
-    not.
-
-    Args:
-        rows: of some ranks, [S, W] arrays; each rank has a usable row.
+    `rows` are [S, W] arrays of some ranks, of which each has a usable row. The model: a row's time
+    is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary around a
+    common mean. The time of the oldest step may be off by a factor that all ranks share. The result
+    has at most one cost of each family: mostly by count; linear and quadratic in the sizes, padded
+    and not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    if (rows.longest[valid] <= 0).any():  # recorded before longest and squares
+    # Old records lack `longest` and `squares`.
+    if (rows.longest[valid] <= 0).any():
         return [Weighed(SUM, 1.0, 0.0)]
     time = np.log(np.where(valid, rows.compute_s, 1.0))
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
@@ -77,14 +89,10 @@ def _weighed(
     *,
     sized: Sequence[float] = (),
 ) -> Weighed:
-    """The mean of some costs, with the logarithm of their likelihood for a probability.
+    """Return the mean of some costs, with the logarithm of their likelihood as probability.
 
-    Args:
-        time: logarithms of the rows' times, [S, W].
-        valid: which rows count, [S, W].
-        loads: of the rows' batches under each cost, each [S, W].
-        costs: that differ in κ only.
-        sized: instead of costs, sizes' shares of the sum.
+    `time` are logarithms, and all arrays are [S, W]. The costs differ only in κ. Instead of costs,
+    `sized` gives the fraction of each load that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
@@ -103,7 +111,7 @@ def _weighed(
 
 
 def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
-    """The tempered log-likelihood of a cost, and the noise that suits it best."""
+    """Return the tempered log-likelihood of a cost, and the noise that suits it best."""
     load = np.where(valid, load, np.nan)
     mean = float(np.nanmean(load))
     tried = np.concatenate(
@@ -118,11 +126,10 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
 
 
 def _likely(off: Floats, valid: Bools) -> Floats:
-    """Log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`; all means are alike.
+    """Return log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`.
 
-    Args:
-        off: logarithm of time ÷ cost, [S, W]; NaN where not valid.
-        valid: which rows count, [S, W].
+    All means of the ranks' speeds have the same prior probability. `off` is the logarithm of time ÷
+    cost, [S, W]; NaN where not valid.
     """
     if len(off) > 1 and valid[0].any() and valid[1:].any():
         off = off.copy()
@@ -131,7 +138,8 @@ def _likely(off: Floats, valid: Bools) -> Floats:
     off, count = off[:, count > 0], count[count > 0]
     mean = np.nanmean(off, axis=0)
     within = float(np.nansum((off - mean) ** 2))
-    variance = _NOISE**2 / count + _SPREAD**2  # of the ranks' means, [pairs, W]
+    # The variance of the ranks' means.
+    variance = _NOISE**2 / count + _SPREAD**2  # [pairs, W]
     weight = 1 / variance
     middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)
     likely = (count - 1).sum() * np.log(_NOISE[:, 0] ** 2) + within / _NOISE[:, 0] ** 2

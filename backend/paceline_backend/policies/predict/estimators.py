@@ -1,13 +1,13 @@
-"""Regressors of scikit-learn, or of a third party, as predictors: whatever has `fit` and `predict`.
+"""Turns regressors into predictors: those of scikit-learn, or any object with `fit` and `predict`.
 
     predictor = EstimatorPredictor({"huber": Huber})  # one regressor
-    predictor = EstimatorPredictor(REGRESSORS)  # that of them which forecasts the run best
+    predictor = EstimatorPredictor(REGRESSORS)  # the regressor that forecasts the run best
 
-`linear.LinearPredictor` follows changes of speed and suits nearly always. A regressor looks at all
-steps of its window alike.
+`linear.LinearPredictor` follows changes of speed and nearly always suits better. A regressor gives
+all steps of its window the same weight.
 
-scikit-learn is imported where a regressor is made: it takes longer to start than all the rest of a
-server, and few runs use it.
+Functions import scikit-learn only when they make a regressor: the import takes longer than the rest
+of a server's start, and few runs use it.
 """
 
 from __future__ import annotations
@@ -27,57 +27,63 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
-_FEW = 8  # rows of a rank; with fewer, times are taken in proportion to loads,
-_ALIKE = 1.05  # and so they are where a rank's loads differ by a smaller factor
-_SPLITS, _RANKS = 3, 4  # of the cross-validation: splits in time, and ranks at most
-_CAP = 0.3  # a forecast counts as at most so far off, relative
-_BETTER = 0.02  # a later regressor must be less off than the first by this share
-_EXACT = 1e-6  # relative; smaller residuals are none
-_WILD = 1e100  # relative; such forecasts are none; near 1e308 `non_negative` ends the process
+# A rank's times are taken as proportional to its loads if it has fewer rows than `_FEW`, or if its
+# loads differ by a smaller factor than `_ALIKE`.
+_FEW = 8
+_ALIKE = 1.05
+# The cross-validation's splits in time, and the most ranks that it uses.
+_SPLITS, _RANKS = 3, 4
+# The relative error of a single forecast counts as at most this.
+_CAP = 0.3
+# A later regressor replaces the first if its error is smaller by this fraction.
+_BETTER = 0.02
+# Smaller relative residuals count as 0.
+_EXACT = 1e-6
+# Larger relative forecasts are invalid. Near 1e308, `non_negative` ends the process.
+_WILD = 1e100
 
 
 class Estimator(Protocol):
-    """A regressor, as scikit-learn's are."""
+    """A regressor with the interface of scikit-learn."""
 
     def fit(self, inputs: Floats, times: Floats, /) -> Any:
-        """Learns a rank's times.
+        """Fit the regressor to a rank's times, [F].
 
-        Args:
-            inputs: effective load and samples of each step, relative to their means, [F, 2].
-            times: compute time of each step, relative to its mean, [F].
+        `inputs` are effective load and samples of each step, [F, 2]. All values are relative to
+        their means.
         """
         ...
 
     def predict(self, inputs: Floats, /) -> Any:
-        """The times of batches, [K], given as for `fit`, [K, 2]."""
+        """Return the times of batches, [K]; inputs are as for `fit`, [K, 2]."""
         ...
 
 
 def linear() -> Any:
-    """scikit-learn's `LinearRegression`: least squares."""
+    """Make scikit-learn's `LinearRegression`: least squares."""
     from sklearn.linear_model import LinearRegression
 
     return LinearRegression()
 
 
 def quantile() -> Any:
-    """scikit-learn's `QuantileRegressor` of the median: half of the steps take longer."""
+    """Make scikit-learn's `QuantileRegressor` of the median: half of the steps take longer."""
     from sklearn.linear_model import QuantileRegressor
 
     return QuantileRegressor(alpha=0.0)
 
 
 class Huber:
-    """scikit-learn's `HuberRegressor`: least squares in which single wild steps count little."""
+    """scikit-learn's `HuberRegressor`: least squares in which outliers count little."""
 
     def __init__(self) -> None:
         self._fitted = linear()
 
     def fit(self, inputs: Floats, times: Floats) -> Huber:
-        """See `Estimator.fit`. Rows without noise, whose scale is 0, are fitted by least squares.
+        """Fit the rows; use plain least squares for rows without noise, whose scale is 0.
 
         Raises:
-            ValueError: it does not converge.
+            ValueError: the fit does not converge.
         """
         from sklearn.linear_model import HuberRegressor
 
@@ -87,12 +93,12 @@ class Huber:
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """See `Estimator.predict`."""
+        """Return the times of batches; see `Estimator.predict`."""
         return self._fitted.predict(inputs)
 
 
 class Isotonic:
-    """scikit-learn's `IsotonicRegression`: times that rise with the load, in any way."""
+    """scikit-learn's `IsotonicRegression`: times that rise with the load, in any shape."""
 
     def __init__(self) -> None:
         from sklearn.isotonic import IsotonicRegression
@@ -100,12 +106,12 @@ class Isotonic:
         self._fitted = IsotonicRegression(out_of_bounds="clip")
 
     def fit(self, inputs: Floats, times: Floats) -> Isotonic:
-        """See `Estimator.fit`."""
+        """Fit the rows by their load alone; see `Estimator.fit`."""
         self._fitted.fit(inputs[:, 0], times)
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """See `Estimator.predict`."""
+        """Return the times of batches; see `Estimator.predict`."""
         return self._fitted.predict(inputs[:, 0])
 
 
@@ -113,7 +119,7 @@ REGRESSORS: Mapping[str, Callable[[], Estimator]] = MappingProxyType(
     {"linear": linear, "huber": Huber, "quantile": quantile, "isotonic": Isotonic}
 )
 
-# A parameter of presets whose paper learns times by a regression.
+# The parameter of presets whose paper learns times with a regression.
 Regressor = Annotated[
     Literal["tracking", "linear", "huber", "quantile", "isotonic", "cross-validated"],
     Meta(
@@ -125,12 +131,9 @@ Regressor = Annotated[
 
 
 def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
-    """The predictor of a `Regressor`.
+    """Return the predictor of a `Regressor`, on `window` steps.
 
-    Args:
-        regressor: its name.
-        window: steps to look at.
-        cost: of batches, for "tracking": see `LinearPredictor`.
+    `cost` is the cost of batches for "tracking": see `LinearPredictor`.
     """
     if regressor == "tracking":
         return LinearPredictor(window, cost)
@@ -141,21 +144,18 @@ def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
 
 @dataclass(frozen=True)
 class EstimatorPredictor:
-    """Models that are planes through what a regressor says of each rank's steps.
+    """A predictor whose models are planes through a regressor's forecasts of each rank's steps.
 
-    A regressor is fitted to each rank's newest steps. Within the range of the rank's loads and
-    numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0 and c, b ≥ 0. For
-    a linear regressor with such coefficients that is the regressor itself. A rank with few steps,
-    or with loads too alike, is taken to take time in proportion to its load.
+    A regressor is fitted to each rank's newest `window` steps with samples. Within the range of the
+    rank's loads and numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0
+    and c, b ≥ 0. For a linear regressor with such coefficients, the plane is the regressor itself.
+    The time of a rank with few steps, or with loads that hardly differ, is taken as proportional to
+    its load.
 
-    Of several candidates the one is taken whose forecasts of later steps from earlier ones were the
-    least off, over some ranks. One that raises a ValueError is passed over.
-
-    Args:
-        candidates: what makes a regressor, by name. Each call gives a new one, which must not
-            depend on chance: plans are made again from the database.
-        window: steps to look at; steps in which a rank had no samples do not count.
-        cost: of batches.
+    Of several candidates, the predictor takes the one with the smallest error when it forecasts
+    later steps from earlier ones, over some ranks. A ValueError counts as the largest error. Each
+    call of a candidate returns a new regressor, which must be deterministic, because a replay makes
+    plans again from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -163,7 +163,7 @@ class EstimatorPredictor:
     cost: Cost = SUM
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        """Fit all ranks. Models are known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
         load = np.asarray(self.cost.load(rows.features), np.float64)
         valid = usable(rows.samples, load, rows.compute_s)
@@ -178,7 +178,7 @@ class EstimatorPredictor:
         return Models(a, c, b, cost=self.cost)
 
     def chosen(self, ranks: list[_Rank]) -> str:
-        """The name of the candidate that forecasts these ranks best; the first if none can tell."""
+        """Return the name of the best candidate; the first one if no rank can be fitted."""
         first, *others = self.candidates
         fitted = [rank for rank in ranks if rank.tells]
         if not others or not fitted:
@@ -196,9 +196,11 @@ class EstimatorPredictor:
 class _Rank:
     """A rank's steps, oldest first, relative to their means."""
 
-    inputs: Floats  # [F, 2]: effective load, samples
+    # Columns: effective load, samples.
+    inputs: Floats  # [F, 2]
     times: Floats  # [F]
-    means: Floats  # [3]: of effective load, samples, and time in s
+    # Means of effective load, samples, and time in s.
+    means: Floats  # [3]
 
     @staticmethod
     def of(load: Floats, samples: Any, compute_s: Floats) -> _Rank:
@@ -209,12 +211,11 @@ class _Rank:
 
     @property
     def tells(self) -> bool:
-        """Whether there is anything to fit."""
         load = self.inputs[:, 0]
         return len(load) >= _FEW and float(load.max()) >= _ALIKE * float(load.min())
 
     def off(self, make: Callable[[], Estimator]) -> float:
-        """How far forecasts of later steps from earlier ones are off, relative, in the mean."""
+        """Return the mean relative error of forecasts of later steps from earlier ones."""
         from sklearn.model_selection import TimeSeriesSplit
 
         made: list[Floats] = []
@@ -226,11 +227,12 @@ class _Rank:
             except ValueError:
                 return _CAP
             off = np.abs(forecast / self.times[later] - 1)
-            made.append(np.where(off < _CAP, off, _CAP))  # NaN, too
+            # This also caps NaN.
+            made.append(np.where(off < _CAP, off, _CAP))
         return float(np.mean(np.concatenate(made)))
 
     def plane(self, make: Callable[[], Estimator]) -> tuple[float, float, float]:
-        """(a, c, b) in s per size unit, s per sample, and s."""
+        """Return (a, c, b) in s per size unit, s per sample, and s."""
         load, samples, time_s = self.means
         proportional = (time_s / load, 0.0, 0.0)
         if not self.tells:
@@ -243,13 +245,15 @@ class _Rank:
             forecast = np.asarray(fitted.predict(probes), np.float64)
         except ValueError:
             return proportional
-        if not (np.abs(forecast) < _WILD).all():  # NaN, too
+        # This also rejects NaN.
+        if not (np.abs(forecast) < _WILD).all():
             return proportional
         varies = np.ptp(probes[:, 1]) > 0
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
             a, c, b = non_negative(np.column_stack(columns), forecast)[0]
-        except RuntimeError:  # it does not converge
+        # The least squares do not converge.
+        except RuntimeError:
             return proportional
         if a <= _EXACT:
             return proportional

@@ -1,4 +1,4 @@
-"""EP4DDL's predictor: a GRU forecasts each worker's next step. No other predictor needs torch."""
+"""EP4DDL's predictor: a GRU forecasts each worker's next step. Only this predictor needs torch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ from paceline_backend.policies.values import Feedback, Floats, Models
 if TYPE_CHECKING:
     import torch
 
-PAST = 8  # steps that a prediction looks back
+# The number of past steps from which the GRU predicts the next step.
+PAST = 8
 _HIDDEN = 4
-_SEQUENCES = 64  # training sequences
-_ROUNDS = 24  # steps of Adam, each on all sequences
+# The number of training sequences.
+_SEQUENCES = 64
+# The number of Adam steps, each on all sequences.
+_ROUNDS = 24
 _RATE = 0.05
-_NO_SIZE = 1e-12  # share of the time per size unit: `Models.a` must be above 0
+# The fraction of the time per size unit: `Models.a` must be above 0.
+_NO_SIZE = 1e-12
 
-_threads_lock = threading.Lock()  # torch has one number of threads for all plans of the process
+# torch has one number of threads for all plans of the process.
+_threads_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class GruPredictor:
-    """EP4DDL's predictor: the time of each worker's next step from its last steps, by a GRU.
+    """EP4DDL's predictor: a GRU forecasts the time of each worker's next step from its last steps.
 
-    All workers share one small network, which is trained anew on the window for every plan. The
-    plan thus depends on the feedback alone. The network predicts the next step's time relative to
-    the mean of the eight steps before, and begins with the prediction "equal". It sees times only,
-    so `Models.b` is the whole prediction.
+    All workers share one small network, which is trained from scratch on the window for every plan.
+    The plan thus depends on the feedback alone. The network predicts the next step's time relative
+    to the mean of the eight steps before, and its initial prediction is "equal". Its only input is
+    times, so `Models.b` is the whole prediction.
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        """Fit all ranks. Models are known as soon as each rank has one usable row."""
         if not len(feedback):
             return Models.unknown(world)
         table = StepTable.of(feedback, world, 0)
@@ -60,15 +65,13 @@ class GruPredictor:
 
 
 def _predict(history: Floats, last: Floats) -> Floats:
-    """The value after each row of `last` [W, P], by a GRU that learned from `history` [S, P + 1].
-
-    The same rows always give the same values: one seed, one thread, float64.
-    """
+    """Predict the value after each row of `last` [W, P] from `history` [S, P + 1]."""
     import torch
 
     with _threads_lock:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # two threads take ten times as long
+        # Two threads take ten times as long as one.
+        torch.set_num_threads(1)
         try:
             with torch.enable_grad():
                 forecast = _learned(torch.from_numpy(history))
@@ -79,10 +82,10 @@ def _predict(history: Floats, last: Floats) -> Floats:
 
 
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Learns to forecast the last column of `history` [S, P + 1] from the columns before.
+    """Return a model trained to forecast the last column of `history` [S, P + 1] from the others.
 
-    Uses nothing of torch beyond ``import torch``. torch.nn.Module and torch.optim would import the
-    compiler, which takes a busy machine half a minute.
+    torch.nn.Module and torch.optim are not used: they import the compiler, which takes half a
+    minute on a busy machine.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Least squares whose coefficients are 0 or more."""
+"""Solves least squares whose coefficients are 0 or more."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from paceline_backend.policies.values import Floats
 
 
 def non_negative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """The coefficients x ≥ 0 with the least |columns·x − target|, and that distance.
+    """Return the coefficients x ≥ 0, [C], with the least |columns·x − target|, and that distance.
 
-    Args:
-        columns: [R, C].
-        target: [R].
+    `columns` is [R, C], `target` is [R].
 
     Raises:
-        RuntimeError: it does not converge.
+        RuntimeError: the solver does not converge.
     """
-    from scipy.optimize import nnls  # takes a quarter of a server's start to import
+    # Imported here, because this import takes a quarter of a server's start-up time.
+    from scipy.optimize import nnls
 
     coefficients, distance = nnls(columns, target)
     return coefficients, float(distance)
 
 
 def warm_up() -> None:
-    """Imports the solver, so that no plan waits for it."""
+    """Import the solver, so that no plan waits for the import."""
     non_negative(np.ones((1, 1)), np.ones(1))

@@ -1,4 +1,9 @@
-"""Predictors that are linear in load: the cost of a step for each worker, from its last steps."""
+"""Predictors of a step's cost for each worker that are linear in the load.
+
+Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
+rank's rows is compiled code in `regression`. This module chooses the cost of a batch ("auto") and
+the prior of each rank, and draws ranks of similar speed together.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +34,37 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-_RANKS = 16  # ranks whose rows decide which cost all ranks have
-_CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, in units of 1 ÷ the typical long size
-_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # factors to try around the best κ
-_MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 needs as much again
-_FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
-_JUMP = 0.9  # a residual counts as at most so much more than the one before
-_SURE = 0.98  # probability from which on a young run's cost is expected to stay
-_ALIKE = 1.05  # most padding ÷ least, below which it tells nothing: `plausible` takes 10 ms
-_HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
-_CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
-_DOUBT = 1.5  # error of a fit of three costs that follows changes ÷ that of a mean of its rows
-_SHIFTS = 30  # of the mean shift; each comes three times as close to its peak where all are alike
-_ALIKE_RANKS = 4  # fewer of many ranks may be near each other by chance
-_SHAPES = 2  # standard errors at half and twice the usual batch ÷ those at the usual one
+# The rows of this many ranks decide which cost all ranks have.
+_RANKS = 16
+# Candidates for κ, in units of 1 ÷ the typical long size.
+_CURVES = 2.0 ** np.arange(-3, 7)
+# Factors to try around the best κ.
+_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
+# The log-likelihood that a cost must gain over the sum; κ > 0 needs the same gain once more.
+_MARGIN = 12.0
+# The least rows from which the noise can be estimated, and the noise from which on rows are fitted
+# again.
+_FEW, _NOISY = 8, 0.1
+# The difference between consecutive residuals counts as at most this.
+_JUMP = 0.9
+# The probability from which on a young run's cost is expected to stay.
+_SURE = 0.98
+# Below this ratio of most to least padding, padding shows nothing, and the call of `plausible`,
+# which takes 10 ms, is skipped.
+_ALIKE = 1.05
+# Samples count as grouped if padded load ÷ padded load of equal counts is below this.
+_HALF = 0.5
+# The log-likelihood that the wide prior of c and b must gain.
+_CLEARLY = 3.0
+# The error of a fit of three costs that follows changes ÷ the error of a mean of its rows.
+_DOUBT = 1.5
+# Iterations of the mean shift. Where all levels are similar, each iteration brings a level three
+# times as close to its peak.
+_SHIFTS = 30
+# Fewer of many ranks may be near each other by chance.
+_ALIKE_RANKS = 4
+# The standard errors at half and at twice the usual batch ÷ the standard errors at the usual batch.
+_SHAPES = 2
 
 
 @dataclass(frozen=True)
@@ -50,19 +72,23 @@ class LinearPredictor:
     """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
 
     b is a cost per step and is added once, not per sample as in the paper. c is the cost of a
-    sample of any size. The fit is a least squares of relative errors, row by row, oldest first. A
-    row that is off its forecast by more than 15 % is left out. If the next row is off to the same
+    sample of any size. The fit is a least squares of relative errors, row by row, oldest first.
+
+    A row that is off its forecast by more than 15 % is left out. If the next row is off to the same
     side, the rank's speed has changed: all three costs change by one factor, which the newest row
-    gives. Slower changes are followed once they stand out from the noise. A weak prior says
-    c = b = 0. With this prior, feedback that cannot separate c from b (constant n, as under `bsp`)
-    or a from b (loads too alike) still gives a sensible forecast for other n and Λ'.
+    gives. The fit follows slower changes once they stand out from the noise.
+
+    A weak prior draws c and b to 0. With this prior, feedback that cannot separate c from b
+    (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
+    forecast for other n and Λ'.
 
     Args:
-        window: steps to look at; steps in which a rank had no samples do not count.
+        window: the number of steps that the fit uses; steps in which a rank had no samples do not
+            count.
         cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": one of these, plain or quadratic in
             length, whichever forecasts all ranks' steps best; the sum unless another is clearly
             better.
-        shrink: draw ranks together that noise may have made different.
+        shrink: draw ranks together if noise alone may explain their difference.
     """
 
     window: int = 64
@@ -70,7 +96,7 @@ class LinearPredictor:
     shrink: bool = True
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        """Fit all ranks. Models are known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
         if self.cost == "padded":
             return self._models(rows, Cost(padded=True))
@@ -87,7 +113,6 @@ class LinearPredictor:
         return replace(best[1], rivals=tuple(rest)) if best[1].known else best[1]
 
     def _weighed(self, rows: Feedback, of: Weighed) -> Models:
-        """The models under a cost that may be right."""
         if of.sized == 1:
             return self._models(rows, of.cost, of.noise)
         mean = float(rows.load.sum() / rows.samples.sum())
@@ -96,13 +121,7 @@ class LinearPredictor:
         return replace(mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
-        """The models under a cost.
-
-        Args:
-            rows: [S, W] arrays.
-            cost: of a batch.
-            noise: standard deviation of a row's time where a rank has too few rows to tell it.
-        """
+        """Return the models under a cost; `noise` is for ranks with too few rows to estimate it."""
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
         fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
@@ -115,14 +134,14 @@ class LinearPredictor:
 def _fit_shares(
     rows: Feedback, cost: Cost, window: int, unknown: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """(a, c, b) of each rank, [W, 3], with whichever prior of c and b suits the rank.
+    """Return (a, c, b) of each rank, [W, 3], with the prior of c and b that suits the rank better.
 
-    The second result is by how much noise alone lets each rank's time be off, relative, [W].
-    `unknown` is the noise of ranks whose rows are too few to tell it.
+    The second result is the relative error of each rank's time that noise alone may cause, [W].
+    `unknown` is the noise of ranks that have too few rows to estimate it.
 
     While speeds drift and plans balance them, a rank's time stays the same though its load changes.
-    That looks like a large b. From one step to the next a speed hardly drifts: there the wide prior
-    must explain the times clearly better than the narrow prior.
+    That looks like a large b. But from one step to the next, a speed hardly drifts. So the fit uses
+    the wide prior only if it explains these differences clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
     load, samples = cost.load(rows.features), rows.samples
@@ -132,7 +151,7 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """How much each residual differs from the one before, [S - 1, W]; NaN: there is none."""
+        """Return the differences of consecutive residuals, [S - 1, W]; NaN: there is none."""
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -156,10 +175,7 @@ def _fit_shares(
 
 
 def _noise(jumps: Floats) -> Floats:
-    """σ of each rank's times, [W]; 0: unknown.
-
-    Of differences of two normal values, the median is 0.954 of one value's standard deviation.
-    """
+    """Return σ of each rank's times, [W], from the median of differences, 0.954 σ; 0: unknown."""
     enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
     noise = np.zeros(jumps.shape[1])
     if enough.any():
@@ -168,17 +184,12 @@ def _noise(jumps: Floats) -> Floats:
 
 
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
-    """The fits, where ranks that may well be equally fast are drawn together.
+    """Return the fits, [W, 3], after drawing together ranks that may be equally fast.
 
-    Ranks around one peak of the levels' density get a common fit if they differ by no more than
-    noise lets them. Others are drawn to the mean of the ranks near them, which weigh by how likely
-    noise alone makes them as different as they seem. Without noise nothing changes.
-
-    Args:
-        fits: of each rank, [W, 3].
-        errors: by how much noise lets each be off, relative, [W].
-        rows: what the fits rest on.
-        cost: of a batch.
+    Ranks around one peak of the levels' density get a common fit if noise alone may explain their
+    differences. Each of the other ranks is drawn to the mean of the ranks near it. These ranks are
+    weighted by the likelihood that noise alone makes them differ from it. Without noise nothing
+    changes. `errors` are the relative errors of the fits that noise may cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
     if known.sum() < 2:
@@ -201,21 +212,19 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
 def _common(
     fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
 ) -> tuple[Bools, Floats]:
-    """Which ranks may be equally fast as the others of their peak, [n], and these' fit, [n, 3].
+    """Return a mask of ranks that may be as fast as the others of their peak, and common fits.
 
-    A rank that is further from the peak's median than the furthest of so many equal ones would be
-    is none of them. Neither is one whose forecast of half or twice the usual batch differs from the
-    common one.
+    The results are [n] and [n, 3]. A rank is not in the mask if it is further from the peak's
+    median than the furthest of as many equal ranks would be, or if its forecast of half or twice
+    the usual batch differs from the common one.
 
-    Args:
-        fits: of ranks in the order of their levels, [n, 3].
-        level: logarithms of their times of the usual batch, sorted.
-        error: by how much noise lets each be off.
-        first: where each peak begins.
-        batch: the usual one: load, samples and 1.
+    The ranks are sorted by `level`, the logarithm of their time of the usual batch. `error` is the
+    relative error of each fit that noise may cause. `first` is the index of each peak's first rank.
+    `batch` is the usual one: load, samples and 1.
     """
     count = np.diff(first, append=len(level))
-    peak = np.repeat(np.arange(len(first)), count)  # of each rank
+    # The peak of each rank.
+    peak = np.repeat(np.arange(len(first)), count)
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit
     weight = near / error**2
@@ -228,8 +237,8 @@ def _common(
         other = batch * [times, times, 1.0]
         off = np.abs(np.log((fits @ other) / np.maximum(common @ other, LEAST)))
         near &= off <= _SHAPES * limit
-    # Of normal values, the squares of the distances from their mean, in standard errors, add up to
-    # one less than their number, plus or minus what this allows.
+    # The squared distances of N normal values from their mean, in standard errors, add up to N - 1,
+    # with a standard deviation of √(2 (N - 1)).
     number = np.add.reduceat(near.astype(np.float64), first)
     free = np.maximum(number - 1, 0.0)
     apart = np.add.reduceat(near * ((level - mean) / error) ** 2, first)
@@ -238,14 +247,10 @@ def _common(
 
 
 def _drawn(level: Floats, variance: Floats) -> Floats:
-    """Each level as the mean of those near it.
-
-    Args:
-        level: sorted logarithms.
-        variance: of each by noise.
-    """
+    """Return each of the sorted levels as the weighted mean of the levels near it."""
     made = np.empty_like(level)
-    for at in range(len(level)):  # sorted: what is far away weighs nothing
+    # The levels are sorted, and levels that are far away have no weight.
+    for at in range(len(level)):
         near = slice(
             np.searchsorted(level, level[at] - 5 * np.sqrt(2 * variance[at])),
             np.searchsorted(level, level[at] + 5 * np.sqrt(2 * variance[at]), "right"),
@@ -257,15 +262,11 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
 
 
 def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
-    """Where in the sorted levels those of each peak of their density begin, by mean shift.
+    """Return the index of the first level of each density peak, found by mean shift.
 
     Source: Fukunaga and Hostetler, "The estimation of the gradient of a density function", IEEE
-    Trans. Inf. Theory 21, 1975.
-
-    Args:
-        level: sorted logarithms.
-        drawn: each as the mean of those near it: a step of the mean shift.
-        error: of each by noise.
+    Trans. Inf. Theory 21, 1975. `drawn` is one step of the mean shift: each of the sorted levels as
+    the mean of levels near it.
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -277,9 +278,9 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
 def _again_where_noisy(
     rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, noise: Floats
 ) -> Floats:
-    """The fits; those of noisy ranks made again, with the noise known from the beginning.
+    """Fit noisy ranks again, with a noise that is known from the first row; return all fits.
 
-    In so much noise, rows that are off by chance would pass for changes of speed.
+    Otherwise the fit takes rows of noisy ranks that are off by chance for changes of speed.
     """
     noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
@@ -296,10 +297,11 @@ def _fit(
     share: float = SHARES[0],
     noise: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """(a, c, b) of each rank, [W, 3], and how well it would have forecast its rows, [W, 3].
+    """Return (a, c, b) of each rank, [W, 3], and the score of its forecasts of its rows, [W, 3].
 
-    That is the loss, the number of its rows, and what there is to add to their −log-likelihood:
-    what forecasts cost of which the fit was unsure, and the prior. a is 0 for a rank without rows.
+    The score's columns are the loss, the number of the rank's rows, and a term to add to their
+    −log-likelihood: it accounts for forecasts of which the fit was unsure, and for the prior. a is
+    0 for a rank without rows.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
@@ -311,15 +313,14 @@ def _fit(
 
 
 def _some(rows: Feedback) -> Feedback:
-    """The rows of the ranks that decide which cost all ranks have."""
     some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
     return Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
 
 
 def _choose(rows: Feedback, window: int) -> Cost:
-    """The cost of a batch that would have forecast the steps so far best."""
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    if not valid.any() or (rows.longest[valid] <= 0).any():  # recorded before longest and squares
+    # Old records lack `longest` and `squares`.
+    if not valid.any() or (rows.longest[valid] <= 0).any():
         return SUM
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
 
@@ -345,26 +346,27 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
 
 def _expects_padded(rows: Feedback, valid: Bools) -> bool:
-    """Whether batches are taken for padded where the scores of both are alike.
+    """Return True if batches count as padded where padded and unpadded costs have similar scores.
 
-    The first steps tell it best, as their batches have equal counts. The scores leave them out,
-    because a fit needs rows to begin with; what made the plans of the first steps does not.
+    The first steps distinguish them best, as their batches have equal counts. The scores leave
+    these steps out, because a fit needs some rows before it can forecast. `plausible` uses them.
     """
     if _grouped(rows, valid):
         return True
     padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
-    if padding.max() < _ALIKE * padding.min():  # both costs forecast alike
+    # Both costs give the same forecasts.
+    if padding.max() < _ALIKE * padding.min():
         return False
     first = plausible(rows)[0]
     return first.cost.padded and first.probability >= _SURE
 
 
 def _grouped(rows: Feedback, valid: Bools) -> bool:
-    """Whether the scheduler grouped samples by size because it took them for padded.
+    """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    If so, sizes within a batch are more alike than the batches' mean sizes; or, where a few sizes
-    are huge, large batches have much shorter longest samples than small ones. Such batches hardly
-    show whether they are padded, so "padded" stays the default until the times contradict it.
+    If so, sizes within a batch vary less than the batches' mean sizes; or, where a few sizes are
+    huge, large batches have much shorter longest samples than small ones. Such batches hardly show
+    whether they are padded, so "padded" stays the default until the times contradict it.
     """
     several = valid & (rows.samples > 1)
     if not several.any():
@@ -375,7 +377,8 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
         return True
     longest = np.where(valid, rows.longest, 0.0)
     padded = (rows.samples * longest).sum(axis=1)
-    alike = rows.samples.sum(axis=1) * longest.mean(axis=1)  # what equal counts would have
+    # The padded load that equal counts would have.
+    alike = rows.samples.sum(axis=1) * longest.mean(axis=1)
     return bool(np.median(padded / np.maximum(alike, LEAST)) < _HALF)
 
 
@@ -383,21 +386,20 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
 class PerSamplePredictor:
     """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.
 
-    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b.
-
-    Args:
-        window: steps to look at.
+    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b. The fit
+    uses the last `window` steps.
     """
 
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
+        """Fit all ranks. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
             return Models.unknown(world)
-        later = np.cumsum(valid[::-1], axis=0)[::-1]  # usable rows from each on
+        # The number of usable rows from each row on.
+        later = np.cumsum(valid[::-1], axis=0)[::-1]
         weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
         x, y = rows.load - load, rows.compute_s - compute_s
@@ -411,6 +413,6 @@ class PerSamplePredictor:
 
 
 def warm_up() -> None:
-    """Compiles the kernel, or reads it from the cache, so that no plan waits for seconds."""
+    """Compile the kernel, or read it from the cache, so that no plan waits for seconds."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

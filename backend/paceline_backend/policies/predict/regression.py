@@ -1,4 +1,7 @@
-"""The fit of `linear.LinearPredictor`, row by row, oldest first, as compiled code."""
+"""Fits one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
+
+`linear` calls `fit_ranks`; the other functions are its compiled helpers.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,45 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import LEAST, Floats, Ints
 
 # A residual is the logarithm of a step's time ÷ its forecast.
-_CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed
-_WILD = 3.0  # while the noise is large, the threshold is this many of its standard deviations
-_NOISE, _BELIEF = 0.05, 4.0  # prior standard deviation of the noise, with the weight of 4 rows
-# Prior standard deviations of c·n and b, as shares of a step's time. The second suits ranks whose
+# Two larger residuals of the same sign in a row mean another speed.
+_CHANGED = math.log(1.15)
+# While the noise is large, the threshold is this many of its standard deviations instead.
+_WILD = 3.0
+# The prior standard deviation of the noise, and the prior's weight in rows.
+_NOISE, _BELIEF = 0.05, 4.0
+# Prior standard deviations of c·n and b, relative to a step's time. The second suits ranks whose
 # speeds drift while a plan balances them: their times are the same whatever their loads, which
 # looks like a large b.
 SHARES = (0.25, 0.03)
-_LEAST = 1e-3  # share of c and b that a is at least
-# Filters that follow a speed which drifts: the weight of the newest residual in the level, and in
-# its slope. The first one says that the speed stays.
+# a is at least this fraction of c + b.
+_LEAST = 1e-3
+# Filters that follow a drifting speed: the weight of the newest residual in the level, and in
+# the level's slope. The first filter assumes a constant speed.
 _GAINS = np.array(
     [
         *((0.0, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.4, 0.0), (0.7, 0.0)),
         *((0.2, 0.015), (0.3, 0.05)),
     ]
 )
-_STAYS = 20.0  # prior odds that a speed stays, against each of the other filters
-_FORGETS = 0.97  # what a filter's errors weigh a step later
-_LITTLE, _NOISE_ROWS = 0.01, 2.0  # prior standard deviation of the noise of the best filter
-_RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
-_ROUND = 1e-10  # differences below this share of their terms are rounding errors
-_CAP = 0.3  # a row counts with at most this residual when costs are compared
-EXACT = 0.003  # smaller residuals count like this one when fits are compared
-_BLIND = 8  # residuals of a rank's first 8 rows are ignored when costs are compared
+# The prior odds of a constant speed against each of the other filters.
+_STAYS = 20.0
+# The factor by which the weight of a filter's errors decreases at each step.
+_FORGETS = 0.97
+# The prior standard deviation of the noise of the best filter, and the prior's weight in rows.
+_LITTLE, _NOISE_ROWS = 0.01, 2.0
+# The −log-likelihood of a change of speed, and of an outlier.
+_RARE = 8.0
+# Differences below this fraction of their terms are rounding errors.
+_ROUND = 1e-10
+# A row counts with at most this residual when costs are compared.
+_CAP = 0.3
+# Smaller residuals count like this one when fits are compared.
+EXACT = 0.003
+# When costs are compared, the residuals of this many first rows of a rank are ignored.
+_BLIND = 8
 
-_ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
+# Positions in a fit's array: see `_fit_rows`.
+_ROWS, _BETA, _USUAL = 9, 10, 13
 
 
 @compiled
@@ -49,9 +65,9 @@ def fit_ranks(
     fits: Floats,
     losses: Floats,
 ) -> None:
-    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3].
+    """Fit each rank's rows of [S, W] arrays; fill `fits` and `losses`, [W, 3].
 
-    `share` is one of `SHARES`. `noise` is each rank's standard deviation at least, [W].
+    `share` is one of `SHARES`. `noise` is a lower bound of each rank's standard deviation, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -82,18 +98,18 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fits one rank's rows, [F, 3] of (u, v, time_s); returns how well it would have forecast them.
+    """Fit one rank's rows, [F, 3] of (u, v, time_s); return the score of its forecasts of them.
 
-    That is the loss, the number of its rows, and Σ ½ log(1 + `_unsure`) over them.
+    The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over them.
 
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
     before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
-    numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`,
-    (a, c, b) at `_BETA`, and the prior's (a, c, b) at `_USUAL`.
+    numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`, (a, c, b) at
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`.
 
-    A speed that drifts is followed by several filters of the residuals (`_GAINS`). Their forecasts
-    are averaged by how likely their errors so far make them. Each row is learnt as if it had been
-    measured at the speed from which the drift began.
+    Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
+    is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
+    been measured at the speed from which the drift began.
     """
     for fit in (now, before, trial):
         fit.fill(0.0)
@@ -106,7 +122,7 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            # The noise as the comparison counts it. `variance` has a prior, and is larger.
+            # The noise for the comparison of costs. `variance` includes a prior, and is larger.
             counted = max(squares / seen, noise**2, EXACT**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
@@ -119,7 +135,8 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        else:  # the first step is often slow, so a second row that differs replaces the first
+        # The first step is often slow, so a second row that differs replaces the first.
+        else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
                 _copy(trial, now)
@@ -145,13 +162,11 @@ def _fit_rows(
 
 @compiled
 def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
-    """Shows the filters a residual; returns what they expect of the next one.
+    """Update the filters with a residual; return their forecast of the next residual.
 
-    Args:
-        filters: level, slope and sum of squared errors of each, changed in place.
-        off: the residual, without any drift taken from it.
-        variance: of the noise, at which errors are cut off.
-        seen: residuals so far.
+    `filters` holds level, slope and sum of squared errors of each filter, and is changed in place.
+    `off` is the residual, from which no drift has been subtracted. Large errors are clipped by the
+    noise's `variance`. `seen` is the number of earlier residuals.
     """
     least = math.inf
     for k in range(len(filters)):
@@ -162,7 +177,7 @@ def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
         slope += _GAINS[k, 1] * error
         filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
         least = min(least, errors)
-    # The best filter's errors are noise.
+    # The errors of the best filter give the noise.
     count = (1 - _FORGETS ** (seen + 1)) / (1 - _FORGETS)
     noise = max((least + _NOISE_ROWS * _LITTLE**2) / (count + _NOISE_ROWS), _LITTLE**2)
     total, mean = 0.0, 0.0
@@ -187,12 +202,13 @@ def _reshaped(
     before: Floats,
     trial: Floats,
 ) -> bool:
-    """Whether other costs at the same speed explain a surprising row better than a new speed.
+    """Return True if other costs explain a surprising row better than a new speed does.
 
-    If so, the better fit is in `trial`. Rows of a new load show b, and they are as far off as rows
-    at a new speed. Therefore the likelihoods of all rows are compared. First: the rows before and
-    after the last change of speed had one speed after all. Second: the rows since that change and
-    the two surprising rows have one speed, against a change of speed or two outliers.
+    Then the better fit is in `trial`. Rows of a new load reveal b, and their residuals are as large
+    as those of rows at a new speed. Therefore the function compares the likelihoods of all rows
+    under two hypotheses. First: the rows before and after the last change of speed had one speed
+    after all. Second: the rows since that change and the two surprising rows have one speed; the
+    alternative is a change of speed or two outliers.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -221,7 +237,7 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """−log-likelihood of a fit's rows, plus that of its c and b under the prior."""
+    """Return the −log-likelihood of a fit's rows, plus that of its c and b under the prior."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
@@ -232,18 +248,18 @@ def _unlikely(fit: Floats, variance: float, share: float) -> float:
 
 @compiled
 def _off(fit: Floats, row: Floats) -> float:
-    """The residual of a row."""
     return math.log(row[2] / _forecast(fit, row))
 
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Variance of a row's forecast because a, c and b are uncertain, ÷ the noise's `variance`.
+    """Return the variance of a row's forecast from uncertain a, c and b, ÷ the noise's `variance`.
 
-    An epoch's last step may be a thirtieth of the others. It takes mostly c and b, of which equal
-    steps tell little. So what it takes says little about the cost of a batch.
+    An epoch's last step may have a thirtieth of the others' load. Its time is mostly c and b, which
+    equal steps do not determine. So its time shows little about the cost of a batch.
 
-    For x, the row ÷ its forecast, it is x'(A + ridge)⁻¹x. As in `_solve`, a is eliminated first.
+    For x, the row ÷ its forecast, the result is x'(A + ridge)⁻¹x. As in `_solve`, a is eliminated
+    first.
     """
     forecast = _forecast(fit, row)
     x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast
@@ -260,25 +276,24 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 
 @compiled
 def _ridge(fit: Floats, variance: float, share: float) -> float:
-    """What the prior of c and b adds to the diagonal of the normal equations."""
+    """Return the term that the prior of c and b adds to the normal equations' diagonal."""
     ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     return ridge
 
 
 @compiled
 def _forecast(fit: Floats, row: Floats) -> float:
-    """What a row should have taken."""
     forecast: float = fit[_BETA] * row[0] + fit[_BETA + 1] * row[1] + fit[_BETA + 2]
     return forecast
 
 
 @compiled
 def _learn(fit: Floats, row: Floats, about_s: float) -> None:
-    """Adds a row to the normal equations of Σ ((forecast − time) / about_s)².
+    """Add a row to the normal equations of Σ ((forecast − time) / about_s)².
 
     The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side, and Σ (time / about_s)².
-    `about_s` is the time that was expected: noise is in proportion to it. Divided by the time
-    itself, rows that were fast by chance would weigh the most.
+    `about_s` is the expected time, to which noise is proportional. Divided by the measured time
+    instead, rows that were fast by chance would have the largest weight.
     """
     x, y, z, time = row[0] / about_s, row[1] / about_s, 1 / about_s, row[2] / about_s
     fit[0] += x * x
@@ -295,7 +310,6 @@ def _learn(fit: Floats, row: Floats, about_s: float) -> None:
 
 @compiled
 def _multiply(values: Floats, factor: float) -> None:
-    """Multiplies the values in place."""
     for k in range(len(values)):
         values[k] *= factor
 
@@ -308,9 +322,10 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float, share: float) -> None:
-    """Least squares with c, b ≥ 0 and a ridge towards the prior's values at `_USUAL`."""
+    """Solve for c, b ≥ 0 with a ridge towards the prior's values at `_USUAL`."""
     aa, ac, ab = fit[0], fit[1], fit[2]
-    if aa <= 0:  # too small for a float: keep the fit
+    # The sums are too small for a float, so the fit stays.
+    if aa <= 0:
         return
     ridge = _ridge(fit, variance, share)
     cc, cb, bb = fit[3] + ridge, fit[4], fit[5] + ridge
@@ -326,7 +341,8 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
         hb - ab * fit[6] / aa,
     )
     a = (fit[6] - ac * c - ab * b) / aa
-    if a <= _LEAST * (c + b):  # sizes hardly matter
+    # Sizes hardly affect the time, so a is a small fraction of c + b.
+    if a <= _LEAST * (c + b):
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
         a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
@@ -336,16 +352,17 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
 def _edged(
     cc: float, cb: float, bb: float, less_c: float, less_b: float, hc: float, hb: float
 ) -> tuple[float, float]:
-    """(c, b) ≥ 0 of two normal equations, whose diagonal is cc − `less_c` and bb − `less_b`.
+    """Return (c, b) ≥ 0 of two normal equations with the diagonal cc − `less_c` and bb − `less_b`.
 
-    (0, 0) where the equations do not tell them.
+    The result is (0, 0) if the equations do not determine c and b.
     """
     left_c, left_b = cc - less_c, bb - less_b
     det = left_c * left_b - cb * cb
     if left_c <= _ROUND * cc or left_b <= _ROUND * bb or det <= _ROUND * left_c * left_b:
         return 0.0, 0.0
     c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-    if c < 0 or b < 0:  # take the better of the edges c = 0 and b = 0
+    # Take the better of the edges c = 0 and b = 0.
+    if c < 0 or b < 0:
         c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
         if hc * c > hb * b:
             return c, 0.0

@@ -1,4 +1,4 @@
-"""Feedback as a table of steps and workers."""
+"""Arranges feedback as a table of steps and workers, for allocators."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from paceline_backend.policies.values import Feedback, Floats, Ints, usable
 
 @dataclass(frozen=True)
 class StepTable:
-    """The workers' records of some steps; arrays are [steps, W], oldest first."""
+    """The workers' records of some steps; arrays are [steps, W], oldest first.
+
+    `usable` is a bool array: True where the record shows the worker's speed.
+    """
 
     step: Ints  # [steps]
     samples: Ints
     compute_s: Floats
-    usable: Any  # bool: whether the record says something about the worker's speed
+    usable: Any
 
     @staticmethod
     def of(feedback: Feedback, world: int, first: int) -> StepTable:
-        """The feedback on the steps from `first` on."""
+        """Return the feedback on the steps from `first` on."""
         late = feedback.step >= first
         rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
         rows = rows.by_step(world)
@@ -32,7 +35,7 @@ class StepTable:
         return len(self.step)
 
     def sums(self) -> tuple[Floats, Floats, Ints]:
-        """Samples, seconds and number of usable steps of each worker, [W] each."""
+        """Return samples, seconds and number of usable steps of each worker, [W] each."""
         samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
         compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
         return samples, compute_s, self.usable.sum(axis=0)

@@ -1,12 +1,13 @@
 """Presets: the policies that users choose by name.
 
 Each file defines ``preset``, a `policies.base.Preset` with name, summary, source, a class of
-parameters and ``make(parameters)``, which returns a `Policy`. Presets of batches divide the
-samples. Relaxed presets let ranks run ahead of each other and combine with the batches of another
-preset; most of these are in one file, `relaxed`. docs/policies.md describes all presets.
+parameters and ``make(parameters)``, which returns a `Policy`. Some presets decide batches: they
+divide the samples among the ranks. Relaxed presets let ranks run ahead of each other, and take
+their batches from another preset; most of these are in one file, `relaxed`. docs/policies.md
+describes all presets.
 
 Only `policies.registry` reads this package. It finds each ``preset`` by its entry point in
-pyproject.toml. A new preset needs a file here and a line there::
+pyproject.toml. A new preset needs a file here and a line there:
 
     policies.make("rna", {"probes": 3})
 """

@@ -27,28 +27,29 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-_USUAL = 0.3  # prior of the share of a step's time that does not depend on the batch
-_FEW = 3  # with so few rows, the residuals of a line do not show the noise
-_NOISE = 0.01  # least relative noise of a step's time
-_NO_SIZE = 1e-12  # share of the time per size unit: `Models.a` must be above 0
+# The prior of the fraction of a step's time that does not depend on the batch.
+_USUAL = 0.3
+# With this many rows or fewer, the residuals of a line do not show the noise.
+_FEW = 3
+# The least relative noise of a step's time.
+_NOISE = 0.01
+# The fraction of the time per size unit: `Models.a` must be above 0.
+_NO_SIZE = 1e-12
 
 
 @dataclass(frozen=True)
 class BatchSizePredictor:
-    """BOA's performance model: T = c·n + b for n samples of any size.
+    """BOA's performance model: T = c·n + b for n samples of any size, from the last `window` steps.
 
     The fit is a least squares with c, b ≥ 0. If batch sizes hardly vary, c and b cannot be
-    separated. A prior then holds b near 0, where the forecast is sensible for any n. The prior
-    weighs more if the times are noisier.
-
-    Args:
-        window: steps to look at.
+    separated. A prior then holds b near 0, where the forecast is sensible for any n. The noisier
+    the times, the more the prior weighs.
     """
 
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        """Fit all ranks. Models are known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
@@ -63,7 +64,7 @@ class BatchSizePredictor:
 
 
 def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
-    """(c, b) of T = c·n + b from F ≥ 1 rows; both are ≥ 0, and one is above 0."""
+    """Fit T = c·n + b to F ≥ 1 rows; return (c, b), both ≥ 0 and one of them above 0."""
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
     noise = non_negative(rows, t)[1] / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
@@ -76,12 +77,12 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
 class MinMaxAllocator:
     """BOA's program: minimise max_j (c_j·n_j + b_j), Σ n_j = global batch, 1 ≤ n_j ≤ limit_j.
 
-    Until the models are known, the models of the profiling phase are used. Without a profiling
+    Until the feedback gives models, the models of the profiling phase are used. Without a profiling
     phase, counts are equal.
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """See `Allocator.allocate`. No memory."""
+        """See `Allocator.allocate`. The allocator keeps no memory."""
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
@@ -90,14 +91,14 @@ class MinMaxAllocator:
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Models from the points of the profiling phase, (samples, s) of each worker."""
+    """Return models from the points of the profiling phase, (samples, s) of each worker."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """The program's solution, [W]. Each worker gets a sample, so that its time stays known."""
+    """Solve the program, [W]. Each worker gets a sample, so that its time stays known."""
     low, high = counts.bounds(problem, least=1)
 
     def times(samples: Ints) -> Floats:
@@ -108,7 +109,7 @@ def solve(models: Models, problem: Problem) -> Ints:
 
 
 def make(parameters: counts.CountsParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     return Policy(
         name="boa",
         predictor=BatchSizePredictor(parameters.window),

@@ -23,8 +23,8 @@ from paceline_backend.policies.solve.order import remaining_in_order
 class EqualCounts:
     """Global batches in ``DistributedSampler``'s order; rank r gets positions r, r + W, … of each.
 
-    A rank at its memory limit gets no more samples, and the others go on in turn. After a switch
-    within an epoch, the remaining samples keep the epoch's order. Models are not used.
+    A rank at its memory limit gets no more samples, and the other ranks continue in turn. After a
+    switch within an epoch, the remaining samples keep the epoch's order. Models are not used.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -47,13 +47,13 @@ class EqualCounts:
 
 
 class BspParameters(Parameters, frozen=True, kw_only=True):
-    """What `bsp` takes."""
+    """Parameters of `bsp`."""
 
     window: WindowSteps = 64
 
 
 def make(parameters: BspParameters) -> Policy:
-    """The policy. Its predictor is only used for the displayed ETT."""
+    """Make the policy. Its predictor is only used for the displayed ETT."""
     return Policy(
         name="bsp",
         predictor=LinearPredictor(window=parameters.window),

@@ -1,9 +1,9 @@
 """`chronica`: each worker gets as much of each global batch as its speed allows, sample by sample.
 
 CHRONICA's runtime prophet (Alg. 1, in `predict.linear`), data scheduler (Alg. 2), data shuffler
-(Alg. 3) and learning-rate compensator (Alg. 4). docs/decisions/0006-chronica-levelled.md says where
-the defaults differ from the paper and why. ``picks="paper"`` and ``ett="per-sample"`` follow the
-paper.
+(Alg. 3) and learning-rate compensator (Alg. 4). docs/decisions/0006-chronica-levelled.md explains
+where the defaults differ from the paper and why. ``picks="paper"`` and ``ett="per-sample"`` follow
+the paper.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from paceline_backend.policies.solve.holdings import split
 from paceline_backend.policies.solve.nodes import kept_on_nodes
 from paceline_backend.policies.solve.room import Room
 
-_ROUNDS = 2  # of levelling a step; a third round gains less than 0.1 ‰
+# Rounds of levelling a step; a third round gains less than 0.1 ‰.
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class PaperScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """No order: each pick depends on the picks before."""
+        """Return the samples without an order: each pick depends on the picks before."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -72,7 +73,8 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                if not least:  # of the nodes that have samples, no rank takes more
+                # No rank on the nodes that have samples can take more, so every node may.
+                if not least:
                     step.nodes = None
                     least = step.open()
                 rank = least[0][1]
@@ -103,7 +105,7 @@ class LevelledScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """No order: each pick depends on the picks before."""
+        """Return the samples without an order: each pick depends on the picks before."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -126,18 +128,17 @@ class LevelledScheduler:
 
 @dataclass(frozen=True)
 class ChronicaShuffler:
-    """CHRONICA's data shuffler (Alg. 3): overloaded workers give up samples, as few as possible.
+    """CHRONICA's data shuffler (Alg. 3): overloaded workers give up as few samples as possible.
 
     A worker whose total ETT is above the level gives up samples until its ETT is not, beginning
     with the largest sample that fits its surplus. These samples go, largest first, to the least
-    loaded worker, at this worker's cost. On several nodes, samples then change places so that fewer
-    change their node (`solve.nodes`). Where data lives on nodes, samples go only where they may and
-    where there is room for them (`solve.room`).
+    loaded worker, at this worker's cost. On several nodes, samples are then exchanged so that fewer
+    samples change their node (`solve.nodes`). Where data lives on nodes, samples go only to nodes
+    where they are allowed and where there is room for them (`solve.room`).
 
-    Args:
-        paper: True: the level is the mean of the totals, as in the paper. False: the level is the
-            common time of workers with loads in proportion to speed. The mean leaves a slow worker
-            above this time for several epochs.
+    With `paper`, the level is the mean of the totals, which leaves a slow worker above the others
+    for several epochs. Otherwise it is the common time of workers with loads in proportion to
+    speed.
     """
 
     paper: bool = False
@@ -178,13 +179,11 @@ class ChronicaShuffler:
 
 
 def compensate(gradients: Floats, loads: Floats) -> Floats:
-    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, the gradient of the global batch.
+    """Return CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, that of the global batch.
 
-    This is for reference: the ranks' all-reduce does the same under every policy.
-
-    Args:
-        gradients: of each worker, a mean over its size units, [W, P].
-        loads: Λ_j, [W]; n_j where the loss is a mean over samples.
+    This function is for reference: the ranks' all-reduce does the same under every policy. Each
+    worker's gradient is a mean over its size units, [W, P]. `loads` are Λ_j, [W]; n_j where the
+    loss is a mean over samples.
 
     Raises:
         ValueError: the loads are all zero.
@@ -196,7 +195,7 @@ def compensate(gradients: Floats, loads: Floats) -> Floats:
 
 
 class ChronicaParameters(Parameters, frozen=True, kw_only=True):
-    """What `chronica` takes."""
+    """Parameters of `chronica`."""
 
     ett: Annotated[
         Literal["per-step", "per-sample"],
@@ -217,7 +216,7 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
 
 
 def make(parameters: ChronicaParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     paper = parameters.picks == "paper"
     per_sample = parameters.ett == "per-sample"
     window = parameters.window

@@ -30,43 +30,49 @@ from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
 from paceline_backend.policies.solve import counts
 
-Expected = Callable[[Ints], Floats]  # samples of each worker → its time, [W] s
+# Maps the samples of each worker to its time in s; both are [W].
+Expected = Callable[[Ints], Floats]
 
 
 class _Memory(counts.Counted):
-    target: list[float]  # [W] `counts` before rounding
-    next: int  # the first step that is not in `mean_s`
-    steps: int  # steps in `mean_s`, all since the last change
-    mean_s: list[float]  # [W] μ, seconds for `counts` samples; 0: unknown
-    before: list[int]  # [W] counts before the last change; empty: the change has been judged
-    rate: list[float]  # [W] samples per second before the last change; 0: unknown
-    most: list[int]  # [W] the learned upper bounds
-    learned: list[int]  # [W] the steps in which `most` was learned
-    since: int  # the first step of `counts`
+    # `counts` before rounding.
+    target: list[float]  # [W]
+    # The first step that is not in `mean_s`.
+    next: int
+    # The number of steps in `mean_s`, all since the last change.
+    steps: int
+    # μ: the time of `counts` samples in seconds; 0: unknown.
+    mean_s: list[float]  # [W]
+    # Counts before the last change; empty: the change has been judged.
+    before: list[int]  # [W]
+    # Samples per second before the last change; 0: unknown.
+    rate: list[float]  # [W]
+    # The learned upper bounds.
+    most: list[int]  # [W]
+    # The steps in which `most` was learned.
+    learned: list[int]  # [W]
+    # The first step of `counts`.
+    since: int
 
 
 @dataclass(frozen=True)
 class DynamicAllocator:
-    """b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
+    """Counts b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
 
-    μ_k is the moving average of worker k's iteration times since the counts last changed. Times of
-    other counts (an epoch's last step, coasted steps) count in proportion. If worker k gets more
-    samples and then takes longer per sample, by more than the dead band, its former count becomes
-    its upper bound.
+    μ_k is the moving average of worker k's iteration times since the counts last changed, in which
+    the newest time has the weight `smoothing`. Times of other counts (an epoch's last step, coasted
+    steps) count in proportion. If worker k gets more samples and then takes longer per sample, by
+    more than `dead_band`, its former count becomes its upper bound for `forget_steps` steps; 0:
+    forever.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
-    a moving average of few steps shows mostly which samples a rank got. By default, μ_k therefore
-    is what worker k takes for typical samples (`counts.typical_s`).
+    a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
+    therefore the time of worker k for typical samples (`counts.typical_s`). `times` "measured"
+    follows the paper.
 
-    Args:
-        capacity: of each rank, for the first counts; empty: as its device tells.
-        dead_band: least relative change of some worker's batch; smaller changes are not made.
-        smoothing: weight of the newest time in the moving average.
-        every_steps: steps that must be known between two changes.
-        b_min: least samples of each worker.
-        b_max: most samples of each worker; 0: no bound.
-        forget_steps: steps for which a learned bound holds; 0: for ever.
-        times: "typical", or "measured" as in the paper; `smoothing` is of measured times.
+    The first counts follow `capacity`; empty: the nominal speeds of the devices. Later changes are
+    at least `every_steps` steps apart, and some worker's batch must change by more than
+    `dead_band`, relatively. Counts are between `b_min` and `b_max`; 0: no bound.
     """
 
     capacity: tuple[float, ...] = ()
@@ -110,7 +116,6 @@ class DynamicAllocator:
         )
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
-        """The memory with the steps in `rows` added to the moving averages."""
         current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
             says = rows.usable[k] & (current > 0)
@@ -121,12 +126,9 @@ class DynamicAllocator:
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _Memory, problem: Problem, slowed: Floats) -> _Memory:
-        """The memory with the upper bounds that the last change showed.
+        """Return the memory with the upper bounds that the last change revealed.
 
-        Args:
-            memory: with the averages since the change.
-            problem: of the next segment.
-            slowed: time of a sample after the change over that before it, [W]; NaN: unknown.
+        `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
         """
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
@@ -138,11 +140,10 @@ class DynamicAllocator:
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
     def _adjust(self, memory: _Memory, problem: Problem, expected: Expected | None) -> _Memory:
-        """The memory with new counts and new averages, if the counts change enough.
+        """Return the memory with new counts and new averages, if the counts change enough.
 
-        If times are expected, a change must promise a shorter step. Half of the change is tried,
-        too: where a padded batch grows, its time grows faster than its samples, and the whole
-        change would go back and forth for ever.
+        With expected times, a change must promise a shorter step. Otherwise half of it is tried:
+        padded batches take more than proportional time, and whole changes would oscillate forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
@@ -173,13 +174,10 @@ class DynamicAllocator:
 
 
 def proportional(current: Ints, mean_s: Floats) -> Floats:
-    """Eqs. 4–5: b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
+    """Return b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
-    The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
-
-    Args:
-        current: b, [W].
-        mean_s: μ, [W]; 0: unknown, and b stays.
+    These are Eqs. 4–5, with `current` as b and `mean_s` as μ, [W]. Where μ is 0, it is unknown and
+    b stays. The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
@@ -188,21 +186,20 @@ def proportional(current: Ints, mean_s: Floats) -> Floats:
 
 
 def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
-    """Whether a step of the chosen counts should take less than one of the current counts."""
     return bool(expected(chosen).max() < expected(current).max())
 
 
 def _slowed(memory: _Memory) -> Floats:
-    """Time of a sample since the last change over that before it, by the averages, [W]."""
+    """Return the time of a sample since the last change ÷ before it, by the averages, [W]."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
 
 
 def _slower_than_expected(memory: _Memory, models: Models, feedback: Feedback) -> Floats:
-    """By how much a rank's time over the expected one has grown with the last change, [W].
+    """Return the growth of each rank's measured ÷ expected time with the last change, [W].
 
-    What other samples or more padding explain does not count.
+    The expected time already includes the effect of other samples and of more padding.
     """
     rows = feedback.by_step(models.world)
     expected_s = models.ett(rows.features)
@@ -218,13 +215,13 @@ def _slower_than_expected(memory: _Memory, models: Models, feedback: Feedback) -
 
 
 def _rate(memory: _Memory) -> Floats:
-    """Samples per second of each worker since the last change; 0: unknown, [W]."""
+    """Return samples per second of each worker since the last change; 0: unknown, [W]."""
     mean = np.array(memory.mean_s)
     return np.where(mean > 0, memory.counts / np.where(mean > 0, mean, 1.0), 0.0)
 
 
 class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
-    """What `dynamic-batching` takes."""
+    """Parameters of `dynamic-batching`."""
 
     capacity: Annotated[PerRank, Meta(description=f"To begin with. {CAPACITY}")] = ()
     dead_band: Annotated[
@@ -266,7 +263,7 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
 
 
 def make(parameters: DynamicBatchingParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     allocator = DynamicAllocator(
         capacity=parameters.capacity,
         dead_band=parameters.dead_band,
@@ -277,7 +274,7 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         forget_steps=parameters.forget_steps,
         times=parameters.times,
     )
-    # The moving average has the noise of a mean over so many steps.
+    # The moving average is as noisy as a mean over this many steps.
     smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
     steps = smoothed if parameters.times == "measured" else 0
     return counts.policy("dynamic-batching", allocator, parameters, steps=steps)

@@ -2,8 +2,8 @@
 
 EP4DDL (Z. Ji, X. Zhang, J. Li, J. Wei, Z. Wei, The Journal of Supercomputing, 2022), as described
 in CHRONICA (§II, §VI-A): a GRU predicts each worker's performance, and branch and bound picks the
-degrees of parallelism that minimise the variance between workers. docs/policies.md says how this
-preset fills in what the description leaves open.
+degrees of parallelism that minimise the variance between workers. docs/policies.md explains how
+this preset completes the parts that the description leaves open.
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
-_NODES = 20_000  # of branch and bound (about 30 ms)
-_WORKERS = 64  # with more workers, branch and bound is skipped: 20,000 nodes would not help
-_LEVELS = 256  # most common levels to try
-_WORTH = 0.05  # least gain in standard deviation for a change, as a share of the mean time
+# The most nodes of branch and bound, which take about 30 ms.
+_NODES = 20_000
+# With more workers, branch and bound is skipped: 20,000 nodes would not help.
+_WORKERS = 64
+# The number of common levels that the search tries is about this at most.
+_LEVELS = 256
+# The least gain in standard deviation for a change, relative to the mean time.
+_WORTH = 0.05
 
 
 def shortened(threads: Ints, serial: float) -> Floats:
-    """Factor of a step's time with k threads (Amdahl): serial + (1 - serial)/k."""
+    """Return the factor of a step's time with k threads (Amdahl): serial + (1 - serial)/k."""
     return np.asarray(serial + (1 - serial) / threads)
 
 
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
-    """Threads 1 … most of each worker that minimise the variance of their times, [W].
+    """Return threads 1 … `most` of each worker that minimise the variance of their times, [W].
 
     The search is branch and bound, depth first: the sum of squared deviations of the decided
     workers from their mean can only grow with more workers. It begins with the best choice in which
@@ -51,11 +55,8 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     20,000 nodes the best choice so far is the result; a dozen workers need fewer nodes. Of equally
     good choices, the one with fewer threads wins.
 
-    Args:
-        times: of each worker with one thread, [W] s.
-        most: most threads of a worker.
-        cores: of all workers together, at least one each; 0: no bound.
-        serial: share of the time that threads do not shorten.
+    `times` are those with one thread, [W] s. `cores` bounds the threads of all workers together, at
+    least one each; 0: no bound. `serial` is the fraction of the time that threads do not shorten.
     """
     search = _Search(times[:, None] * shortened(np.arange(1, most + 1), serial), cores)
     search.try_levels()
@@ -67,36 +68,33 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
 class _Search:
     """Branch and bound over the workers' choices; the slowest worker is decided first.
 
-    Args:
-        choices: each worker's time with 1, 2, … threads, [W, most].
-        cores: see `least_variance`.
+    `choices` are each worker's times with 1, 2, … threads, [W, most].
     """
 
     def __init__(self, choices: Floats, cores: int) -> None:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        self._spare = max(cores - world, 0) if cores else world * most  # beyond one per worker
-        self._best: Ints = np.zeros(world, np.int64)  # threads beyond the first
+        # The cores beyond one per worker, and the threads of each worker beyond its first.
+        self._spare = max(cores - world, 0) if cores else world * most
+        self._best: Ints = np.zeros(world, np.int64)
         self._least = _squares(self._choices[:, 0])
         self._nodes = 0
 
     @property
     def best(self) -> Ints:
-        """Threads of each worker."""
         threads = np.empty_like(self._best)
         threads[self._workers] = self._best + 1
         return threads
 
     def try_levels(self) -> None:
-        """For many levels: each worker takes the threads nearest to the level, while cores last."""
+        """Try many levels: each worker takes the threads nearest to it, while cores last."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
             self._keep(np.diff(np.minimum(wanted, self._spare), prepend=0))
 
     def descend(self) -> None:
-        """Searches the tree; for each worker, the choice nearest to the best level comes first."""
         level = self._times(self._best).mean()
         order = np.argsort(np.abs(self._choices - level), axis=1, kind="stable")
         self._visit(order.tolist(), [], 0.0, 0.0, self._spare)
@@ -129,15 +127,16 @@ class _Search:
 
 
 def _squares(times: Floats) -> float:
-    """Sum of the squared deviations of times from their mean."""
     return float(np.square(times - times.mean()).sum())
 
 
 class _Memory(counts.Counted):
     threads: list[int]  # [W]
-    since: int  # the first step with `threads`
-    serial: float  # share of the time that threads do not shorten
-    # [W] s with one thread when `threads` were chosen; empty: nothing to learn from
+    # The first step with `threads`.
+    since: int
+    # The fraction of the time that threads do not shorten.
+    serial: float
+    # Times with one thread when `threads` were chosen, [W] s; empty: nothing to learn from.
     single_s: list[float] = msgspec.field(name="one")
 
 
@@ -147,12 +146,8 @@ class ThreadAllocator:
 
     Ranks begin with one thread. The choice changes if this lowers the standard deviation of the
     predicted times by more than 5 % of their mean. The next change comes eight steps later at the
-    earliest. These steps show the share of the time that threads do not shorten.
-
-    Args:
-        most: most threads of a worker.
-        cores: of all workers together; 0: no bound.
-        serial: share of the time that threads do not shorten, until the share is learned.
+    earliest. These steps show the fraction of the time that threads do not shorten; until then it
+    is `serial`. `most` and `cores` are as for `least_variance`.
     """
 
     most: int
@@ -197,7 +192,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Memory) -> Models:
-        """The models for the new threads while the feedback is still of the former threads."""
+        """Return models for the new threads while feedback is still of the former threads."""
         if not models.known or not memory.single_s:
             return models
         return replace(
@@ -206,17 +201,15 @@ class ThreadAllocator:
 
     @staticmethod
     def _allocation(memory: _Memory, models: Models) -> Allocation:
-        # Also send threads that are all 1: otherwise ranks would keep the script's number.
+        # Also send threads that are all 1: otherwise ranks would keep the script's threads.
         samples, threads = np.array(memory.counts), tuple(memory.threads)
         return Allocation(samples, msgspec.to_builtins(memory), threads, models)
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:
-    """The share of the time that threads do not shorten, from measured times.
+    """Return the fraction of the time that threads do not shorten.
 
-    Args:
-        ratio: each worker's time with its threads ÷ its time with one thread, [W].
-        threads: of each worker, [W].
+    `ratio` is each worker's measured time with its threads ÷ its time with one thread, [W].
     """
     many = threads > 1
     share = (ratio[many] - 1 / threads[many]) / (1 - 1 / threads[many])
@@ -224,7 +217,7 @@ def serial_share(ratio: Floats, threads: Ints) -> float:
 
 
 class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
-    """What `ep4ddl` takes."""
+    """Parameters of `ep4ddl`."""
 
     most_threads: Annotated[
         int, Meta(ge=1, le=64, description="CPU threads that a rank may use.")
@@ -250,7 +243,7 @@ class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
 
 
 def make(parameters: Ep4ddlParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     return Policy(
         name="ep4ddl",
         predictor=GruPredictor(),

@@ -28,56 +28,62 @@ from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-_SEEN = 2  # steps between two decisions, as a rule
-_BEGIN = 8  # steps of the policy before, on which the first counts rest
+# The usual number of steps between two decisions.
+_SEEN = 2
+# The first counts rest on this many steps of the previous policy.
+_BEGIN = 8
 
 
 class _Memory(counts.Counted):
-    next: int  # the first step that is not used yet
-    slope: list[float]  # [W] s per sample, of the last rough model; 0: unknown
-    idle: list[int]  # [W] step since which a worker without samples has none
-    calm_until: int  # the first step in which rapid tuning is allowed again
+    # The first step that is not used yet.
+    next: int
+    # The slope of the last rough model in s per sample; 0: unknown.
+    slope: list[float]  # [W]
+    # The step from which on a worker has had no samples.
+    idle: list[int]  # [W]
+    # The first step in which rapid tuning is allowed again.
+    calm_until: int
 
 
 @dataclass(frozen=True)
 class Line:
-    """Eq. 1, rough models: T(b) = slope · b + fixed, of each worker; arrays are [W]."""
+    """Rough models of the workers, T(b) = slope · b + fixed (Eq. 1); arrays are [W]."""
 
     slope: Floats  # s per sample
-    fixed: Floats  # a0, s
+    # a0 of the paper.
+    fixed: Floats  # s
 
     def __call__(self, samples: Ints) -> Floats:
-        """Times for these numbers of samples, s, [W]."""
+        """Return the times for these numbers of samples, s, [W]."""
         return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
 
 
 @dataclass(frozen=True)
 class Cubic:
-    """Eq. 1 as the profiling phase fits it, of each worker."""
+    """Models of the workers, fitted in the profiling phase (Eq. 1): a0 … a3 ≥ 0."""
 
-    terms: Floats  # [W, 4] a0 … a3, ≥ 0
+    terms: Floats  # [W, 4]
 
     def __call__(self, samples: Ints) -> Floats:
-        """Times for these numbers of samples, s, [W]."""
+        """Return the times for these numbers of samples, s, [W]."""
         time_s = (self.terms * powers(samples)).sum(axis=1)
         return np.where(samples > 0, time_s, 0.0)
 
 
 def powers(samples: Any) -> Floats:
-    """1, b, b², b³ of each count, [..., 4]."""
+    """Return 1, b, b², b³ of each count, [..., 4]."""
     return np.asarray(samples, np.float64)[..., None] ** np.arange(4)
 
 
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
-    """a0 … a3 of a worker's profile (Alg. 1): least squares of relative errors, none negative, [4].
+    """Fit a0 … a3 ≥ 0 to a worker's profile (Alg. 1) by least squares of relative errors, [4].
 
-    With coefficients ≥ 0 the time never falls as the batch grows. A cubic without this condition
-    may fall beyond the profiled sizes and would promise that a larger batch takes less time.
-
-    Args:
-        points: (samples, s), at least one.
+    The profile has at least one point (samples, s). With coefficients ≥ 0 the time never falls as
+    the batch grows. A cubic without this condition may fall beyond the profiled sizes and would
+    promise that a larger batch takes less time.
     """
-    from sklearn.linear_model import LinearRegression  # takes long to import, and few runs need it
+    # Imported here: the import takes long, and few runs need it.
+    from sklearn.linear_model import LinearRegression
 
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
@@ -91,27 +97,20 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 class LbbAllocator:
     """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
 
-    Below `fine_threshold` the counts stay. Below `rapid_threshold`, `step` samples move from the
-    slowest worker to the fastest. Above, rough models of all workers are made and Eq. 3 is solved
-    anew; for `window_steps` steps after this, samples only move. The first counts solve Eq. 3 for
-    the profiles, or keep the proportions of the policy before.
+    Below `fine_threshold` (FT) the counts stay. Below `rapid_threshold` (RT), `step` samples move
+    from the slowest worker to the fastest. (The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which
+    changes the global batch.) Above it, the allocator makes rough models of all workers and solves
+    Eq. 3 for all counts; in the next `window_steps` steps, samples only move. The first counts
+    solve Eq. 3 for the profiles, or keep the proportions of the previous policy.
 
     A worker may be left out (B_i = 0). It does not count in SE. In Eq. 3 it counts with its last
     model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
-    time becomes known and tuning goes on.
+    time becomes known and tuning continues.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
-    the times of single steps show mostly which samples a rank got. By default, a rank's time
-    therefore is what it takes for typical samples (`counts.typical_s`).
-
-    Args:
-        fine_threshold: FT.
-        rapid_threshold: RT.
-        step: samples to move. The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the
-            global batch; here both are `step`.
-        window_steps: steps after a rapid tuning in which there is no further one.
-        retry_steps: steps after which a worker that was left out gets samples again.
-        times: "typical", or "measured" as in the paper.
+    the times of single steps mostly show which samples a rank got. By default, a rank's time is
+    therefore its time for typical samples (`counts.typical_s`). `times` "measured" follows the
+    paper.
     """
 
     fine_threshold: float = 0.05
@@ -138,7 +137,7 @@ class LbbAllocator:
         return counts.allocation(self._retry(memory, problem))
 
     def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
-        """Alg. 2, lines 7–19, with means over the steps in `rows`."""
+        """Run Alg. 2, lines 7–19, with means over the steps in `rows`."""
         current = np.array(memory.counts)
         expected = line(current)
         takes_part = (current > 0) & rows.usable.any(axis=0)
@@ -158,7 +157,7 @@ class LbbAllocator:
         return _changed(memory, problem, solved)
 
     def _move(self, memory: _Memory, problem: Problem, line: Line, takes_part: Any) -> _Memory:
-        """Fine tuning, unless it would make another worker equally slow.
+        """Apply fine tuning, unless it would make another worker equally slow.
 
         If workers have few samples, a single sample matters and would move back and forth.
         """
@@ -173,7 +172,6 @@ class LbbAllocator:
         return _changed(memory, problem, changed) if better else memory
 
     def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Gives a worker that was left out for long some samples of the worker that has most."""
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
         rank, donor = int(np.argmin(since)), int(np.argmax(changed))
@@ -186,7 +184,7 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
-    """The first memory: goes on from the last steps of the policy before, if there are any."""
+    """Return the first memory, which continues the counts of the previous policy, if any."""
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
@@ -207,7 +205,6 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
 
 
 def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
-    """The memory with new counts from the problem's first step on. Earlier steps are not used."""
     was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,
@@ -218,13 +215,11 @@ def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
 
 
 def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
-    """T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
+    """Return T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
 
-    Args:
-        rows: the steps whose mean samples and times are CB and CT.
-        fixed: a0 of the profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0.
-        before: slopes of earlier models, for workers without samples, [W]; 0: unknown, the mean
-            slope is used.
+    CB and CT are the mean samples and times of `rows`. `fixed` is a0 of the profiling phase or of
+    the predictor, s, [W]; an a0 above CT counts as 0. Workers without samples have the slope
+    `before` of an earlier model, [W]; where this is 0, the mean slope.
     """
     samples, compute_s, steps = rows.sums()
     known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
@@ -236,13 +231,10 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
 
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
-    """The same line, where CT_i is the expected time of CB_i typical samples.
+    """Return the same line, where CT_i is the expected time of CB_i typical samples.
 
-    Args:
-        models: known ones.
-        fixed: as for `rough_models`, [W].
-        current: the counts in force, CB, [W]; a worker without samples is taken at an equal share.
-        sizes: λ of the data set's samples, [N].
+    The counts in force, `current`, are CB, [W]; a worker without samples counts with an equal
+    share. `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.
     """
     samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
     time_s = counts.typical_s(models, samples, sizes)
@@ -251,7 +243,7 @@ def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) 
 
 
 class LbbParameters(counts.CountsParameters, frozen=True):
-    """What `lbb` takes."""
+    """Parameters of `lbb`."""
 
     fine_threshold: Annotated[
         float, Meta(ge=0, le=10, description="Straggler effect below which nothing changes.")
@@ -293,7 +285,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
 
 
 def make(parameters: LbbParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     allocator = LbbAllocator(
         fine_threshold=parameters.fine_threshold,
         rapid_threshold=parameters.rapid_threshold,

@@ -1,7 +1,7 @@
-"""`paceline`, the project's own policy: uses the cost of each sample and the speed of each worker.
+"""`paceline`: the project's own policy, which uses each sample's cost and each worker's speed.
 
 In exact mode every global batch is that of plain DDP with the same seed; only the division among
-the workers differs. In free mode the batches are composed, too (`solve.compose`).
+the workers differs. In free mode the policy also composes the batches (`solve.compose`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from paceline_backend.policies.solve.workers import Workers, most_of
 
 @dataclass(frozen=True)
 class PacelineScheduler:
-    """Divides each global batch so that its slowest worker ends as early as possible.
+    """A scheduler that divides each global batch so that its slowest worker ends early.
 
-    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads.
-
-    Args:
-        free: compose the batches, too.
+    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads. With
+    `free`, the scheduler also composes the batches.
     """
 
     free: bool = False
@@ -85,7 +83,7 @@ class PacelineScheduler:
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:
-    """The counts under `bsp`, [W]; None: they do not fit into some worker's memory."""
+    """Return the counts under `bsp`, [W]; None: they exceed some worker's memory."""
     counts = -((np.arange(problem.world) - count) // problem.world)
     if problem.limits is not None and (counts > problem.limits).any():
         return None
@@ -93,7 +91,7 @@ def _equal(count: int, problem: Problem) -> Ints | None:
 
 
 class PacelineParameters(Parameters, frozen=True, kw_only=True):
-    """What `paceline` takes."""
+    """Parameters of `paceline`."""
 
     mode: Annotated[
         Literal["exact", "free"],
@@ -107,7 +105,7 @@ class PacelineParameters(Parameters, frozen=True, kw_only=True):
 
 
 def make(parameters: PacelineParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     free = parameters.mode == "free"
     return Policy(
         name="paceline",
@@ -123,9 +121,10 @@ def make(parameters: PacelineParameters) -> Policy:
 
 
 def warm_up() -> None:
-    """Compiles the kernels, or reads them from the cache, so that no plan waits for seconds."""
+    """Compile the kernels, or read them from the cache, so that no plan waits for seconds."""
     none = np.empty(0, np.int64)
-    for world in (2, FEW_RANKS + 1):  # few and many ranks use different kernels
+    # Few and many ranks use different kernels.
+    for world in (2, FEW_RANKS + 1):
         models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
         samples = np.arange(4 * world)
         for cost in (SUM, Cost(padded=True)):

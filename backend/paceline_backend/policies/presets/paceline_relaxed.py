@@ -1,10 +1,11 @@
 """`paceline-relaxed`: `paceline`'s batches, and pairwise means while ranks still wait.
 
-Batches of the scheduler take all ranks equally long, as far as speeds last and samples' sizes tell.
-What is left are ranks that are slow in turn, one whose least batch is still too much for it, and
-the all-reduce itself. Where that is much, each rank steps by itself, and after each step two
-replicas become their mean (AD-PSGD, Lian et al. 2018). That loses no gradient, no rank waits for
-another's computing, and means are taken while ranks compute.
+The scheduler's batches take all ranks equally long, as far as speeds stay the same and samples'
+sizes determine their times. Three causes of waiting remain: ranks that are slow in turn, a rank
+whose smallest batch is still too large for it, and the all-reduce itself. Where ranks wait long,
+each rank steps independently, and after each step two replicas become their mean (AD-PSGD, Lian et
+al. 2018). This loses no gradient, no rank waits for another rank's computing, and ranks exchange
+replicas while they compute.
 """
 
 from __future__ import annotations
@@ -23,47 +24,54 @@ from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, 
 from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
-_BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
-_T = 2.365  # 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom
-_FEWEST = 2 * _BLOCKS  # steps that a choice needs
-_AGREE = 2  # choices in a row that must speak against what is in force and relaxed
-# Segments, about as many seconds, after which a try of which nothing gets known is given up.
+# The jackknife uses this many blocks of neighbouring steps, because slowdowns last for several
+# steps.
+_BLOCKS = 8
+# The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
+_T = 2.365
+# The least steps that a choice needs.
+_FEWEST = 2 * _BLOCKS
+# The number of consecutive choices against the relaxed synchroniser that end it.
+_AGREE = 2
+# If a try of the relaxed synchroniser gives no usable steps, it ends after this many segments and
+# counts as having taken this many seconds.
 _BLIND, _BLIND_S = 16, 60.0
-# After a try that was wrong: times what it took, until the next one. Twice as much each time.
+# After a try that was wrong, the next one waits this many times the try's duration; the wait
+# doubles with each wrong try.
 _REST = 20.0
 
 
 class _Steps(NamedTuple):
-    """What the newest steps of the synchroniser in force took."""
+    """Measurements of the newest steps of the synchroniser in force.
+
+    `step_s` is wall time. `whole` is True where the records have exactly the step's batches.
+    """
 
     compute_s: Floats  # [S, W]
     load: Floats  # [S, W]
-    sync_s: Floats  # [S, W] wait and exchange
-    step_s: Floats  # [S, W] wall time
-    whole: npt.NDArray[np.bool_]  # [S] the records have the step's batches: not fewer, not others
+    # Waiting and exchange.
+    sync_s: Floats  # [S, W]
+    step_s: Floats  # [S, W]
+    whole: npt.NDArray[np.bool_]  # [S]
 
     def only(self, rows: npt.NDArray[np.bool_]) -> _Steps:
-        """Some of the steps."""
         columns = (self.compute_s[rows], self.load[rows], self.sync_s[rows], self.step_s[rows])
         return _Steps(*columns, self.whole[rows])
 
     @property
     def taken_s(self) -> float:
-        """Wall time of a step: that of the rank that takes longest, as all meet in the end."""
+        """Wall time of a step: that of the slowest rank, as all ranks synchronise in the end."""
         return float(self.step_s.mean(axis=0).max())
 
     @property
     def slowest_s(self) -> float:
-        """How long a step's slowest rank computes, on average."""
         rows = self.compute_s[self.whole] if self.whole.any() else self.compute_s
         return float(rows.max(axis=1).mean())
 
     def computing_s(self, *, shared: bool) -> float:
-        """How long ranks compute for the work of a step, without waiting for each other.
+        """Return the ranks' compute time for the work of a step, without waiting.
 
-        Args:
-            shared: ranks share the work, so their rates add up. Else none gets further than the one
-                that takes longest.
+        If ranks share the work, their rates add up. Otherwise the slowest rank decides.
         """
         if not shared:
             return float(self.compute_s.mean(axis=0).max())
@@ -74,43 +82,56 @@ class _Steps(NamedTuple):
 
 
 class _Memory(msgspec.Struct, forbid_unknown_fields=True):
-    relaxed: bool = False  # the relaxed synchroniser is in force
-    segments: int = 0  # since the last change
-    since: int = 0  # the first step that says something about the synchroniser in force
-    against: int = 0  # choices in a row that spoke against it
-    exchange_s: float = 0.0  # of a step under the all-reduce
-    rest_s: float = 0.0  # of a step under the all-reduce: loading, and the script itself
-    seen: int = 0  # up to this step time has been counted:
-    tried_s: float = 0.0  # how long the relaxed synchroniser has been in force
-    proved: bool = False  # it has saved enough in that time
-    wait_s: float = 0.0  # until it may be tried again
-    wrong: int = 0  # tries that were wrong
+    # True while the relaxed synchroniser is in force.
+    relaxed: bool = False
+    # Segments since the last change.
+    segments: int = 0
+    # The first step that measures the synchroniser in force.
+    since: int = 0
+    # Consecutive choices against the synchroniser in force.
+    against: int = 0
+    # Exchange time of a step under the all-reduce.
+    exchange_s: float = 0.0
+    # Other time of a step under the all-reduce: data loading, and the script itself.
+    rest_s: float = 0.0
+    # Steps before this one are counted in `tried_s` and `wait_s`.
+    seen: int = 0
+    # Time for which the relaxed synchroniser has been in force.
+    tried_s: float = 0.0
+    # The relaxed synchroniser has saved enough in that time.
+    proved: bool = False
+    # Time until the relaxed synchroniser may be tried again.
+    wait_s: float = 0.0
+    # Tries that were wrong.
+    wrong: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Chooses a relaxed synchroniser while it surely saves more than `saving` of the time.
+    """A chooser that relaxes synchronisation while this surely saves enough time.
 
-    What is in force is measured, and the other one is estimated. A step under the all-reduce takes
-    as long as its slowest rank computes, and in addition the exchange and what else there was when
-    it was in force last. A relaxed step takes what all ranks together need for its work, as they
-    share it. The exchange is hidden behind the computing, if all goes well.
+    It must save more than `saving` of the time. The synchroniser in force is measured, and the
+    other one is estimated. A step under the all-reduce takes the compute time of its slowest rank,
+    plus the exchange and the other time that were last measured under the all-reduce. A relaxed
+    step takes the time that all ranks together need for its work, as they share it. Normally, the
+    exchange runs while ranks compute and adds no time.
 
-    If it does not go well, the all-reduce comes back: when the relaxed synchroniser saves less than
-    `back`. If it never saved enough, it is tried again after 20 times as long as the try took, and
-    after each further such try twice as long. So tries cost a few per cent of the time at most.
+    If the relaxed synchroniser saves less than `back`, the all-reduce comes back. If the relaxed
+    synchroniser never saved enough, it is tried again after 20 times the duration of the try, and
+    after twice as long for each further wrong try. So tries add at most a few per cent to the run
+    time.
 
     "Surely" means that the whole 95 % interval of the gain is on one side. Where ranks share
-    batches, the steps of a segment have one wall time, so two choices in a row must agree to go
-    back.
+    batches, the steps of a segment have one wall time, so two consecutive choices must agree before
+    the all-reduce comes back.
 
     Args:
-        relaxed: the synchroniser beside the all-reduce.
-        saving: share of the time for the same work.
+        relaxed: the alternative to the all-reduce.
+        saving: fraction of the time for the same work.
         back: at most `saving`; a larger value counts as `saving`.
-        steps: how many of the newest complete steps to judge from.
+        steps: the number of newest complete steps from which to judge.
         hold: least number of segments between two changes.
-        first: step of the segment that is chosen for.
+        first: first step of the segment for which the choice is made.
         uneven: ranks share batches under the relaxed synchroniser.
     """
 
@@ -131,7 +152,7 @@ class Measured:
         now = _recall(memory)
         if world == 1:
             return self._choice(now, "there is one rank only")
-        # In the first segment of a relaxed synchroniser ranks do not share batches yet.
+        # In the first segment of a relaxed synchroniser, ranks do not share batches yet.
         if now.segments <= 1:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
@@ -160,26 +181,25 @@ class Measured:
         return self._choice(now, words)
 
     def _known(self, feedback: Feedback, world: int, now: _Memory) -> _Steps | None:
-        """What is known of the steps of the synchroniser in force; None: too little."""
         rows = feedback.by_step(world)
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
-        # A rank with samples and no time compiled code again: the step would seem too fast.
+        # A rank with samples but no time compiled code again: the step would seem too fast.
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
         if len(newest) < _FEWEST:
             return None
         compute_s = rows.compute_s[newest]
-        # Where ranks share batches, a record may be of no batch, or be left out as one of several.
+        # Where ranks share batches, a record may have no batch, or may have been left out because
+        # it has several.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
         return _Steps(compute_s, *columns, whole)
 
     def _count_time(self, now: _Memory, steps: _Steps, newest: int) -> None:
-        """Counts the time since the last choice."""
         passed_s = max(0, newest + 1 - now.seen) * steps.taken_s
         now.seen = max(now.seen, newest + 1)
         if now.relaxed:
@@ -188,8 +208,8 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _Memory) -> None:
-        """The other synchroniser is in force from this segment on."""
-        if now.proved:  # it was right, until something changed
+        # The relaxed synchroniser was right, until something changed.
+        if now.proved:
             now.wrong = 0
         elif now.relaxed:
             now.wait_s = _REST * 2**now.wrong * now.tried_s
@@ -199,7 +219,7 @@ class Measured:
         now.against, now.tried_s = 0, 0.0
 
     def _gain(self, steps: _Steps, now: _Memory) -> float:
-        """Work per second under the relaxed synchroniser, over that under the all-reduce."""
+        """Return work per second under the relaxed synchroniser ÷ that under the all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
             return steps.taken_s / (computing_s + now.rest_s)
@@ -230,7 +250,7 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _Memory:
-    """The chooser's memory; a new one if it does not fit: it comes over the bus."""
+    """Return the chooser's memory from the bus; a new memory if that does not validate."""
     try:
         return msgspec.convert(memory, _Memory)
     except msgspec.ValidationError:
@@ -238,11 +258,9 @@ def _recall(memory: Mapping[str, Any]) -> _Memory:
 
 
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
-    """Half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
+    """Return half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
 
-    Args:
-        steps: from `_BLOCKS` on.
-        estimate: from those steps that a mask [steps] keeps.
+    `estimate` computes it from the steps that a mask [steps] keeps. `steps` is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
@@ -255,7 +273,7 @@ def _in_ms(seconds: float) -> str:
 
 
 class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
-    """What `paceline-relaxed` takes."""
+    """Parameters of `paceline-relaxed`."""
 
     saving: Annotated[
         float,
@@ -285,7 +303,7 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
 
 
 def make(parameters: PacelineRelaxedParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     chooser = Measured(
         Pairwise(),
         saving=parameters.saving,

@@ -1,6 +1,6 @@
-"""The presets that only name a synchroniser; which samples ranks get, another preset decides.
+"""Presets that only name a synchroniser; another preset decides which samples ranks get.
 
-Each is a `_preset`: its synchroniser, and the parameters that this one takes from the operator.
+Each preset is made by `_preset` from its synchroniser and its parameters.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Staleness = Annotated[
 
 
 class RelaxedParameters(Parameters, frozen=True, kw_only=True):
-    """Parameters of every relaxed preset; ``kw_only`` puts them behind the preset's own."""
+    """Parameters of every relaxed preset; ``kw_only`` puts them after the preset's own."""
 
     batches: BatchesOf = "bsp"
 
 
-# Ranks that do not wait for each other still meet at an epoch's end, or are mixed: batches that fit
-# the ranks help there, too.
+# Ranks that do not wait for each other still synchronise at an epoch's end, or average replicas:
+# batches that fit the ranks' speeds help there, too.
 ON_PACELINE = ({"batches": "paceline"},)
 
 R = TypeVar("R", bound=RelaxedParameters)
@@ -65,7 +65,7 @@ ad_psgd = _preset(
 
 
 class BackupWorkersParameters(RelaxedParameters, frozen=True):
-    """What `backup-workers` takes."""
+    """Parameters of `backup-workers`."""
 
     spare: Annotated[
         int,
@@ -87,7 +87,7 @@ backup_workers = _preset(
 
 
 class DilocoParameters(RelaxedParameters, frozen=True):
-    """What `diloco` takes."""
+    """Parameters of `diloco`."""
 
     every: Annotated[
         int, Meta(ge=1, le=10_000, description="H: steps between two outer steps.")
@@ -141,7 +141,8 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
     )
 
 
-# The paper's outer learning rate and momentum. Its H is 500, of runs far longer than most.
+# The defaults have the paper's outer learning rate and momentum. Its H is 500, for runs that are
+# far longer than most.
 diloco = _preset(
     "diloco",
     "As local-sgd; an outer optimiser with momentum steps along what the mean has changed.",
@@ -153,7 +154,7 @@ diloco = _preset(
 
 
 class EagerSgdParameters(RelaxedParameters, frozen=True):
-    """What `eager-sgd` takes."""
+    """Parameters of `eager-sgd`."""
 
     mode: Annotated[
         Literal["solo", "majority"],
@@ -186,7 +187,7 @@ eager_sgd = _preset(
 
 
 class FlexrrParameters(RelaxedParameters, frozen=True):
-    """What `flexrr` takes."""
+    """Parameters of `flexrr`."""
 
     staleness: Annotated[
         int,
@@ -201,15 +202,11 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 
 @dataclass(frozen=True)
 class Flexrr:
-    """Applies gradients as they come, and bounds a rank's lead unless ranks share batches.
+    """A chooser that applies gradients as they arrive, and bounds leads unless ranks share batches.
 
-    Ranks that share batches end each segment together, which bounds how far they drift apart. A
-    slow rank gives batches away, so it makes fewer steps than the others. A lead would make these
-    wait for it.
-
-    Args:
-        staleness: the lead where all ranks make equally many steps.
-        uneven: ranks share batches.
+    Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
+    rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead
+    would make these wait for it. Otherwise the lead is at most `staleness`.
     """
 
     staleness: int
@@ -225,8 +222,9 @@ class Flexrr:
         return Choice(Partial(PartialRules(quorum=1, staleness=None, lead=lead, mean=False)))
 
 
-# In the paper a worker gives away small parts of the rest of its iteration. A training loop's body
-# takes a whole batch in each step, so here ranks take over whole batches (`paceline.core.pool`).
+# In the paper, a worker gives away small parts of the rest of its iteration. The body of a training
+# loop takes a whole batch in each step, so here ranks take over whole batches
+# (`paceline.core.pool`).
 flexrr = _preset(
     "flexrr",
     "Each rank's gradient is applied as it comes; fast ranks take over batches of slow ones.",
@@ -237,7 +235,7 @@ flexrr = _preset(
 
 
 class LocalSgdParameters(RelaxedParameters, frozen=True):
-    """What `local-sgd` takes."""
+    """Parameters of `local-sgd`."""
 
     every: Annotated[int, Meta(ge=1, le=10_000, description="H: steps between two means.")] = 8
 
@@ -252,7 +250,7 @@ local_sgd = _preset(
 
 
 class NSoftParameters(RelaxedParameters, frozen=True):
-    """What `n-soft` takes."""
+    """Parameters of `n-soft`."""
 
     n: Annotated[
         int,
@@ -262,7 +260,7 @@ class NSoftParameters(RelaxedParameters, frozen=True):
 
 
 # The parameter server of the n-softsync protocol updates after M/n gradients. Here all replicas
-# update themselves with the sum of the gradients that have come.
+# update themselves with the sum of the gradients that have arrived.
 n_soft = _preset(
     "n-soft",
     "An update as soon as one n-th of the ranks have a gradient; the others' come late.",
@@ -282,7 +280,7 @@ osa = _preset(
 
 
 class RnaParameters(RelaxedParameters, frozen=True):
-    """What `rna` takes."""
+    """Parameters of `rna`."""
 
     probes: Annotated[
         int,
@@ -310,7 +308,7 @@ rna = _preset(
 
 
 class SspParameters(RelaxedParameters, frozen=True):
-    """What `ssp` takes."""
+    """Parameters of `ssp`."""
 
     staleness: Annotated[
         int, Meta(ge=0, le=64, description="Steps that a rank may be ahead of the slowest.")

@@ -1,9 +1,9 @@
-"""`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
+"""`rna-hierarchical`: `rna` within groups of similarly fast ranks, and a parameter server between.
 
 A group's rounds come at the group's own pace, so the gradients of a rank that is always slow are
-not older than those of a fast rank. Fast ranks take over batches of slow ones, of other groups,
-too. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
-only the exchanges with the server cross the network. Between groups a parameter server adds up the
+not older than those of a fast rank. Fast ranks also take over batches of slow ranks in other
+groups. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
+only the exchanges with the server cross the network. Between groups, a parameter server adds up the
 changes of each group (RNA, Sec. 4).
 """
 
@@ -29,23 +29,18 @@ from paceline_backend.policies.predict.groups import groups, of_nodes, step_time
 from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
-_PARTS = 4  # parts of the newest steps, which must all give the same groups
+# The newest steps are divided into this many parts, which must all give the same groups.
+_PARTS = 4
 _STEPS = 8 * _PARTS
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups ranks by their step times; plain RNA if all ranks are one group.
+    """A chooser that groups ranks by their step times; plain RNA if all ranks are one group.
 
     The groups change only if all parts of the newest steps give the same new groups. Otherwise
-    noise would move a rank back and forth.
-
-    Args:
-        spread: see `groups`.
-        every: see `HierarchicalRules`.
-        probes: see `HierarchicalRules`.
-        staleness: see `HierarchicalRules`.
-        by_node: on several nodes, the ranks of each node are a group.
+    noise would move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
+    are a group. `spread` is that of `groups`; the other fields are those of `HierarchicalRules`.
     """
 
     spread: float
@@ -55,7 +50,7 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """The chooser for a run on several nodes; this one where no node has several ranks."""
+        """Return the chooser for several nodes; this chooser if no node has several ranks."""
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
 
@@ -76,7 +71,7 @@ class Grouping:
         return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
-        """These groups, for the reason that the operator reads."""
+        """Return the choice of these groups, with a reason for the operator."""
         return Choice(self._synchroniser(grouping), why, {"groups": grouping})
 
     def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
@@ -92,18 +87,15 @@ class Grouping:
 
 @dataclass(frozen=True)
 class _ByNode:
-    """The ranks of each node are a group."""
-
     rules: Grouping
     nodes: list[list[int]]
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """See `Chooser.choose`."""
         return self.rules.choice(self.nodes, f"a group for each of {len(self.nodes)} nodes")
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """The last groups; one group if they do not fit, as where other ranks trained then."""
+    """Return the last groups; one group if these do not contain exactly the run's ranks."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:
@@ -125,7 +117,7 @@ def _ms(seconds: float) -> str:
 
 
 class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
-    """What `rna-hierarchical` takes."""
+    """Parameters of `rna-hierarchical`."""
 
     groups: Annotated[
         Literal["auto", "speed"],
@@ -160,7 +152,7 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
 
 
 def make(parameters: RnaHierarchicalParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     chooser = Grouping(
         spread=parameters.spread,
         every=parameters.every,

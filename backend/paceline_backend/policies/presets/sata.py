@@ -1,4 +1,4 @@
-"""`sata`: each epoch, shares of the global batch by the workers' times in the epoch before.
+"""`sata`: each epoch, shares of the global batch by the workers' times in the previous epoch.
 
 SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
 """
@@ -23,29 +23,34 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 
-_EPOCH = 64  # steps of an epoch, as a rule, whose times decide the shares
+# The usual number of steps in an epoch, whose times decide the shares.
+_EPOCH = 64
 
 
 class _Memory(counts.Counted):
-    weights: list[float]  # [W] w, their sum is 1
-    epoch: int  # in which `weights` were decided
-    since: int  # first step with `weights`
-    next: int  # first step that is not in the sums `samples` and `compute_s`
-    samples: list[float]  # [W] done since `weights` were decided
-    compute_s: list[float]  # [W] seconds for these samples
+    # w, whose sum is 1.
+    weights: list[float]  # [W]
+    # The epoch in which `weights` were decided, and the first step with them.
+    epoch: int
+    since: int
+    # The first step that is not in the sums `samples` and `compute_s`.
+    next: int
+    # Samples done since `weights` were decided, and the seconds that they took.
+    samples: list[float]  # [W]
+    compute_s: list[float]  # [W]
 
 
 @dataclass(frozen=True)
 class SataAllocator:
-    """w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8), t_i the epoch's time.
+    """Shares w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8).
 
-    In place of w_i, the samples done in t_i are used. They are the same up to rounding, and are
-    also right if the leader coasted or another policy planned before. A worker without feedback
-    keeps its share. Each worker gets at least one sample, so that its time stays known.
+    t_i is the time of the last epoch. In place of w_i, the allocator uses the samples done in t_i.
+    They are the same up to rounding, and are also right if the leader coasted or another policy
+    planned before. A worker without feedback keeps its share. Each worker gets at least one sample,
+    so that its time stays known.
 
-    Args:
-        tolerance: least relative change of some w; smaller changes are not made.
-        every_steps: steps between two redistributions; 0: once an epoch, as in the paper.
+    Changes of all w below `tolerance`, relatively, are not made. Redistributions are `every_steps`
+    steps apart; 0: once an epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -92,14 +97,11 @@ class SataAllocator:
 
 
 def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """Eq. 8: shares in proportion to samples done per second, [W].
+    """Return shares in proportion to samples done per second (Eq. 8), [W].
 
-    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼).
-
-    Args:
-        weights: w, [W]; they stay for workers without a time.
-        samples: done in the epoch, [W]; in proportion to w if all steps went by plan.
-        compute_s: t, seconds of gradient computing for these samples, [W].
+    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼). `samples` are proportional to w if all steps
+    followed the plan. `compute_s` is t, the seconds of gradient computing for them. Workers without
+    a time keep their weight.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():
@@ -111,7 +113,7 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
 
 
 class SataParameters(counts.CountsParameters, frozen=True):
-    """What `sata` takes."""
+    """Parameters of `sata`."""
 
     tolerance: Annotated[
         float,
@@ -132,7 +134,7 @@ class SataParameters(counts.CountsParameters, frozen=True):
 
 
 def make(parameters: SataParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     allocator = SataAllocator(parameters.tolerance, parameters.every_steps)
     steps = parameters.every_steps or _EPOCH
     return counts.policy("sata", allocator, parameters, steps=steps)

@@ -31,12 +31,11 @@ CAPACITY = (
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
-    """b_k = B · X_k / ΣX, within the limits, [W].
+    """Return b_k = B · X_k / ΣX, within the limits, [W].
 
-    Args:
-        capacity: X, in any unit, [W]. Empty, or of another number of ranks than the run has come
-            back with: those that the ranks' devices tell; if they tell none, counts are equal.
-        problem: that the counts are for.
+    `capacity` is X, in any unit, [W]. If it is empty, or the run was restarted with another number
+    of ranks, X are the nominal speeds of the ranks' devices; if these are unknown, counts are
+    equal.
     """
     if len(capacity) != problem.world:
         capacity = capacities(problem.devices).values
@@ -48,11 +47,7 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
 
 @dataclass(frozen=True)
 class StaticAllocator:
-    """Counts in proportion to capacities; feedback is not used.
-
-    Args:
-        capacity: of each rank; empty: as its device tells.
-    """
+    """An allocator of counts in proportion to capacities (`counts_of`); feedback is not used."""
 
     capacity: tuple[float, ...] = ()
 
@@ -62,13 +57,13 @@ class StaticAllocator:
 
 
 class StaticBatchingParameters(counts.CountsParameters, frozen=True):
-    """What `static-batching` takes."""
+    """Parameters of `static-batching`."""
 
     capacity: Annotated[PerRank, Meta(description=CAPACITY)] = ()
 
 
 def make(parameters: StaticBatchingParameters) -> Policy:
-    """The policy."""
+    """Make the policy."""
     allocator = StaticAllocator(parameters.capacity)
     capacity = parameters.capacity
     return counts.policy("static-batching", allocator, parameters, capacity=capacity)

@@ -1,8 +1,9 @@
 """Divides one global batch among the workers so that its slowest worker ends as early as possible.
 
-T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a worker without samples. (Padded batches are in `padded`.)
-First each sample goes to the worker with the largest gap. Then the slowest worker exchanges samples
-with the others until no exchange helps. For few samples, branch and bound searches the rest.
+The model is T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a worker without samples. (Padded batches are
+in `padded`.) First each sample goes to the worker with the largest gap. Then the slowest worker
+exchanges samples with the others until no exchange helps. For few samples, branch and bound
+continues the search.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from paceline_backend.policies.solve.search import search
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 from paceline_backend.policies.values import Floats, Ints, Models
 
-_CLOSE = 1e-3  # distance to the bound at which the search ends, with more than `FEW_RANKS` ranks
-_CLOSER = 1e-5  # the same with up to `FEW_RANKS` ranks
-_HALVINGS = 6  # of the search for the best cut
-FEW_RANKS = 64  # up to this many ranks, every exchange with the slowest rank is tried
-_FEW_SAMPLES = 20  # up to this many samples, branch and bound runs
-_EFFORT = 1_000_000  # exchanges that are tried for one batch (2 ms); fewer with many ranks
+# The relative distance to the bound at which the search ends, with more than `FEW_RANKS` ranks and
+# with at most `FEW_RANKS` ranks.
+_CLOSE = 1e-3
+_CLOSER = 1e-5
+# The number of bisections in the search for the best cut.
+_HALVINGS = 6
+# Up to this many ranks, every exchange with the slowest rank is tried.
+FEW_RANKS = 64
+# Up to this many samples, branch and bound runs.
+_FEW_SAMPLES = 20
+# The number of exchanges that are tried for one batch (2 ms); fewer with many ranks.
+_EFFORT = 1_000_000
 
 
 def partition(
@@ -32,16 +39,16 @@ def partition(
     *,
     laid_out: bool = False,
 ) -> Ints:
-    """The rank of each sample of a global batch, [n], for the least max_j T_j that was found.
+    """Return the rank of each sample of a global batch, [n], with the least max_j T_j found.
 
-    To level loads in proportion to `counts`, give models with ``a = 1 / counts``.
+    To level loads in proportion to `counts`, pass models with ``a = 1 / counts``.
 
     Args:
         sizes: λ of the samples, [n].
-        models: of the workers; `models.cost` says how sizes add up.
-        counts: how many samples each worker gets, [W]; their sum is n. None: any numbers.
+        models: of the workers; `models.cost` defines the cost of a batch from its sizes.
+        counts: the number of samples of each worker, [W]; their sum is n. None: any numbers.
         limits: most samples that fit into each worker's memory, [W]; ignored if the batch does not
-            fit into all memories together.
+            fit.
         laid_out: the samples are composed for ranks 0, 1, …: begin with the best cut of them.
 
     Raises:
@@ -69,10 +76,7 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """The rank of each sample, improved from `start`.
-
-    Without `start`, or with few samples, the samples must come in descending order.
-    """
+    """Improve `start`, [n]. Without it, or with few samples, sizes must be descending."""
     world = len(workers.a)
     few = world <= FEW_RANKS
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
@@ -92,9 +96,10 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """The best cut of the samples into runs for ranks 0, 1, …; False if no cut fits.
+    """Return the best cut of the samples into runs for ranks 0, 1, …; False if no cut fits.
 
-    No cut takes less than `low`. Composed samples have cuts near `low`, so the search begins there.
+    Every cut takes at least `low`. Composed samples have cuts near `low`, so the search begins
+    there.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -124,7 +129,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 
 @compiled
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Positions sorted by rank, ascending within a rank, [n]; the number of each rank, [W]."""
+    """Return positions sorted by rank, ascending within a rank, [n], and each rank's count, [W]."""
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):
         counts[ranks[i]] += 1
@@ -141,7 +146,7 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
-    """Gives each sample, largest first, to the rank with the most room below `goal`.
+    """Give each sample, largest first, to the rank with the most room below `goal`.
 
     Where counts are given, a rank keeps room for average samples in its other places.
     """
@@ -161,7 +166,6 @@ def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
 
 @compiled
 def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: Ints) -> Ints:
-    """Gives each sample to the rank with the largest gap; the gap shrinks by size + `each`."""
     end = len(heap)
     ranks = np.empty(len(sizes), np.int64)
     for i in range(len(sizes)):

@@ -1,10 +1,13 @@
 """Chooses which samples share a step, so that every step divides well between the workers.
 
+The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
+when the ranks' speeds have changed.
+
 An epoch of K steps on W workers is K·W bins. Bin (step, worker) gets a fixed number of samples and
 should get the load that the worker can do in the step's time. Samples that are too large for an
 average step share steps of their own, one sample on each worker, smaller samples on slower workers.
 All other steps take the same time. The order of the steps is random, and so is the choice among
-samples of about one size.
+samples of similar size.
 """
 
 from __future__ import annotations
@@ -22,27 +25,22 @@ from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-_JITTER = 0.3  # of the logarithms of sizes when ordinary samples are sorted
-_FILLERS = 0.2  # share of the samples, the smallest, that fill the bins of the largest samples
-_ALIKE = 1.02  # times the fastest worker's time with a large sample: so long others' bins are, too
+# The noise on the logarithms of sizes when ordinary samples are sorted.
+_JITTER = 0.3
+# This fraction of the samples, the smallest ones, fills the bins of the largest samples.
+_FILLERS = 0.2
+# A step with a large sample is long enough for all workers that take at most this many times as
+# long with the sample as the fastest worker.
+_ALIKE = 1.02
 
 
 def compose(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """An order of the samples in which each `global_batch` of them divides well.
+    """Return an order of the samples in which each `global_batch` of them divides well.
 
-    Within a step, samples are in the order of their intended workers. The samples of a smaller last
-    step come last.
-
-    Args:
-        effective: f(λ) of each sample, [R].
-        workers: that share the samples.
-        global_batch: samples of a step.
-        rng: source of all random choices.
-
-    Returns:
-        Positions in `effective`, [R].
+    The order has positions in `effective`, the f(λ) of each sample, [R]. Within a step, samples are
+    in the order of their intended workers. The samples of a smaller last step come last.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -76,26 +74,21 @@ def compose(
 def _descending(
     effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
 ) -> Ints:
-    """Positions, largest first. Ordinary samples get noise, so that their batches vary by epoch."""
+    """Return positions, largest first, with noise on ordinary samples to vary the epochs."""
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return descending(np.where(ordinary, effective * noise, effective))
 
 
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
-    """How many of a step's samples each worker gets, the same in all steps, [W].
+    """Return the number of a step's samples that each worker gets, the same in all steps, [W].
 
     The counts bound the step's time from below: any group of workers gets a load that is at least
     that of the smallest samples, and the worst group gives the bound. Beginning with counts in
     proportion to speed, one sample at a time moves to another worker while this lowers the bound.
 
-    Args:
-        smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
-        workers: that share the samples.
-        samples: of a step.
-
-    Returns:
-        The counts, [W], and which workers form the worst group, [W]; none, if all workers do.
+    `smallest` has Σ f(λ) of the k smallest of all samples, [R + 1]. The second result is a mask of
+    the workers in the worst group, [W]; empty if all workers are in it.
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
@@ -112,11 +105,12 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Lower bound of the time with these counts; how many of the first workers in `order` give it.
+    """Return a lower bound of the time, and how many of the first workers in `order` give it.
 
-    Sorts `order` by the mean size of a sample that each worker has time for, without overhead.
+    This sorts `order` by the mean sample size for which each worker has time, without overhead.
     """
-    for k in range(1, len(order)):  # usually sorted except for two workers
+    # The order is usually sorted except for two workers.
+    for k in range(1, len(order)):
         j, at = order[k], k
         need = w.a[j] * counts[j]
         while at > 0 and w.a[order[at - 1]] * counts[order[at - 1]] < need:
@@ -141,11 +135,13 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     world = len(order)
     best, binding = _bound(smallest, counts, w, order)
-    stride = max(1, world // 32)  # with many workers, try only some
+    # With many workers, try only some of them.
+    stride = max(1, world // 32)
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            break  # the bound is that of all workers together: no counts are better
+            # All workers together give the bound, so no counts are better.
+            break
         giver, taker = 0, 0
         for k in range(0, binding, stride):
             p = order[k]
@@ -166,16 +162,19 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins, step · W + worker, while they are filled; a smaller last step comes last."""
+    """The bins, step · W + worker, while they are filled; a smaller last step comes last.
 
-    of: Ints  # [R] the bin of each sample
-    gap: Floats  # [bins] the load that each bin lacks
-    heaps: Ints  # [places + 1, bins] heaps[k]: bins with k places free, the largest gap first
-    ends: Ints  # [places + 1] number of bins in each heap
+    `of` is the bin of each sample; `gap` is the load that each bin lacks; heaps[k] holds the bins
+    with k places free, the largest gap first; `ends` is the number of bins in each heap.
+    """
+
+    of: Ints  # [R]
+    gap: Floats  # [bins]
+    heaps: Ints  # [places + 1, bins]
+    ends: Ints  # [places + 1]
 
 
 def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
-    """See `_deal`."""
     number, places = (steps + 1) * len(counts), int(max(counts.max(), last.max()))
     bins = _Bins(
         np.empty(len(sizes), np.int64),
@@ -190,7 +189,6 @@ def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int
 
 @compiled
 def _push(places: int, item: int, bins: _Bins) -> None:
-    """Adds a bin to the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     at = bins.ends[places]
     bins.ends[places] += 1
@@ -205,7 +203,6 @@ def _push(places: int, item: int, bins: _Bins) -> None:
 
 @compiled
 def _pop(places: int, bins: _Bins) -> int:
-    """Removes the bin with the largest gap from the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     bins.ends[places] -= 1
     end = bins.ends[places]
@@ -226,7 +223,7 @@ def _pop(places: int, bins: _Bins) -> int:
 
 @compiled
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
-    """The bin with the most room for its next sample, as (free places, room).
+    """Return the bin with the most room for its next sample, as (free places, room).
 
     A bin keeps room of size `each` for its other samples. Only the first bin of each heap matters.
     """
@@ -241,7 +238,6 @@ def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
 
 @compiled
 def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> None:
-    """Lets the bins of a step take samples."""
     for j in range(len(counts)):
         if counts[j]:
             at = step * len(counts) + j
@@ -251,7 +247,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Over the workers with samples: Σ 1/a, and the load that they could do in their overhead."""
+    """Return Σ 1/a of workers with samples, and the load that they could do in their overhead."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
@@ -264,16 +260,10 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 def _deal(
     sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
 ) -> None:
-    """Gives each sample, largest first, to the bin with the most room beside its other samples.
+    """Give each sample, largest first, to the bin with the most room beside its other samples.
 
-    Args:
-        sizes: in about descending order.
-        total: sum of the sizes.
-        small: mean of the smallest sizes.
-        w: the workers.
-        counts: of each worker in a step.
-        last: of each worker in the smaller last step.
-        bins: to be filled.
+    `sizes` are about descending; `total` is their sum, and `small` the mean of the smallest ones.
+    `counts` and `last` are the samples of each worker in a step and in the smaller last step.
     """
     world, samples = len(counts), len(sizes)
     steps = len(bins.gap) // world - 1
@@ -291,15 +281,15 @@ def _deal(
     for i in range(samples):
         while opened < steps:
             time_s = uncommitted / (speed * (steps - opened))
-            # Each worker's time with this sample and otherwise small ones; the least.
+            # Each worker's time with this sample and otherwise small ones.
             alone = w.a * (sizes[i] + (counts - 1) * small) + w.c * counts + w.b
             alone = alone[counts > 0]
             until = steps
             if alone.min() > time_s:
                 if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
                     break
-                # Speeds are measured. Where they seem to differ a little, other workers' bins shall
-                # have room for samples as large: else each would be in a step of its own.
+                # Speeds are measured. Where they seem to differ a little, other workers' bins need
+                # room for equally large samples: else each would be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
@@ -318,9 +308,9 @@ def _deal(
 
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
-    """Samples step by step in the order `turn`, within a step worker by worker."""
     world = len(counts)
-    at = np.empty(len(turn) * world, np.int64)  # where a bin's next sample goes
+    # The position of each bin's next sample.
+    at = np.empty(len(turn) * world, np.int64)
     start = 0
     for place in range(len(turn)):
         for j in range(world):

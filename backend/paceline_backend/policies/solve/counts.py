@@ -1,6 +1,7 @@
-"""From counts to batches, for presets whose allocator says how many samples each worker gets.
+"""Turns counts into batches, for presets whose allocator decides how many samples each worker gets.
 
-`policy` makes such a preset's policy: one scheduler makes batches from any counts.
+`policy` makes the policy of such a preset. All these presets share one scheduler, which makes
+batches from any counts, and the helpers for bounds, rounding and memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline_backend.policies.values import Batches, Floats, Ints, Models, Prob
 
 
 class CountsParameters(Parameters, frozen=True, kw_only=True):
-    """Parameters of every preset of counts; ``kw_only`` puts them behind the preset's own."""
+    """Parameters of every preset of counts; ``kw_only`` puts them after the preset's own."""
 
     which: Annotated[
         Literal["order", "levelled"],
@@ -35,9 +36,10 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
     window: WindowSteps = 64
 
 
-LEVELLED = ({"which": "levelled"},)  # the variants of every preset of counts
+# The variants of every preset of counts.
+LEVELLED = ({"which": "levelled"},)
 
-# What the counts rest on, a parameter of presets that act on the ranks' times.
+# The times from which counts are derived: a parameter of presets that act on the ranks' times.
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
@@ -47,19 +49,15 @@ Times = Annotated[
     ),
 ]
 
-_DRAWN = 4096  # sizes that stand for all, where the longest of a batch is what matters
+# For padded batches, this many sizes represent the data set.
+_DRAWN = 4096
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
-    """Divides a total in proportion to shares, within bounds, [W].
+    """Divide a total in proportion to shares, within bounds, [W].
 
-    A worker that would get too much or too little gets its bound. The others share the rest.
-
-    Args:
-        shares: ≥ 0; all zero counts as all equal, [W].
-        total: Σ low ≤ total ≤ Σ high.
-        low: [W].
-        high: [W].
+    A worker that would get too much or too little gets its bound. The others share the rest. All
+    zero shares count as equal ones. The total must be between Σ low and Σ high.
     """
     target = np.zeros(len(shares))
     free = np.ones(len(shares), bool)
@@ -79,10 +77,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 
 
 def rounded(target: Floats) -> Ints:
-    """Whole numbers with the same sum, by largest remainder; of equal remainders, the lowest ranks.
+    """Round to whole numbers with the same sum, by largest remainder; ties go to the lowest ranks.
 
-    Args:
-        target: ≥ 0, [W]; the sum is a whole number, up to rounding errors.
+    The sum of `target`, ≥ 0, [W], is a whole number, up to rounding errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -92,29 +89,22 @@ def rounded(target: Floats) -> Ints:
 
 
 def scaled(counts: Ints, size: int) -> Ints:
-    """Counts of a whole global batch, scaled down to a batch of `size` samples, [W].
-
-    No count grows.
-    """
+    """Scale counts of a whole global batch down to `size` samples, [W]. No count grows."""
     return rounded(counts * (size / counts.sum()))
 
 
 def equal(problem: Problem) -> Ints:
-    """Equal counts, within the workers' limits, [W]."""
+    """Return equal counts, within the workers' limits, [W]."""
     low, high = bounds(problem)
     return rounded(spread(np.ones(problem.world), problem.global_batch, low, high))
 
 
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
-    """The least and the most samples of each worker, between which a global batch is possible, [W].
+    """Return least and most samples of each worker that allow a global batch, [W].
 
-    If the bounds allow no global batch, `most` is ignored first, then `least`. If the memory of all
-    workers together does not hold a global batch, workers share it in proportion to their memory.
-
-    Args:
-        problem: its `limits` are kept.
-        least: least samples of each worker.
-        most: most samples of each worker, [W]; None: as many as fit into its memory.
+    If the bounds allow no global batch, `most`, [W], is ignored first, then `least`. If the memory
+    of all workers together does not hold a global batch, workers share it in proportion to their
+    memory.
     """
     batch, world = problem.global_batch, problem.world
     high = np.full(world, batch) if problem.limits is None else np.minimum(problem.limits, batch)
@@ -128,14 +118,10 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 
 
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
-    """Expected time of each worker for as many samples drawn at random, [W] s; 0 without samples.
+    """Return each worker's expected time for `counts` samples drawn at random, [W] s.
 
-    Unlike measured times, these do not depend on which samples a worker happened to get.
-
-    Args:
-        models: known ones.
-        counts: samples of each worker, [W].
-        sizes: λ of the data set's samples, [N].
+    A worker without samples takes 0. Unlike measured times, these do not depend on which samples a
+    worker happened to get. `sizes` are the λ of the data set, [N]; the models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())
@@ -143,7 +129,7 @@ def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
         drawn = np.sort(effective[:: -(-len(effective) // _DRAWN)])
         below = np.arange(len(drawn) + 1) / len(drawn)
         different, place = np.unique(counts, return_inverse=True)
-        # P(the longest of n is the k-th) = (k / N)^n − ((k − 1) / N)^n
+        # The probability that the longest of n is the k-th is (k / N)^n − ((k − 1) / N)^n.
         longest = np.array([np.diff(below ** float(n)) @ drawn for n in different])
         load = counts * longest[place]
     return np.where(counts > 0, models.a * load + models.c * counts + models.b, 0.0)
@@ -159,10 +145,7 @@ M = TypeVar("M", bound=Counted)
 
 
 def recall(problem: Problem, kind: type[M]) -> M | None:
-    """The memory of the last segment; None: there is none, or it does not fit.
-
-    It does not fit if the number of ranks has changed.
-    """
+    """Return the memory of the last segment; None: there is none, or the ranks have changed."""
     try:
         memory = msgspec.convert(problem.memory, kind)
     except msgspec.ValidationError:
@@ -172,17 +155,16 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """The allocation of a memory's counts."""
+    """Return the allocation of a memory's counts."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
 @dataclass(frozen=True)
 class CountedScheduler:
-    """The epoch's global batches, in DistributedSampler's order, divided by counts.
+    """A scheduler that divides global batches in DistributedSampler's order by counts.
 
-    Args:
-        levelled: True: samples are chosen so that loads are in proportion to counts. False: samples
-            are dealt to ranks in turn until each rank has its count, as under `bsp`.
+    With `levelled`, samples are chosen so that loads are in proportion to counts. Otherwise samples
+    are dealt to ranks in turn until each rank has its count, as under `bsp`.
     """
 
     levelled: bool = False
@@ -216,27 +198,21 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Positions of a batch's samples, rank by rank, [n]; loads are in proportion to counts.
-
-    Args:
-        sizes: of the samples, [n].
-        counts: of each rank, [W].
-        cost: how sizes add up to a load.
-    """
+    """Return positions of a batch's samples, rank by rank, [n]; loads in proportion to counts."""
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
     return np.argsort(owner, kind="stable")
 
 
 def scheduler(parameters: CountsParameters) -> CountedScheduler:
-    """The scheduler, with these parameters."""
+    """Return the scheduler with these parameters."""
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
 def accounts(
     parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
 ) -> Accounts:
-    """What a preset of counts takes into account; see `policy`."""
+    """Return the facts that a preset of counts takes into account; see `policy`."""
     return Accounts(
         cost="fitted" if parameters.which == "levelled" else None,
         speeds=capacity is None,
@@ -255,18 +231,11 @@ def policy(
     steps: int = 0,
     capacity: tuple[float, ...] | None = None,
 ) -> Policy:
-    """The policy of an allocator, with these parameters.
+    """Make the policy of an allocator, with these parameters; for `steps` see `Accounts`.
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
-    models.
-
-    Args:
-        name: of the preset.
-        allocator: chooses the counts.
-        parameters: of the preset.
-        steps: see `Accounts`.
-        capacity: see `Accounts`; empty: the counts go by the ranks' devices; None: they follow
-            measured speeds.
+    models. With an empty `capacity` the counts follow the nominal speeds of the ranks' devices;
+    None: measured speeds.
     """
     return Policy(
         name=name,

@@ -1,4 +1,7 @@
-"""Improves a partition: the slowest worker exchanges samples with others until it helps no more."""
+"""Improves a partition: the slowest worker exchanges samples with others until no exchange helps.
+
+`balance` (for many ranks) and `grid` call `pairs`, and then `descend`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,21 @@ from paceline_backend.policies.values import Floats, Ints
 
 
 class State(NamedTuple):
-    """A partition that is being improved; each rank's samples are a linked list, ended by -1."""
+    """A partition that is being improved; each rank's samples are a linked list that ends with -1.
+
+    `first` is the first sample of each rank, `following` the next sample of the same rank, and
+    `number` the number of samples of each rank.
+    """
 
     ranks: Ints  # [n]
-    first: Ints  # [W] first sample of each rank
-    following: Ints  # [n] sample of the same rank after each sample
+    first: Ints  # [W]
+    following: Ints  # [n]
     time_s: Floats  # [W]
-    number: Ints  # [W] samples of each rank
+    number: Ints  # [W]
 
     @staticmethod
     def of(sizes: Floats, ranks: Ints, workers: Workers) -> State:
-        """The state of a partition; `ranks` is then changed in place."""
+        """Return the state of a partition; `ranks` is then changed in place."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
@@ -33,7 +40,7 @@ class State(NamedTuple):
 
 @compiled
 def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Each rank's samples as linked lists: first sample per rank, next per sample; -1 ends."""
+    """Return linked lists: each rank's first sample, each sample's next sample; -1 ends."""
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
     for i in range(len(ranks) - 1, -1, -1):
@@ -44,7 +51,7 @@ def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 @compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Moves a sample from one rank's linked list to another's; see `linked`."""
+    """Move a sample from one rank's linked list to another's; see `linked`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -60,11 +67,9 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 def _exchange(
     p: int, q: int, sizes: Floats, w: Workers, state: State, best: float
 ) -> tuple[float, int, int]:
-    """The best exchange between p and q after which both take less than `best`.
+    """Find the best exchange between p and q after which both take less than `best`.
 
-    Returns:
-        Time of the slower rank after the exchange, p's sample (-1: no exchange helps), q's sample
-        (-1: q gives none).
+    Return the time of the slower rank, p's sample (-1: no exchange helps), q's sample (-1: none).
     """
     give, get = -1, -1
     p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
@@ -99,7 +104,8 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
     else:
         state.number[p] -= 1
         state.number[q] += 1
-    for j in (p, q):  # compute the sums again: differences would add up rounding errors
+    # Compute the sums again: adding differences would accumulate rounding errors.
+    for j in (p, q):
         total, i = 0.0, state.first[j]
         while i >= 0:
             total += sizes[i]
@@ -109,10 +115,7 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
 
 
 def pairs(sizes: Floats, workers: Workers, state: State, enough: float) -> None:
-    """Pairs slowest with fastest, next slowest with next fastest, …; one exchange per pair.
-
-    Repeats while this lowers the slowest rank's time enough.
-    """
+    """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
     slowest = np.inf
     while True:
         order = np.argsort(state.time_s, kind="stable")
@@ -136,10 +139,7 @@ def _paired(order: Ints, sizes: Floats, w: Workers, state: State, enough: float)
 
 @compiled
 def descend(sizes: Floats, w: Workers, state: State, enough: float, effort: int) -> None:
-    """Applies the slowest rank's best exchange, or the first that is good enough, repeatedly.
-
-    Ends when no exchange helps.
-    """
+    """Apply the slowest rank's best exchange, or the first that suffices, while one helps."""
     world = len(w.a)
     while effort > 0:
         p = int(np.argmax(state.time_s))

@@ -1,6 +1,7 @@
-"""Exchanges samples between bins until each bin has its target load.
+"""Exchanges samples between bins until each bin has its target load; `compose` calls it last.
 
-A bin is one worker's part of one step. The number of samples of each bin does not change.
+A bin is the local batch of one worker in one step. The number of samples of each bin does not
+change.
 """
 
 from __future__ import annotations
@@ -12,33 +13,36 @@ from paceline_backend.policies.solve.balance import grouped
 from paceline_backend.policies.solve.workers import Workers, descending
 from paceline_backend.policies.values import Floats, Ints
 
-_CLOSE = 2e-4  # share of a step's time; bins closer to their target are left alone
-_ROUNDS = 64  # most rounds of exchanges
-_IN_VAIN = 4  # the exchanges end after so many rounds without a change
-_LOOKS = 30_000_000  # the exchanges end after so many pairs of samples were tried (0.1 s)
-_FEW_BINS = 4096  # with more bins, the exchanges end when few bins change
-_EVENED = 6  # passes of `evened`; with more than `_FEW_BINS` bins, one pass
+# Bins closer to their target than this fraction of a step's time are left alone.
+_CLOSE = 2e-4
+# The most rounds of exchanges.
+_ROUNDS = 64
+# The exchanges end after this many rounds without a change.
+_IN_VAIN = 4
+# The exchanges end after this many pairs of samples were tried (0.1 s).
+_LOOKS = 30_000_000
+# With more bins, the exchanges end when few bins change.
+_FEW_BINS = 4096
+# The number of passes of `evened`; with more than `_FEW_BINS` bins, one pass.
+_EVENED = 6
 
 
 def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
-    """Lets bins with too much load exchange a sample with bins with too little, worst first.
+    """Exchange a sample between bins with too much load and bins with too little, worst first.
 
-    Args:
-        sizes: of the samples.
-        bins: bin of each sample, step · W + worker; changed in place.
-        gap: load that each bin lacks, [bins]; changed in place.
-        a: of the workers, s per size unit, [W].
-        step_s: mean time of a step.
+    `bins`, the bin step · W + worker of each sample, and `gap`, the load that each bin lacks, are
+    changed in place. `a` is s per size unit, [W], and `step_s` the mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
-    # A bin's samples lie side by side: for a million samples, reading memory takes longest.
+    # A bin's samples are adjacent in memory: for a million samples, reading memory takes longest.
     of_held = sizes[held]
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
     looks, in_vain = 0, 0
     for turn in range(_ROUNDS):
-        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]  # not close to the target
+        # Keep the bins that are not close to their target.
+        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
         looks += len(off) // 2 * int(number.max()) ** 2
         if looks > _LOOKS and turn:
@@ -54,13 +58,11 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 def _exchanged(
     off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
 ) -> int:
-    """Lets the first bin exchange with the last, and so on; returns the number of exchanges.
-
-    In the next turn each bin is paired with another bin.
-    """
+    """Exchange samples within pairs of bins, other pairs each turn; return the number."""
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
-        p, q = off[k], off[len(off) - 1 - (k + turn) % pairs]  # p has too much
+        # Bin p has too much load.
+        p, q = off[k], off[len(off) - 1 - (k + turn) % pairs]
         before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
         best, give, get = before, 0, 0
         for i in range(ends[p - 1] if p else 0, ends[p]):
@@ -80,29 +82,25 @@ def _exchanged(
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Regroups bins into steps: the fullest bins of all workers share a step, and so on.
+    """Regroup bins into steps: the fullest bins of all workers share a step, and so on.
 
-    A worker's bins hold equally many samples, so any of them may share a step. This grouping makes
-    the total time of all steps least.
+    A worker's bins hold equally many samples, so any of them may share a step. This grouping
+    minimises the total time of all steps.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
-    load[steps] = -1.0  # the smaller last step stays last
+    # The smaller last step stays last.
+    load[steps] = -1.0
     step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
 
 
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
-    """Matched bins after further exchanges, which go on while the total time of steps falls.
+    """Return matched bins after further exchanges.
 
-    If bins have few samples and sizes are whole numbers, no bin can have the mean time. The bins of
-    one step can still have equal times.
-
-    Args:
-        bins: bin of each sample.
-        sizes: of the samples.
-        workers: that share a step.
-        counts: samples of each bin, [steps + 1, W].
-        step_s: mean time of a step.
+    Exchanges continue while the total time of the steps falls. If bins have few samples and sizes
+    are whole numbers, no bin can have the mean time. The bins of one step can still have equal
+    times. `counts` are the samples of each bin, [steps + 1, W]; `step_s` is the mean time of a
+    step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 
@@ -125,18 +123,18 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
 
 
 def _total(time_s: Floats) -> float:
-    """Total time of the steps, each as long as its slowest bin; NaN: a bin without samples."""
     return float(np.nan_to_num(time_s).max(axis=1).sum())
 
 
 def _targets(time_s: Floats, a: Floats) -> Floats:
-    """The load that each bin lacks to take the median time of its step's bins, [bins].
+    """Return the load that each bin lacks to take the median time of its step's bins, [bins].
 
-    The loads to add and to remove differ. The difference goes into few steps: if there is load
-    left over, the bins of some steps get the time of their step's slowest bin; if load is missing,
-    the time of the fastest.
+    The loads to add and to remove differ. The difference goes into few steps: if load is left over,
+    the bins of some steps get the time of their step's slowest bin; if load is missing, they get
+    the time of the fastest bin.
     """
-    there = np.sort(time_s, axis=1)  # NaN last
+    # `np.sort` puts NaN last.
+    there = np.sort(time_s, axis=1)
     number = np.maximum((~np.isnan(time_s)).sum(axis=1), 1)
     row = np.arange(len(time_s))
     gap = np.nan_to_num((there[row, (number - 1) // 2][:, None] - time_s) / a)

@@ -12,14 +12,14 @@ from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 
 def homes_of(problem: Problem) -> list[int] | None:
-    """The node of each rank where samples have to stay on their nodes; None: they do not."""
+    """Return each rank's node if samples must stay on their nodes; None: they may move."""
     if problem.storage is None or problem.nodes is None:
         return None
     return problem.nodes.tolist() if problem.storage.keeps(problem.remaining) else None
 
 
 class Filling:
-    """One global batch while it is filled. It uses lists: NumPy scalars would make picks slow."""
+    """One global batch while it is filled, in lists: NumPy scalars would make picks slow."""
 
     def __init__(
         self,
@@ -28,22 +28,25 @@ class Filling:
         holdings: list[Holdings],
         nodes: list[int] | None = None,
     ) -> None:
-        self.nodes = nodes  # of each rank, where samples stay on their nodes
+        # The node of each rank, if samples stay on their nodes.
+        self.nodes = nodes
         self.most: list[int] = most.tolist()
         self.a: list[float] = models.a.tolist()
         self.c: list[float] = models.c.tolist()
         self.ett: list[float] = models.b.tolist()
-        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
+        # Pairs of sample and size, by rank.
+        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]
         self.holdings = holdings
-        self._left: Floats | None = None  # [W] time of the held samples; None: not needed so far
+        # The time of the held samples, [W]; None: not needed so far.
+        self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
-        """The worker that holds the next sample of `rank`: itself, or the one with most left to do.
+        """Return the worker that holds the next sample of `rank`; None: there is none.
 
-        Where samples stay on their nodes, a worker of the same node; None: it has none left.
-
-        The paper does not say what the least loaded worker does when it holds no sample. A sample
-        of another worker changes its holder and counts as moved.
+        This is the rank itself, or the worker with most work left. Where samples stay on their
+        nodes, it is a worker of the same node. The paper does not define what the least loaded
+        worker does when it holds no sample. Here it takes a sample of another worker, which changes
+        its holder and counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -55,13 +58,13 @@ class Filling:
         return int(on_node.argmax()) if on_node.max() > -inf else None
 
     def open(self) -> list[tuple[float, int]]:
-        """The workers that are not full, with their ETT, as a heap."""
+        """Return the workers that are not full, with their ETT, as a heap."""
         least = [(ett, rank) for rank, ett in enumerate(self.ett) if not self.full(rank)]
         heapq.heapify(least)
         return least
 
     def give(self, rank: int, source: int, at: int) -> None:
-        """Gives `rank` the sample at position `at` of the holdings of `source`."""
+        """Give `rank` the sample at position `at` of the holdings of `source`."""
         self.add(rank, *self.holdings[source].take(at))
         if self._left is not None:
             self._left[source] = self._left_of(source)
@@ -71,25 +74,23 @@ class Filling:
         return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
 
     def add(self, rank: int, sample: int, size: float) -> None:
-        """Puts a sample that no worker holds any more into the batch of `rank`."""
+        """Add a sample that no worker holds any more to the batch of `rank`."""
         self.batches[rank].append((sample, size))
         self.ett[rank] += self.a[rank] * size + self.c[rank]
 
     def full(self, rank: int) -> bool:
-        """Whether no more samples fit into its memory."""
+        """Return True if no more samples fit into the rank's memory."""
         return len(self.batches[rank]) >= self.most[rank]
 
     def assignments(self) -> list[Ints]:
-        """The samples of each rank."""
+        """Return the samples of each rank."""
         return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
 
 
 def fill(step: Filling, draws: list[float]) -> None:
-    """Gives as many samples as there are draws, each to the worker that would be done first.
+    """Give as many samples as there are draws, each to the worker that would finish first.
 
-    Args:
-        step: with no samples so far.
-        draws: for each sample, its place among those that the worker holds, 0 … 1.
+    A draw is the relative position of a sample among the worker's held samples, 0 … 1.
     """
 
     def done(rank: int) -> float:
@@ -106,7 +107,8 @@ def fill(step: Filling, draws: list[float]) -> None:
     for draw in draws:
         while (source := step.source(first[0][1])) is None:
             heapq.heappop(first)
-            if not first:  # of the nodes that have samples, no rank takes more
+            # No rank on the nodes that have samples can take more, so every node may.
+            if not first:
                 step.nodes = None
                 first = all_open()
         rank = first[0][1]
@@ -121,7 +123,7 @@ def fill(step: Filling, draws: list[float]) -> None:
 
 
 def level_out(step: Filling) -> None:
-    """Brings each worker nearer to the common time by exchanging one sample for a held one."""
+    """Bring each worker nearer to the common time by exchanging one sample for a held one."""
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]
     ett = [step.ett[rank] for rank in active]
@@ -145,7 +147,7 @@ def level_out(step: Filling) -> None:
 
 
 def largest_first(step: Filling) -> None:
-    """Gives all held samples, largest first, each to the worker that would be done first."""
+    """Give all held samples, largest first, each to the worker that would finish first."""
     rest = sorted(
         (-size, sample, holder)
         for holder, held in enumerate(step.holdings)

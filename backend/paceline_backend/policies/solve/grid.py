@@ -1,7 +1,7 @@
-"""Puts a plan's numbers of samples on a grid, so that few distinct shapes of batches occur.
+"""Puts a plan's numbers of samples on a grid, so that batches have few distinct shapes.
 
-`planner.plan` calls `gridded` with what the scheduler has planned, so every policy goes through it.
-Which samples share a global batch stays as planned; a few of them change their rank.
+`planner.plan` calls `gridded` with the scheduler's batches, so this applies to every policy. The
+samples of each global batch stay as planned; a few of them change their rank.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
-_EFFORT = 500_000  # exchanges that are tried for one division
-_MOVES = 8  # of a grid's step of samples from the slowest rank, for one global batch
+# The number of exchanges that are tried for one division.
+_EFFORT = 500_000
+# For one global batch, the slowest rank gives away one grid step of samples at most this often.
+_MOVES = 8
 
 
 def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """The batches, with numbers of samples that are multiples of ``problem.grid``.
+    """Return the scheduler's batches with counts that are multiples of ``problem.grid``.
 
-    What the grid does not divide goes to one rank: see `shapes.on_grid`. Policies that divide a
-    batch by models get the counts with the earliest end that is found. Other policies get the
-    nearest counts. Where data lives on nodes, every policy gets the nearest counts of nodes first,
-    and as few samples as these need change their node.
-
-    Args:
-        batches: as the scheduler planned them.
-        policy: whose scheduler it is.
-        problem: that was solved.
-        models: that the scheduler used.
+    The remainder goes to one rank: see `shapes.on_grid`. Policies that divide a batch by models get
+    the counts with the earliest end that is found. Other policies get the nearest counts. Where
+    data lives on nodes, every policy first gets the nearest counts of nodes, and as few samples as
+    these need change their node.
     """
     if problem.grid == 1:
         return batches
@@ -49,7 +45,7 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is never measured. Where models divide, older steps tell its speed.
+        # A rank without samples is not measured. Where models divide, older steps show its speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -70,32 +66,23 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
 
 
 def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
-    """Whether each sample of a batch is planned for the node that holds it, [n]."""
     assert problem.storage is not None
     held = nodes[problem.placement[batch]] == nodes[ranks]
     return np.asarray(held & ~problem.storage.loose[batch])
 
 
 class _Division:
-    """One global batch that is divided into counts on the grid.
-
-    Args:
-        sizes: λ of its samples, [n].
-        models: of the workers in this step.
-        grid: of the counts.
-        limits: the most samples of each worker, [W].
-    """
+    """The division of one global batch with sizes λ, [n], into counts on the grid."""
 
     def __init__(self, sizes: Floats, models: Models, grid: int, limits: Ints) -> None:
         self._sizes, self._models, self._grid, self._limits = sizes, models, grid, limits
         self._weighed = models.weighed()
 
     def best(self, planned: Ints, nearest: Ints) -> Ints:
-        """The rank of each sample, [n], with the earliest expected end of the slowest rank.
+        """Return the rank of each sample, [n], with the earliest expected end of the slowest rank.
 
-        Args:
-            planned: the rank of each sample without the grid, [n].
-            nearest: the nearest counts on the grid, [W].
+        `planned` are the ranks without the grid, [n], and `nearest` the nearest counts on the grid,
+        [W].
         """
         start = self._exchanged(moved(planned, nearest))
         best = min([start, *self._divided(nearest)], key=self._end_s)
@@ -113,15 +100,13 @@ class _Division:
         return best
 
     def _divided(self, counts: Ints) -> list[Ints]:
-        """The best division into these counts under each cost that may be right."""
         made = [partition(self._sizes, each, counts) for _, each in self._weighed]
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
     def _exchanged(self, ranks: Ints) -> Ints:
-        """The division after exchanges that keep the counts: between many pairs of ranks at once.
+        """Return the division after exchanges that keep the counts, between many pairs of ranks.
 
-        `partition` improves the slowest rank only, which does not suffice where counts that do not
-        suit the speeds leave many ranks uneven.
+        `partition` improves only the slowest rank, but unsuitable counts leave many ranks uneven.
         """
         if self._models.cost.padded:
             return ranks
@@ -134,19 +119,17 @@ class _Division:
         return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:
-        """When the slowest rank is expected to end, s."""
         order, counts = grouped(ranks, self._models.world)
         of = features(self._sizes[order], counts)
         return float(sum(chance * each.ett(of).max() for chance, each in self._weighed))
 
     def _each_s(self) -> Floats:
-        """What a mean sample adds to each worker's time, s, [W]."""
         models = self._models
         effective = float(np.mean(models.cost.sizes(self._sizes)))
         return np.asarray(models.a * effective + models.c)
 
     def _solved(self, nearest: Ints) -> Ints:
-        """The best counts if all samples were alike; the rest stays where it is."""
+        """Return the best counts for samples of equal size; the remainder stays at its rank."""
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
         def times(blocks: Ints) -> Floats:
@@ -157,10 +140,7 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """The counts if the slowest rank gives one step of the grid to the rank that ends first.
-
-        None: it has none to give, or no rank has room for it.
-        """
+        """Return counts with a grid step moved from the slowest rank; None: impossible."""
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
         giver, grid = int(np.argmax(end_s)), self._grid

@@ -1,10 +1,10 @@
-"""Divides a global batch while it is not decided how sizes add up to the cost of a batch.
+"""Divides a global batch while the cost of a batch is not certain yet: several costs are plausible.
 
-Each cost that may be right has its own best partition. Others suit several costs: the numbers of
-samples that are best under one cost, with loads that are levelled under another; and the batch
-sorted by size and cut into runs, which suits padded batches, at places where no cost that may be
-right is far above its best. Of all these the partition with the least expected time is taken, where
-each cost's time counts relative to its best.
+Each plausible cost has its own best partition. Other partitions suit several costs: the counts that
+are best under one cost, with loads that are levelled under another; and the batch sorted by size
+and cut into runs, which suits padded batches, at places where the time under no plausible cost is
+far above that cost's best. `partition_hedged` takes the partition with the least expected time,
+where each cost's time counts relative to its best.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 
-_HALVINGS = 10  # of the search for the best cut
+# The number of bisections in the search for the best cut.
+_HALVINGS = 10
 
 
 def partition_hedged(
     sizes: Floats, models: Models, limits: Ints | None = None, *, laid_out: bool = False
 ) -> Ints:
-    """The rank of each sample of a global batch, [n], where `models` may have rivals.
+    """Return the rank of each sample of a global batch, [n], where `models` may have rivals.
 
-    Args:
-        sizes: λ of the samples, [n].
-        models: of the workers, with their rivals.
-        limits: see `balance.partition`.
-        laid_out: see `balance.partition`.
+    `sizes` are λ, [n]; `limits` and `laid_out` are as for `balance.partition`.
     """
     if not models.rivals or not len(sizes):
         return partition(sizes, models, None, limits, laid_out=laid_out)
@@ -69,21 +66,16 @@ def partition_hedged(
 
 
 def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
-    """The time of the slowest rank, s."""
     order, counts = grouped(ranks, models.world)
     return float(models.ett(features(sizes[order], counts)).max())
 
 
 @compiled
 def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
-    """How many samples each rank in `turn` gets; fewer than all if no cut was found.
+    """Return the number of samples of each rank in `turn`; fewer than all if no cut was found.
 
-    Args:
-        sizes: f(λ) under each cost, samples in descending order, [costs, n].
-        rates: (a, c, b) of each rank under each cost, ÷ the cost's best time, [costs, 3, W].
-        padded: whether each cost is that of padded batches, [costs].
-        most: samples of each rank, [W].
-        turn: the ranks, in the order of their runs.
+    `sizes` are f(λ) under each cost, descending, [costs, n]. `rates` are (a, c, b) of each rank
+    under each cost, ÷ the cost's best time, [costs, 3, W]. `padded` is a mask of the costs.
     """
     low, high = 1.0, 2.0
     best = np.zeros(len(turn), np.int64)
@@ -106,7 +98,7 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """How many of the samples, in order, each rank in `turn` finishes by `until` under any cost."""
+    """Return how many samples each rank in `turn` finishes by `until` under any cost."""
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))
     at = 0

@@ -1,4 +1,4 @@
-"""The samples that a worker holds, sorted by size."""
+"""Keeps the samples that a worker holds, sorted by size, for CHRONICA's scheduler and shuffler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from paceline_backend.policies.values import Floats, Ints
 class Holdings:
     """Samples in ascending order of size, then of index; a pick is a binary search.
 
-    Args:
-        samples: ascending indices, [K].
-        sizes: of the whole data set, [N].
+    `samples` are ascending indices, [K], and `sizes` those of the whole data set, [N].
     """
 
     def __init__(self, samples: Ints, sizes: Floats) -> None:
@@ -28,13 +26,13 @@ class Holdings:
         return len(self.samples)
 
     def take(self, at: int) -> tuple[int, float]:
-        """Removes the sample at a position; returns its index and size."""
+        """Remove the sample at a position; return its index and size."""
         size = self.sizes.pop(at)
         self.load -= size
         return self.samples.pop(at), size
 
     def put(self, sample: int, size: float) -> None:
-        """Adds a sample."""
+        """Add a sample."""
         at = bisect_right(self.sizes, size)
         while at and self.sizes[at - 1] == size and self.samples[at - 1] > sample:
             at -= 1
@@ -43,11 +41,11 @@ class Holdings:
         self.load += size
 
     def fitting(self, size: float) -> int:
-        """Position of the largest sample of at most this size, else of the smallest sample."""
+        """Return the position of the largest sample of at most this size, else of the smallest."""
         return max(bisect_right(self.sizes, size) - 1, 0)
 
     def nearest(self, size: float) -> int:
-        """Position of the sample whose size is nearest; of two equally near, the smaller."""
+        """Return the position of the sample nearest in size; of two equally near, the smaller."""
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return at - 1
@@ -57,8 +55,9 @@ class Holdings:
 
 
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
-    """The holdings of each worker."""
+    """Return the holdings of each worker."""
     holder = placement[remaining]
-    held = remaining[np.argsort(holder, kind="stable")]  # one pass for any number of workers
+    # This is one pass for any number of workers.
+    held = remaining[np.argsort(holder, kind="stable")]
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]

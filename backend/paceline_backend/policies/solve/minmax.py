@@ -1,4 +1,4 @@
-"""The min–max integer program over batch sizes that BOA and LBB solve, exactly."""
+"""Solves exactly the min–max integer program over batch sizes of BOA and LBB."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import numpy as np
 
 from paceline_backend.policies.values import Floats, Ints
 
-Times = Callable[[Ints], Floats]  # counts [W] → each worker's time, [W]
+# Maps the counts to each worker's time; both are [W].
+Times = Callable[[Ints], Floats]
 
-_HALVINGS = 60  # of the makespan; more are below the precision of floats
+# The number of bisections of the makespan; more are below the precision of floats.
+_HALVINGS = 60
 
 
 def minmax(times: Times, total: int, limits: Ints) -> Ints:
-    """Counts n that minimise max_j times_j(n_j), with Σ n = total and 0 ≤ n_j ≤ limits_j, [W].
+    """Return counts n that minimise max_j times_j(n_j), [W].
 
-    The result is exact: for times that do not decrease, giving each sample to the worker that then
-    ends first is optimal. Bisection on the makespan gives all samples but a few at once, so that
-    about W · log²(total) steps suffice. Of equally good choices, the one is taken in which the
-    worker that ends first ends as late as possible; then the lowest ranks get the samples.
-
-    Args:
-        times: each worker's time for its number of samples; must not decrease with this number.
-        total: samples, ≥ 0.
-        limits: most samples of each worker, [W].
+    The constraints are Σ n = total and 0 ≤ n_j ≤ limits_j. The result is exact: for times that do
+    not decrease, giving each sample to the worker that then ends first is optimal. Bisection on the
+    makespan gives all samples but a few at once, so that about W · log²(total) steps suffice. Of
+    equally good choices, the result is the one in which the worker that ends first ends as late as
+    possible; then the lowest ranks get the samples. `times` must not decrease with the counts.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -38,7 +36,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    # All workers' times with 0, 1, 2, … more samples.
+    # The times of all workers with 0, 1, 2, … more samples.
     ahead = [times(np.minimum(filled + more, limits)) for more in (0, 1)]
     heap = [
         (float(ahead[1][j]), float(ahead[0][j]), j)
@@ -59,11 +57,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
-    """Counts with the same makespan, in which the worker that ends first ends as late as possible.
-
-    That worker takes a sample from the one that then still ends last of all, as long as both end
-    later than the first one did.
-    """
+    """Let the worker that ends first end as late as possible at the same makespan."""
     if not len(counts):
         return counts
     makespan = float(times(counts).max())
@@ -84,7 +78,7 @@ def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """Counts for the largest tried makespan that does not suffice for all samples; nearly all."""
+    """Return counts for most samples, by the largest makespan found that is too short for all."""
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
     for _ in range(_HALVINGS):
@@ -100,7 +94,7 @@ def _fill(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _within(times: Times, makespan: float, low: Ints, high: Ints) -> Ints:
-    """The most samples between low and high that each worker finishes within a makespan, [W]."""
+    """Return the most samples between low and high that each worker ends in time, [W]."""
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
         fits = times(middle) <= makespan

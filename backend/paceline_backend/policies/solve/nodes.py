@@ -1,4 +1,4 @@
-"""Keeps samples on their nodes where that makes no worker's work longer."""
+"""Keeps samples on their nodes where this does not prolong any worker's work (CHRONICA)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 
 def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
-    """A placement with fewer samples that change their node, and no longer work of any pair.
+    """Return a placement in which fewer samples change their node, at no cost to the workers.
 
-    A sample that goes from node A to node B changes places with a sample of about its size that
-    goes from B to A, unless the longer work of their two workers would become longer, or a node has
-    no room for that (`Problem.storage`).
-
-    Args:
-        placement: where a shuffler wants the samples, [N] ranks.
-        problem: of the shuffler; with `nodes`.
-        models: of the workers.
+    A sample that goes from node A to node B is exchanged for a sample of similar size that goes
+    from B to A, unless the longer work of their two workers would become longer, or a node has no
+    room for the exchange (`Problem.storage`). The problem is the shuffler's, with `nodes`.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
     mine = placement[problem.remaining]
     load = np.bincount(mine, sizes[problem.remaining], models.world)
     work = models.a * load + models.c * np.bincount(mine, minlength=models.world)
-    room = lengths = np.zeros(len(sizes), np.int64)  # where storage does not matter
+    # All zero where storage does not matter.
+    room = lengths = np.zeros(len(sizes), np.int64)
     if problem.storage is not None:
         lengths = problem.storage.lengths
         room = problem.storage.room - held(placement, nodes, problem.storage)
@@ -37,7 +33,8 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
             out = _largest_first(away[(off == first) & (to == second)], sizes)
             back = _largest_first(away[(off == second) & (to == first)], sizes)
             for one_way, other_way in zip(out.tolist(), back.tolist(), strict=False):
-                more = lengths[one_way] - lengths[other_way]  # bytes that the first then has
+                # The bytes that the first node gains.
+                more = lengths[one_way] - lengths[other_way]
                 if more > max(room[first], 0) or -more > max(room[second], 0):
                     continue
                 if _exchange(placement, work, (one_way, other_way), sizes, models):
@@ -53,7 +50,6 @@ def _largest_first(samples: Ints, sizes: Floats) -> Ints:
 def _exchange(
     placement: Ints, work: Floats, samples: tuple[int, int], sizes: Floats, models: Models
 ) -> bool:
-    """Lets two samples change places, unless that makes the longer work longer."""
     ranks = placement[list(samples)]
     more = sizes[samples[1]] - sizes[samples[0]]
     after = work[ranks] + models.a[ranks] * np.array([more, -more])

@@ -1,4 +1,4 @@
-"""The order of an epoch, as PyTorch draws it, without importing PyTorch."""
+"""Computes the order of an epoch, as PyTorch draws it, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ import numpy as np
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import Ints
 
-_LONGEST = (2**32 - 1) // 20  # from here on torch.randperm draws 64 bits for each swap
+# From this many samples on, torch.randperm draws 64 bits for each swap.
+_LONGEST = (2**32 - 1) // 20
 
 
 @lru_cache(maxsize=4)
 def epoch_order(n: int, seed: int, epoch: int) -> Ints:
-    """The permutation of an epoch, as ``DistributedSampler`` draws it.
+    """Return the permutation of an epoch, [n], as ``DistributedSampler`` draws it.
 
     Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
-    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front.
-
-    Args:
-        n: samples.
-        seed: of the run.
-        epoch: counts from 0.
-
-    Returns:
-        Sample indices, [n]; shared between callers, so read-only.
+    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front. The result is
+    shared between callers, so read-only.
 
     Raises:
-        ValueError: PyTorch draws so many samples in another way.
+        ValueError: PyTorch draws permutations of this many samples in another way.
     """
     if n >= _LONGEST:
         raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")
@@ -44,7 +38,6 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
 
 @compiled
 def _swapped(there: Ints, n: int) -> Ints:
-    """0 … n-1 after each position i, in turn, was swapped with position ``there[i]``."""
     order = np.arange(n)
     for i in range(len(there)):
         order[i], order[there[i]] = order[there[i]], order[i]
@@ -52,7 +45,7 @@ def _swapped(there: Ints, n: int) -> Ints:
 
 
 def remaining_in_order(n: int, seed: int, epoch: int, remaining: Ints) -> Ints:
-    """The remaining samples of an epoch in the epoch's order, [R]."""
+    """Return the remaining samples of an epoch in the epoch's order, [R]."""
     order = epoch_order(n, seed, epoch)
     if len(remaining) == n:
         return order

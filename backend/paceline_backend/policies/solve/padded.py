@@ -1,8 +1,9 @@
-"""Padded batches: each sample of a local batch takes as long as the batch's longest sample.
+"""Solves padded batches: each sample of a local batch takes as long as the batch's longest sample.
 
-T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best partition gives each worker a run of the batch
-sorted by length, because exchanges that lead to runs make no longest sample longer. The batch is
-therefore sorted and cut. What remains is the order of the workers and the places to cut.
+The model is T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best partition gives each worker a run
+of the batch sorted by length, because exchanges that lead to runs make no longest sample longer.
+The batch is therefore sorted and cut. What remains to choose is the order of the workers and the
+places to cut.
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.policies.values import Floats, Ints
 
-_STATES = 1024  # most states of the table in `_reached`; enough for all orders of 10 workers
-_CLOSE = 1e-4  # relative precision of a step's time
-_ROUNDS = 6  # of sorting an epoch's bins
-_BINS = 16_384  # bins of the sampled epoch on which counts are tried
-_TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # extra samples for the fastest worker
+# The most states of the table in `_reached`; enough for all orders of 10 workers.
+_STATES = 1024
+# The relative precision of a step's time.
+_CLOSE = 1e-4
+# The number of rounds that sort an epoch's bins.
+_ROUNDS = 6
+# The number of bins of the sampled epoch on which counts are tried.
+_BINS = 16_384
+# Candidates for the number of extra samples of the fastest worker.
+_TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
-    """The rank of each sample, [n > 0].
+    """Return the rank of each sample, [n > 0], from their f(λ).
 
-    The partition is best for up to 10 workers, and for equal workers. With more workers, those of
-    about one speed get their runs in order of speed.
-
-    Args:
-        effective: f(λ) of each sample, [n].
-        workers: that share the samples.
-        laid_out: also try the cut of the samples in the given order.
+    The partition is optimal for up to 10 workers, and for equal workers. With more workers, workers
+    of similar speed get their runs in order of speed. With `laid_out`, the cut of the samples in
+    the given order is tried, too.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
@@ -54,7 +56,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Counts of the ranks in `turn` for the least time; fewer samples if it is not `below_s`."""
+    """Return the best counts for ranks in `turn`; too few samples if no cut is below `below_s`."""
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -85,7 +87,7 @@ def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
 
 @compiled
 def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
-    """How many of the samples, in order, each rank in `turn` finishes within a time."""
+    """Return how many samples, in order, each rank in `turn` finishes within a time."""
     counts = np.zeros(len(turn), np.int64)
     at = 0
     for k in range(len(turn)):
@@ -100,7 +102,6 @@ def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
 
 
 def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
-    """Ranks in groups of similar speed, as many groups as the table has room for."""
     each = workers.a * sizes.mean() + workers.c
     gaps = np.diff(np.log(np.maximum(each[by_speed], 1e-300)))
     groups, states = [by_speed], len(by_speed) + 1
@@ -117,10 +118,7 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """The order of ranks and their counts for the least time; empty if it is not `below_s`.
-
-    Ranks of one group keep their order.
-    """
+    """Return the best order of ranks and their counts; empty if no order is below `below_s`."""
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts
@@ -144,10 +142,10 @@ def _merged(
 def _reached(
     sizes: Floats, members: Ints, starts: Ints, w: Workers, time_s: float
 ) -> tuple[Ints, Ints]:
-    """The order of ranks, with their counts, that uses up the most sorted samples within a time.
+    """Return the order of ranks, with counts, that uses the most sorted samples within a time.
 
-    This is dynamic programming. A state says how many ranks of each group have their run. Its value
-    is the largest number of samples that are used up, because the samples after them are shorter.
+    This is dynamic programming. A state is the number of ranks of each group that have their run.
+    Its value is the largest number of used samples: more is better, because the rest is shorter.
     """
     groups = len(starts) - 1
     strides = np.ones(groups + 1, np.int64)
@@ -181,21 +179,16 @@ def _reached(
 def compose_padded(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """An order of the samples in which each `global_batch` of them is cut well, [R].
+    """Return an order of the samples in which each `global_batch` of them is cut well, [R].
 
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
     Each bin is a run of the epoch's samples sorted by length. The bins of a step have lengths with
-    which its workers end together. If workers have different counts, long samples meet in small
-    bins, where padding costs little. Steps come in random order; within a step, samples come rank
-    by rank. The samples of a smaller last step come last.
-
-    Args:
-        effective: f(λ) of each sample, [R].
-        workers: that share the samples.
-        global_batch: samples of a step.
-        rng: source of all random choices.
+    which its workers end together. If workers have different counts, long samples share small bins,
+    where padding costs little. Steps come in random order; within a step, samples come rank by
+    rank. The samples of a smaller last step come last.
     """
-    order = rng.permutation(len(effective))  # random order among equal lengths
+    # The permutation puts samples of equal lengths in random order.
+    order = rng.permutation(len(effective))
     order = order[np.argsort(-effective[order], kind="stable")]
     steps, rest = divmod(len(order), global_batch)
     at = int(rng.integers(steps + 1)) * global_batch
@@ -213,7 +206,6 @@ def compose_padded(
 
 
 def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int) -> Ints:
-    """Samples of each worker in a step: in proportion to speed, with more for fast workers."""
     world = len(workers.a)
     few = max(1, min(steps, _BINS // world))
     part = sizes[np.arange(few * global_batch) * steps // few]
@@ -235,7 +227,7 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 
 
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
-    """Counts of workers, [W]: each sample, of mean size, goes to the worker that ends first."""
+    """Return counts, [W]: each sample, of mean size, goes to the worker that ends first."""
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
 
@@ -253,7 +245,7 @@ def _proportional(each: Floats, b: Floats, most: Ints, samples: int) -> Ints:
 
 
 def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[Ints, float]:
-    """Where each bin's run begins in descending sizes, [steps, W]; the sum of the steps' times.
+    """Return each bin's start in descending sizes, [steps, W], and the steps' total time.
 
     Bins are filled in the order of the longest sample that their step's time allows. The resulting
     times of the steps then give a new order, for `_ROUNDS` rounds.

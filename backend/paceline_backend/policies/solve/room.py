@@ -1,4 +1,4 @@
-"""What nodes have room for while samples get other holders."""
+"""Tracks the free storage of nodes while samples get other holders."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from paceline_backend.policies.values import Ints, Problem, Storage
 
 
 class Room:
-    """Keeps account of the nodes' bytes. It starts from a problem's placement.
-
-    Args:
-        problem: with `nodes` and `storage`.
-    """
+    """The bytes that nodes hold and give up, starting from a problem's placement."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
         self._nodes, self._storage = problem.nodes, problem.storage
         self._left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
-        self._given = np.zeros_like(self._left)  # bytes that each node gives up
+        # The bytes that each node gives up.
+        self._given = np.zeros_like(self._left)
 
     def over(self, rank: int) -> bool:
-        """Whether the rank's node has to give more samples up, since it has no room for all."""
+        """Return True if the rank's node is over its storage and must give up more samples."""
         node = self._nodes[rank]
         return bool(self._left[node] + self._given[node] < 0)
 
     def give_up(self, sample: int, rank: int) -> None:
-        """A rank gives a sample up. Its node keeps the room until another node takes it."""
+        """Give up a rank's sample. Its node keeps the room until another node takes it."""
         self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
-        """Which ranks may take a sample that was given up, [W]; never none."""
+        """Return a mask of ranks that may take a sample that was given up, [W]; never empty."""
         at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
         if not (self._storage.ahead or self._storage.loose[sample]):
             return at_home
@@ -44,34 +41,23 @@ class Room:
         return either
 
     def take(self, sample: int, giver: int, rank: int) -> None:
-        """A rank takes a sample that another, or itself, gave up."""
+        """Give a rank a sample that another rank, or the rank itself, gave up."""
         length = self._storage.lengths[sample]
         self._left[self._nodes[giver]] += length
         self._left[self._nodes[rank]] -= length
 
 
 def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Bytes that each node holds, [nodes].
-
-    Args:
-        placement: rank of each sample, [N].
-        nodes: of each rank, [W].
-        storage: of the nodes.
-    """
+    """Return the bytes that each node holds, [nodes], given the ranks' nodes, [W]."""
     bytes_ = np.bincount(nodes[placement], storage.lengths, len(storage.room))
     return bytes_.astype(np.int64)
 
 
 def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """A rank for each sample of a data set, [N]: one of the node that has it, else in turn.
+    """Return a rank for each sample of a data set, [N]: one of the node that has it, else in turn.
 
-    Samples that no node has go to ranks by their index, but not to nodes without room while others
-    have some.
-
-    Args:
-        holders: node that has each sample, or -1, [N].
-        nodes: of each rank, [W].
-        storage: of the nodes.
+    `holders` are the nodes that have each sample, or -1, [N]. Samples that no node has go to ranks
+    by their index, but not to nodes without room while others have room.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world

@@ -1,4 +1,4 @@
-"""Branch and bound: the best partition of few samples among the workers."""
+"""Finds the best partition of few samples among the workers by branch and bound."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.policies.values import Floats, Ints
 
-_NODES = 30_000  # of branch and bound (2 ms)
+# The most nodes of branch and bound (2 ms).
+_NODES = 30_000
 
 
 @compiled
 def search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
-    """Branch and bound, depth first, largest sample first, at most `_NODES` nodes.
+    """Search depth first, largest sample first, at most `_NODES` nodes; improve `ranks` in place.
 
-    Args:
-        sizes: descending, [n].
-        rest: load of each sample and all samples after it, [n + 1].
-        w: the workers.
-        goal: lower bound of the time; the search ends when it is reached.
-        best: time of the partition in `ranks`.
-        ranks: a partition, which is replaced by better ones, [n].
+    `sizes` are descending, [n]; `rest` is the load of each sample and all after it, [n + 1]. `best`
+    is the time of `ranks`, and the search ends at the lower bound `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
     chosen = np.full(samples, -1)
-    before = np.zeros(samples)  # the chosen rank's time without the sample
+    # The chosen rank's time without the sample.
+    before = np.zeros(samples)
     i, nodes = 0, 0
     while i >= 0 and nodes < _NODES and best > goal * (1 + 1e-12):
         last = chosen[i]
@@ -36,7 +33,8 @@ def search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ra
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        for j in range(world):  # the next rank in order of (time, rank)
+        # Find the next rank in order of (time, rank).
+        for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
                 after = then > tried_s or (then == tried_s and j > last)
@@ -68,7 +66,7 @@ def search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ra
 
 @compiled
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
-    """Whether an earlier rank is in the same state, so that trying this rank is useless."""
+    """Return True if an earlier rank is in the same state, so that this rank is useless."""
     for k in range(j):
         equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
         if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:

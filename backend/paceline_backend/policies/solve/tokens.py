@@ -1,7 +1,7 @@
-"""Keeps what each worker's part of a step may hold, in the unit of the sizes: `token_limits`.
+"""Keeps each worker's local batch within its limit in the unit of the sizes: `token_limits`.
 
-`planner.plan` calls `within_limits` with what the scheduler has planned, so every policy goes
-through it. Which samples share a step stays as planned; some of them change their rank.
+`planner.plan` calls `within_limits` with the scheduler's batches, so this applies to every policy.
+The samples of each step stay as planned; some of them change their rank.
 """
 
 from __future__ import annotations
@@ -18,16 +18,11 @@ from paceline_backend.policies.values import Batches, Floats, Ints, Models, Prob
 
 
 def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """The batches, of which no worker's part is more than its limit in size units.
+    """Return the scheduler's batches with samples moved until local batches keep their limits.
 
-    Under policies that divide a batch by models, what does not fit on a worker is divided among the
-    others by models, too. Under other policies it goes to the workers with the most room.
-
-    Args:
-        batches: as the scheduler planned them.
-        policy: whose scheduler it is.
-        problem: that was solved.
-        models: that the scheduler used.
+    Under policies that divide a batch by models, the samples that do not fit on a worker are also
+    divided among the others by models. Under other policies they go to the workers with the most
+    room.
     """
     limits = problem.token_limits
     if limits is None:
@@ -48,15 +43,9 @@ def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Mo
 
 
 def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Ints:
-    """The rank of each sample, [n], with full workers at their limits and the rest divided anew.
+    """Return the rank of each sample, [n]: full workers at their limits, the rest divided again.
 
-    A worker may still hold more than its limit where nobody is left who could take it.
-
-    Args:
-        ranks: of each sample, as planned, [n].
-        sizes: λ of each sample, [n].
-        models: of the workers.
-        limits: of each worker, [W].
+    A worker may still hold more than its limit if no other worker can take the samples.
     """
     ranks = ranks.copy()
     open_, rest = np.ones(len(limits), bool), np.ones(len(sizes), bool)
@@ -75,7 +64,6 @@ def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Int
 
 
 def _filling(sizes: Floats, limit: float) -> list[int]:
-    """Places of the samples that a worker keeps: each that still fits, in this order."""
     kept, load = [], 0.0
     for place, size in enumerate(sizes.tolist()):
         if load + size <= limit:
@@ -85,7 +73,6 @@ def _filling(sizes: Floats, limit: float) -> list[int]:
 
 
 def _of(models: Models, ranks: Ints) -> Models:
-    """The models of some of the workers."""
     rivals = tuple((chance, _of(rival, ranks)) for chance, rival in models.rivals)
     return replace(
         models, a=models.a[ranks], c=models.c[ranks], b=models.b[ranks], rivals=rivals, factors=None

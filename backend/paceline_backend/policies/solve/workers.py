@@ -1,4 +1,4 @@
-"""The workers' models as compiled code takes them, and lower bounds of a step's time."""
+"""Holds the workers' models for compiled code, and computes lower bounds of a step's time."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Workers(NamedTuple):
-    """T_j = a_j·Λ' + c_j·n + b_j, and 0 for a worker without samples."""
+    """Models T_j = a_j·Λ' + c_j·n + b_j, and 0 for a worker without samples.
+
+    `most` is the most samples of a worker in a step.
+    """
 
     a: Floats  # [W] s per size unit
     c: Floats  # [W] s per sample
     b: Floats  # [W] s per step
-    most: Ints  # [W] most samples of a worker in a step
+    most: Ints  # [W]
 
     @staticmethod
     def of(models: Models, most: Ints) -> Workers:
-        """The models with the array types that the code is compiled for."""
+        """Return the models with the array types for which the code is compiled."""
         a, c, b = (np.array(values, np.float64) for values in (models.a, models.c, models.b))
         return Workers(a, c, b, np.array(most, np.int64))
 
     def only(self, among: npt.NDArray[np.bool_]) -> Workers:
-        """The workers that are True in `among`, [W]."""
+        """Return the workers that are True in `among`, [W]."""
         return Workers(self.a[among], self.c[among], self.b[among], self.most[among])
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """The most samples of each worker, [W]; limits that allow too few samples are ignored."""
+    """Return each worker's most samples, [W]; limits that allow too few are ignored."""
     if limits is None or int(np.sum(limits)) < samples:
         return np.full(world, samples, np.int64)
     return np.asarray(limits, np.int64)
 
 
 def descending(values: Floats) -> Ints:
-    """Positions in descending order of values; values with equal first 24 bits keep their order.
+    """Return positions in descending order of values, which must be finite and ≥ 0, [n].
 
-    This is a radix sort, several times as fast as a stable sort of doubles.
-
-    Args:
-        values: finite and ≥ 0, [n].
+    Values with equal first 24 bits keep their order. This is a radix sort, several times as fast as
+    a stable sort of doubles.
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -51,13 +52,10 @@ def descending(values: Floats) -> Ints:
 
 
 def level(sizes: Floats, workers: Workers) -> float:
-    """The time at which all workers would end if average samples could be divided at will.
+    """Return the time at which all workers would end if average samples were perfectly divisible.
 
-    Workers whose b alone takes longer get nothing. Memory limits are ignored.
-
-    Args:
-        sizes: f(λ), [n].
-        workers: that share them.
+    `sizes` are f(λ), [n]. Workers whose b alone takes longer get nothing. Memory limits are
+    ignored.
     """
     if not len(sizes):
         return 0.0
@@ -65,7 +63,7 @@ def level(sizes: Floats, workers: Workers) -> float:
 
 
 def least(sizes: Floats, workers: Workers) -> float:
-    """A proven lower bound of the time of any partition of these samples.
+    """Return a proven lower bound of the time of any partition of these samples.
 
     Without costs per sample this is `level`. Otherwise the relative cost of a sample depends on the
     worker (c/a), and each sample counts with the least of its costs over the workers.
@@ -78,7 +76,7 @@ def least(sizes: Floats, workers: Workers) -> float:
 
 
 def _rates(sizes: Floats, workers: Workers) -> Floats:
-    """Average samples that each worker does in a second, [W]."""
+    """Return the average samples that each worker does in a second, [W]."""
     return np.asarray(1.0 / np.maximum(workers.a * sizes.mean() + workers.c, 1e-300))
 
 

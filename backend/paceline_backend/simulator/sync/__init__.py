@@ -1,4 +1,9 @@
-"""Models of how gradients meet; `Synchronisation` says which, as on real ranks."""
+"""Models of gradient synchronisation on the virtual clock.
+
+`make` returns the model for a segment's `Synchronisation`, which also names the synchroniser of
+real ranks. `Simulation` runs a model for each segment. `step_time_s` computes the step time of
+measured work under a synchroniser.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +47,9 @@ __all__ = [
 
 
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchroniser:
-    """The model of a synchroniser.
+    """Make the model of a plan's synchroniser for `world` ranks.
 
-    Args:
-        what: a plan's.
-        world: ranks.
-        seed: of random draws; real ranks take the run's seed plus the segment's number.
+    `seed` is for random draws; real ranks take the run's seed plus the segment's number.
     """
     match what:
         case synchronisation.AllReduce():
@@ -68,7 +70,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
 
 
 def goes_on(what: synchronisation.Synchronisation) -> bool:
-    """Whether ranks go on from segment to segment without meeting, until an epoch ends."""
+    """Return True if ranks synchronise at an epoch's end only, not at a segment's end."""
     return make(what, 1, 0).goes_on
 
 
@@ -82,19 +84,19 @@ def step_time_s(
     sample_s: Floats | None = None,
     seed: int = 0,
 ) -> float:
-    """The mean time of a step, to compare with the time that real ranks took.
+    """Return the mean time of a step, to compare with the time that real ranks took.
 
-    Where ranks take over batches of each other, a step lasts as long as all ranks need together for
-    the batches that one step has.
+    Where ranks take over batches of each other, the duration of a step is the time that all ranks
+    together need for the batches of one step.
 
     Args:
         what: the synchroniser.
-        work_s: what each step takes each rank besides exchanges, [S, W].
+        work_s: each rank's time for each step besides exchanges, [S, W].
         costs: of exchanges, as measured.
-        segment_steps: steps of a segment. All ranks meet at its end unless the synchroniser goes
-            on.
+        segment_steps: steps of a segment. All ranks synchronise at its end unless the synchroniser
+            goes on.
         samples: of each step and rank, [S, W]; None: no batch is empty.
-        sample_s: s that a sample takes each rank, [W], for batches that it takes over; None: the
+        sample_s: each rank's time for a sample in s, [W], for batches that it takes over; None: the
             time of a rank's step is spread evenly over its samples.
         seed: of the run.
     """

@@ -1,4 +1,4 @@
-"""RNA's groups on the virtual clock; see `paceline.train.sync.hierarchical`."""
+"""Models RNA's groups on the virtual clock; see `paceline.train.sync.hierarchical`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Timeline, Work
 from paceline_backend.simulator.sync.rounds import Partial
 
-_REDUCTIONS = 2  # where all meet: of the server's parameters, and of what optimisers hold
+# Reductions at the end: of the server's parameters, and of the optimisers' states.
+_REDUCTIONS = 2
 
 
 class Hierarchical:
-    """Each group has rounds of its own. At the segment's end all ranks meet.
+    """Groups that have rounds of their own. At the segment's end all ranks synchronise.
 
-    Pushes to the server before that hold no rank up, so they take no time here.
-
-    Args:
-        groups: the ranks of each group, and the group's model. Rank 0's group is the first.
+    Earlier pushes to the server make no rank wait, so they take no time here. Each group has a
+    model; rank 0's group is the first.
     """
 
     goes_on = False
@@ -47,7 +46,7 @@ class Hierarchical:
         return float(starts.max())
 
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
-        """When all ranks have the server's parameters after the last pushes.
+        """Return when all ranks have the server's parameters after the last pushes.
 
         The server on rank 0 takes one push at a time. The push of its own group takes no time.
         """

@@ -1,4 +1,4 @@
-"""AD-PSGD's means of two on the virtual clock; see `paceline.train.sync.pairwise`."""
+"""Models AD-PSGD's means of two on the virtual clock; see `paceline.train.sync.pairwise`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from paceline.core.partners import pairs
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
-_MEANS = 2  # where all meet: of replicas, and of their optimisers' states
+# Means at the end: of replicas, and of their optimisers' states.
+_MEANS = 2
 
 
 class Pairwise:
-    """Each rank steps alone. After each step, a rank of even number asks one of odd number.
+    """Ranks that step alone. After each step, a rank of even number asks one of odd number.
 
-    A rank that asks computes its next step meanwhile; that step does not end before the answer is
-    there. Partners are drawn as on real ranks. Questions to the same rank are answered segment by
-    segment: a question of a later segment is answered where earlier ones leave time.
-
-    Args:
-        world: ranks.
-        seed: of the draws.
+    A rank that asks computes its next step meanwhile; that step does not end before the answer
+    arrives. Partners are drawn as on real ranks, from `seed`. Questions to the same rank are
+    answered segment by segment: a question of a later segment is answered where earlier ones leave
+    time.
     """
 
     def __init__(self, world: int, seed: int) -> None:
-        self.goes_on = True  # until an epoch ends
+        # False as soon as an epoch ends.
+        self.goes_on = True
         asking = pairs.asking(world)
         self._partners = {rank: pairs.Partners(rank, world, seed) for rank in asking}
         self._answering = {rank: _Answering() for rank in pairs.answering(world)}
-        # Times are on a clock of this object, which goes on from segment to segment.
-        self._ended_at: Floats | None = None  # [W] the end of each rank's newest step
-        self._answered_at = dict.fromkeys(asking, 0.0)  # when each rank had its newest answer
-        self._steps = np.zeros(world, np.int64)  # of each rank in earlier segments
+        # Times are on a clock of this object, which continues from segment to segment.
+        # The end of each rank's newest step, [W].
+        self._ended_at: Floats | None = None
+        # The time of each rank's newest answer.
+        self._answered_at = dict.fromkeys(asking, 0.0)
+        # Each rank's steps in earlier segments.
+        self._steps = np.zeros(world, np.int64)
 
     def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
@@ -45,14 +47,15 @@ class Pairwise:
         since = self._since(starts)
         now = starts + since
         made_s = np.where(work.made, work.work_s, 0.0)
-        ended_at = now + np.cumsum(made_s, axis=0)  # right for ranks that answer: none waits
+        # This is right for ranks that answer, because they do not wait.
+        ended_at = now + np.cumsum(made_s, axis=0)
         ends = work.of_ranks(ended_at)
         for rank, answers in self._answering.items():
             answers.forget(float(now.min()))
             answers.goes_on(ends[rank])
         work_s = work.of_ranks(work.work_s)
         answered_at, rounds = self._answered_at, []
-        # (time, rank, step) of each asking rank's next step's end. They ask in the order of time.
+        # (time, rank, step) of the end of each asking rank's next step. They ask in order of time.
         through = [
             (max(ends[rank][0], answered_at[rank]), rank, 0)
             for rank in self._partners
@@ -71,7 +74,8 @@ class Pairwise:
         begun = np.concatenate([now[None], ended_at[:-1]])
         asking = list(self._partners)
         waits_s = (ended_at - begun - made_s)[:, asking]
-        wait_s[:, asking] = np.maximum(waits_s, 0.0)  # rounding of sums may make it negative
+        # Rounding of sums may make a wait negative.
+        wait_s[:, asking] = np.maximum(waits_s, 0.0)
         if work.epoch_end:
             wait_s[-1] += self._met_at(ended_at[-1]) - ended_at[-1]
             communication_s[-1] = _MEANS * work.costs.round_s
@@ -87,16 +91,15 @@ class Pairwise:
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 
     def _since(self, starts: Floats) -> float:
-        """How far this object's clock is ahead of the segment's, s."""
         return 0.0 if self._ended_at is None else float(self._ended_at[0] - starts[0])
 
     def _met_at(self, ended_at: Floats) -> float:
         return max(float(ended_at.max()), *self._answered_at.values(), 0.0)
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
-        """A rank asks after step k of the segment, at a time on this object's clock."""
         costs, takes_s = work.costs, work.costs.exchange_s()
-        steps = int(self._steps[rank]) + k  # before this one
+        # Steps of the rank before this one.
+        steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
         return Round(
@@ -115,24 +118,21 @@ class Pairwise:
 
 
 class _Answering:
-    """A rank that answers one question at a time, whatever it computes meanwhile."""
+    """A rank that answers one question at a time, also while it computes."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[float, float]] = []  # spans in which it answers, in order
-        self._ended_at: list[float] = []  # ends of its steps, in order
-        self._before = 0  # earlier steps, whose ends are forgotten
+        # The spans of time in which the rank answers, in order.
+        self._taken: list[tuple[float, float]] = []
+        # The ends of the rank's steps, in order.
+        self._ended_at: list[float] = []
+        # The number of earlier steps, whose ends are forgotten.
+        self._before = 0
 
     def goes_on(self, ended_at: list[float]) -> None:
-        """Adds the ends of the next segment's steps."""
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """When the rank begins to answer a question, for which it then is busy.
-
-        Args:
-            at: when the question comes.
-            takes_s: how long the exchange takes.
-        """
+        """Return when the rank begins to answer a question at `at`, and reserve `takes_s`."""
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:
@@ -142,11 +142,10 @@ class _Answering:
         return at
 
     def clock(self, at: float) -> int:
-        """How many steps the rank is through with at a time."""
+        """Return the number of steps that the rank has finished at a time."""
         return self._before + bisect_right(self._ended_at, at)
 
     def forget(self, before: float) -> None:
-        """Forgets what was before a time, about which nobody asks any more."""
         count = bisect_right(self._ended_at, before)
         self._before += count
         del self._ended_at[:count]

@@ -1,10 +1,10 @@
-"""A segment's batches as a pool, on the virtual clock; `paceline.core.pool` decides.
+"""Models a segment's batches as a pool, on the virtual clock; `paceline.core.pool` decides.
 
     pool = Pool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-Who trains which batch is decided first, span by span, as if ranks waited for nobody in between.
-Then the synchroniser's model runs with each rank's own number of batches, and its times go into
+First the pool decides which rank trains which batch, span by span, as if no rank waited in between.
+Then the synchroniser's model runs with each rank's own number of batches. Its times are added up to
 one record per rank and step, as real ranks report them.
 """
 
@@ -29,26 +29,20 @@ from paceline_backend.simulator.sync.sharing import Events, Queues, Takes, paces
 
 
 class Pool:
-    """The pools of a run's segments, one after the other. For one thread.
-
-    Args:
-        world: ranks.
-    """
+    """The pools of a run's segments, one after the other. For one thread."""
 
     def __init__(self, world: int) -> None:
         self._world = world
-        self._pace_s = np.zeros(world)  # what each rank's batches take of late; 0: unknown
+        # The recent time of each rank's batches; 0: unknown.
+        self._pace_s = np.zeros(world)
 
     def run(
         self, what: Synchronisation, model: Synchroniser, starts: Floats, work: Work
     ) -> Timeline:
-        """`Synchroniser.run`, where ranks take over batches of each other if they may.
+        """Run the model of the synchroniser `what`; ranks may take over each other's batches.
 
-        Args:
-            what: the synchroniser.
-            model: of the synchroniser.
-            starts: when each rank begins, [W].
-            work: of the segment, as planned. Its dealing is told what ranks train instead.
+        `starts` is when each rank begins, [W]. The dealing of `work` records the batches that ranks
+        train instead of the planned ones.
         """
         steps = len(work.work_s)
         if not (steps and self._world > 1 and work.dealing and pool.is_pooled(what)):
@@ -71,14 +65,7 @@ class Pool:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
-        """What each rank trains in a span; None: all batches of its own, of which none is empty.
-
-        Args:
-            starts: when each rank begins, [W].
-            span: the work as planned.
-            first: step of the segment with which the span begins.
-            dealing: says what batches take other ranks.
-        """
+        """Return what each rank trains in a span; None: its own batches, none of them empty."""
         queues = Queues.of(span.work_s, span.samples)
         ends_at = starts + np.vstack([np.zeros(self._world), np.cumsum(queues.work_s, axis=0)])
         pace_s = paces(self._pace_s, queues.work_s)
@@ -96,7 +83,7 @@ class Pool:
 
 
 def without_empty(work: Work) -> Work:
-    """The same work, in which ranks make no steps for batches without samples."""
+    """Return the same work, without steps for batches that have no samples."""
     queues = Queues.of(work.work_s, work.samples)
     return replace(
         work,
@@ -108,7 +95,7 @@ def without_empty(work: Work) -> Work:
 
 
 def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> Bodies:
-    """What each rank trains: the first `own` batches of its queue, [W], then what it took over."""
+    """Return each rank's batches: the first `own` of its queue, [W], then those it took over."""
     steps, world = span.work_s.shape
     taker = np.array(takes.rank, np.int64)
     count = own + np.bincount(taker, minlength=world)
@@ -133,7 +120,6 @@ def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> 
 
 
 def _spans(what: Synchronisation, first_step: int, steps: int) -> Iterator[tuple[int, int]]:
-    """The spans of a segment, as half-open ranges of its steps."""
     first = 0
     for k in range(steps):
         if pool.ends_span(what, first_step + k, last=k == steps - 1):
@@ -156,7 +142,6 @@ def _part(work: Work, first: int, end: int) -> Work:
 
 
 def _uneven(span: Work, bodies: Bodies) -> Work:
-    """A span's work where ranks train what `bodies` says."""
     return replace(
         span,
         work_s=bodies.work_s,
@@ -169,9 +154,9 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
 
 
 def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
-    """A timeline of batches, with one row for each planned step."""
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
-    step[-1] = last  # what ranks wait for at the span's end
+    # The wait at the span's end belongs to the last step.
+    step[-1] = last
     ends = replace(bodies, step=step)
     of_rank = [bodies.step[:count, k].tolist() for k, count in enumerate(bodies.count.tolist())]
     rounds = []

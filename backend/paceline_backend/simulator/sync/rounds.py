@@ -1,7 +1,7 @@
-"""Rounds of a partial all-reduce on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
+"""Models partial all-reduces on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-The protocol is that of real ranks, `paceline.core.rounds`. This module adds the clock: when ranks
-have computed their steps, and how long calls and rounds take.
+The protocol is that of real ranks, `paceline.core.rounds`. This module adds the clock: the times at
+which ranks have computed their steps, and the durations of calls and rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
 class Partial:
-    """Each rank computes on while rounds reduce what is ready.
+    """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    Args:
-        call: who calls a round.
-        drift: how far ranks may drift apart.
+    `call` is the rule by which ranks call a round; `drift` bounds the drift between ranks.
     """
 
     goes_on = False
@@ -58,12 +56,8 @@ class Partial:
 class Segment:
     """All ranks in one segment, from event to event. Ranks may have different numbers of steps.
 
-    Args:
-        call: who calls a round.
-        drift: how far ranks may drift apart.
-        work_s: what each step takes each rank, [W][its steps].
-        samples: of each step and rank, [W][its steps].
-        costs: of exchanges.
+    `work_s` is each rank's time for each step, [W][its steps]; `samples` has the same shape. `call`
+    and `drift` are as for `Partial`.
     """
 
     def __init__(
@@ -76,7 +70,8 @@ class Segment:
     ) -> None:
         world = len(work_s)
         self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
-        self.met_at = 0.0  # when all ranks have met
+        # The time at which all ranks have synchronised.
+        self.met_at = 0.0
         self.rounds: list[Round] = []
         self._work_s, self._samples = work_s, samples
         self._costs = costs
@@ -84,26 +79,33 @@ class Segment:
         self._members = [Member[int](rank, self._progress) for rank in range(world)]
         self._clocks = [0] * world
         self._drift = drift
-        self._holding: list[int] = []  # ranks that have offered something for the next round
-        self._full = set[int]()  # overfull ranks, whose gradients no round has taken yet
-        self._freed = set[int]()  # ranks that were overfull before the round under way
-        self._blocked = set[int]()  # ranks that wait
-        self._through = set[int]()  # ranks that have no more steps, which no round has told yet
-        self._late: list[Member[int]] = []  # members with an event while a round is reduced
-        self._ready = 0  # ranks that are counted for the next round
-        self._tally = Tally(drift)  # of the round under way
-        self._reported = self._clocks, self._through  # what it tells; see `Progress.end`
-        self._called = False  # a call is under way
-        self._until = math.inf  # when all know of the call under way, or the round's end
+        # Ranks that have offered a gradient for the next round.
+        self._holding: list[int] = []
+        # Overfull ranks, whose gradients no round has taken yet.
+        self._full = set[int]()
+        # Ranks that were overfull before the current round.
+        self._freed = set[int]()
+        # Ranks that wait.
+        self._blocked = set[int]()
+        # Ranks that have no more steps, which no round has reported yet.
+        self._through = set[int]()
+        # Members with an event while a round is reduced.
+        self._late: list[Member[int]] = []
+        # The number of ranks that are ready for the next round.
+        self._ready = 0
+        # The tally of the current round, and the state that it reports; see `Progress.end`.
+        self._tally = Tally(drift)
+        self._reported = self._clocks, self._through
+        # A call is in progress.
+        self._called = False
+        # The time at which all ranks have received the current call, or the end of the round.
+        self._until = math.inf
         self._called_at = self._waited_since = 0.0
-        self._computed: list[tuple[float, int]] = []  # when ranks will have computed their steps
+        # The time at which each rank will have computed its step.
+        self._computed: list[tuple[float, int]] = []
 
     def run(self, starts: list[float]) -> None:
-        """Runs from the first step until all have met.
-
-        Args:
-            starts: when each rank begins, [W].
-        """
+        """Run from the first step until all have synchronised; rank j begins at `starts[j]`."""
         self._waited_since = starts[0]
         for rank, start in enumerate(starts):
             if self._work_s[rank]:
@@ -132,7 +134,6 @@ class Segment:
             ended_at[-1:] = [now] if ended_at else []
 
     def _offer(self, rank: int, now: float) -> None:
-        """A rank has computed a step."""
         member = self._members[rank]
         samples = self._samples[rank][member.clock]
         waits = member.offer(samples or None, samples)
@@ -150,7 +151,6 @@ class Segment:
             self._go_on(rank, now)
 
     def _hear(self, says: Says) -> None:
-        """Counts a ready rank, or notes a call."""
         if says is Says.READY:
             self._ready += 1
             self._called |= self._progress.enough(self._ready)
@@ -158,7 +158,6 @@ class Segment:
             self._called = True
 
     def _go_on(self, rank: int, now: float) -> None:
-        """A rank applies the rounds that are over, and begins its next step."""
         member, work_s = self._members[rank], self._work_s[rank]
         clock = member.clock
         self.ended_at[rank].append(now)
@@ -169,7 +168,6 @@ class Segment:
         heapq.heappush(self._computed, (now + work_s[clock], rank))
 
     def _end_steps(self, rank: int) -> None:
-        """A rank has no more steps."""
         member = self._members[rank]
         member.through()
         self._through.add(rank)
@@ -179,9 +177,9 @@ class Segment:
             self._hear(member.announce())
 
     def _begin(self, now: float) -> None:
-        """A round begins: it takes all gradients that are pending."""
         self._tally = Tally(self._drift)
-        for rank in self._holding:  # a rank that occurs again gives nothing more
+        # A rank that occurs several times contributes only the first time.
+        for rank in self._holding:
             self._members[rank].contribute(self._tally)
         self._reported = self._clocks.copy(), self._through
         self._freed = self._full
@@ -191,7 +189,6 @@ class Segment:
         self._called_at, self._until = now, now + self._costs.round_s
 
     def _end(self, now: float) -> None:
-        """A round is over: all ranks have its sum."""
         progress, tally = self._progress, self._tally
         step = self._clocks[0] - (0 in self._blocked)
         self.rounds.append(
@@ -208,7 +205,7 @@ class Segment:
             )
         )
         self._until, self._waited_since = math.inf, now
-        # Asking all ranks that wait after each round would take long where many wait.
+        # Checking all waiting ranks after each round would take long where many wait.
         may_go = self._blocked if progress.end(*self._reported) else self._freed
         late, self._late = self._late, []
         for member in late:

@@ -1,8 +1,8 @@
-"""Who trains which batch of a span, on the virtual clock, by the rules of `paceline.core.pool`.
+"""Assigns a span's batches to ranks, on the virtual clock, by the rules of `paceline.core.pool`.
 
-`Queues` are the ranks' own batches. Until `settled`, each rank trains these, whatever the others
-do. From there on `Events` goes from one rank that has no batch to the next, and keeps the ranks'
-shares on a `Board`.
+`Queues` are the ranks' own batches. Until the time `settled`, each rank trains these, whatever the
+other ranks do. From then on `Events` processes one rank without a batch after the other, and keeps
+the ranks' shares on a `Board`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,30 @@ from paceline_backend.simulator.sync.base import Dealing, Prices
 class Takes:
     """Batches that ranks took over, in order."""
 
-    rank: list[int] = field(default_factory=list)  # that took the batch
-    number: list[int] = field(default_factory=list)  # of the batch among those the rank took over
-    batch: list[tuple[int, int]] = field(default_factory=list)  # number in a queue, and whose
+    # The rank that took the batch.
+    rank: list[int] = field(default_factory=list)
+    # The number of the batch among those that the rank took over.
+    number: list[int] = field(default_factory=list)
+    # The step of the span, and the rank for which the batch was planned.
+    batch: list[tuple[int, int]] = field(default_factory=list)
     work_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Each rank's own batches in a span, without empty ones."""
+    """Each rank's own batches in a span, without empty ones.
+
+    `step` is a step of the span; the first `count` values of a rank are those of its batches.
+    `work_s` is 0 beyond `count`.
+    """
 
     count: Ints  # [W]
-    step: Ints  # [S, W] of the span; the first `count` values of a rank are those of its batches
-    work_s: Floats  # [S, W] 0 beyond `count`
+    step: Ints  # [S, W]
+    work_s: Floats  # [S, W]
 
     @staticmethod
     def of(work_s: Floats, samples: Ints) -> Queues:
-        """The queues of a span's work and samples, [S, W]."""
+        """Return the queues of a span's work and samples, [S, W]."""
         filled = samples > 0
         step = np.argsort(~filled, axis=0, kind="stable")
         work_s = np.take_along_axis(np.where(filled, work_s, 0.0), step, axis=0)
@@ -48,21 +55,19 @@ class Queues:
 
     @property
     def made(self) -> npt.NDArray[np.bool_]:
-        """Where there is a batch, [S, W]."""
+        """Mask of the batches, [S, W]."""
         return np.asarray(np.arange(len(self.step))[:, None] < self.count)
 
     def begun_before(self, time: float, ends_at: Floats) -> Ints:
-        """How many batches each rank begins before a time if it trains all of its own, [W].
+        """Return how many batches each rank begins before a time if it trains all its own, [W].
 
-        Args:
-            time: on the virtual clock.
-            ends_at: when each rank begins and ends its batches, [S + 1, W].
+        `ends_at` is when each rank begins and ends its batches, [S + 1, W].
         """
         return np.asarray((self.made & (ends_at[:-1] < time)).sum(axis=0))
 
 
 def paces(before_s: Floats, work_s: Floats) -> Floats:
-    """`core.pool.Pace` of all ranks before and after each of their batches, [S + 1, W]."""
+    """Return `core.pool.Pace` of all ranks before and after each of their batches, [S + 1, W]."""
     pace_s = np.empty((len(work_s) + 1, len(before_s)))
     pace_s[0] = before_s
     for k, seconds in enumerate(work_s):
@@ -72,14 +77,11 @@ def paces(before_s: Floats, work_s: Floats) -> Floats:
 
 
 def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
-    """A time before which each rank trains batches of its own, whatever the others do.
+    """Return a time before which each rank trains its own batches, whatever the other ranks do.
 
-    No rank has an empty queue yet, and no rank would leave its queue to the others.
-
-    Args:
-        queues: of the span.
-        ends_at: when each rank begins and ends its batches, [S + 1, W].
-        pace_s: before and after each batch, [S + 1, W].
+    Before this time no rank has an empty queue, and no rank would leave its queue to the others.
+    `ends_at` is when each rank begins and ends its batches, and `pace_s` its pace before and after
+    each batch, [S + 1, W].
     """
     world = len(queues.count)
     first_end = float(ends_at[queues.count, np.arange(world)].min())
@@ -88,7 +90,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     slowest_s = float(np.where(known, pace_s, 0.0).max())
     if slowest_s <= pool.FASTEST * fastest_s.min():
         return first_end
-    # The inverse of `core.pool.finish_s`: so many batches must be left for the slowest to stay.
+    # The inverse of `core.pool.finish_s`: if this many batches are left, the slowest rank stays.
     left = slowest_s * float((1 / fastest_s).sum())
     settled = int(queues.count.sum() - left) - 1
     if settled <= 0:
@@ -100,11 +102,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """All ranks' shares, for decisions of `core.pool` that take the same time for any world.
-
-    Args:
-        shares: of all ranks, [W].
-    """
+    """The shares of all ranks, for decisions of `core.pool` in constant time for any world."""
 
     def __init__(self, shares: list[Share]) -> None:
         self.shares = shares
@@ -113,7 +111,8 @@ class Board:
         self._working = len(working)
         self._unknown = sum(not share.batch_s for share in working)
         self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
-        self._least: tuple[float, int] | None = None  # s of the fastest rank at work, and which
+        # The batch time in s of the fastest rank at work, and this rank.
+        self._least: tuple[float, int] | None = None
         self._versions = [0] * len(shares)
         # Ranks with batches left, the last to finish first. Entries of older versions do not count.
         self._last: list[tuple[float, int, int, int]] = []
@@ -123,7 +122,7 @@ class Board:
         heapq.heapify(self._last)
 
     def put(self, rank: int, share: Share) -> None:
-        """A rank's share has changed."""
+        """Store a rank's changed share."""
         before, self.shares[rank] = self.shares[rank], share
         self._left += share.left - before.left
         if (before.batch_s, before.stance) != (share.batch_s, share.stance):
@@ -148,11 +147,11 @@ class Board:
                 self._unknown += times
 
     def is_looked_after(self, rank: int) -> bool:
-        """`core.pool.is_looked_after`."""
+        """Return the result of `core.pool.is_looked_after`."""
         return self._working > (self.shares[rank].stance is Stance.WORKS)
 
     def is_worth_it(self, rank: int, batch_s: float) -> bool:
-        """`core.pool.is_worth_it`."""
+        """Return the result of `core.pool.is_worth_it`."""
         mine = self.shares[rank]
         working, unknown, per_s = self._working, self._unknown, self._per_s
         if mine.stance is Stance.WORKS:
@@ -165,7 +164,6 @@ class Board:
         return batch_s <= pool.FASTEST * self._least_but(rank)
 
     def _least_but(self, rank: int) -> float:
-        """What a batch takes the fastest other rank at work."""
         if self._least is None:
             self._least = self._find_least(-1)
         least_s, which = self._least
@@ -179,12 +177,9 @@ class Board:
         )
 
     def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
-        """`core.pool.slowest`.
+        """Return the result of `core.pool.slowest` for a rank with room for `room` samples.
 
-        Args:
-            rank: that asks.
-            room: samples that its memory has room for.
-            of_last: gives the samples of the last batch of a rank's queue.
+        `of_last` returns the samples of the last batch of a rank's queue.
         """
         aside, answer = [], None
         while self._last and answer is None:
@@ -202,14 +197,7 @@ class Board:
 
 
 class Events:
-    """A span from event to event: each is a rank that has no batch at the moment.
-
-    Args:
-        queues: of the span.
-        samples: of its planned batches, [S, W].
-        first: step of the segment with which the span begins.
-        dealing: says what batches take other ranks.
-    """
+    """A span from event to event: each event is a rank that has no batch at the moment."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -219,22 +207,17 @@ class Events:
         self._steps: list[list[int]] = queues.step.tolist()
         self._samples: list[list[int]] = samples.tolist()
         self._dealing = dealing
-        self._prices: dict[int, Prices] = {}  # of a step's batches
+        # The prices of a step's batches, by step.
+        self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
-        # A batch that fits into its owner's memory may fit into no other rank's.
+        # A batch that fits into its owner's memory may fit into no other rank's memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
-        """Runs to the span's end.
+        """Run to the span's end; return each rank's own batches that it began, and its pace, [W].
 
-        Args:
-            ends_at: when each rank begins and ends its own batches, [S + 1, W].
-            pace_s: before and after each of these batches, [S + 1, W].
-            begun: batches that each rank has begun already, [W].
-
-        Returns:
-            How many batches of its own each rank has begun at the end, [W], and what its batches
-            take of late, [W].
+        The arguments are as for `settled`; `begun` are the batches that each rank has begun
+        already, [W].
         """
         ranks = np.arange(self._world)
         told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)
@@ -257,7 +240,7 @@ class Events:
         return np.array([share.begun for share in self._board.shares]), np.array(self._pace_s)
 
     def _next(self, rank: int) -> float | None:
-        """What the next batch of a rank takes; None: the rank is through with the span."""
+        """Return the time of a rank's next batch; None: the rank is done with the span."""
         board, share = self._board, self._board.shares[rank]
         worth = board.is_worth_it(rank, self._pace_s[rank])
         if share.left:
@@ -286,7 +269,6 @@ class Events:
         return lasts_s
 
     def _lasts_s(self, rank: int, step: int, other: int) -> float:
-        """What a rank takes for another one's batch of a step."""
         if step not in self._prices:
             self._prices[step] = self._dealing.prices(self._first + step)
         prices = self._prices[step]

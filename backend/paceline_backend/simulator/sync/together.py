@@ -1,4 +1,4 @@
-"""Synchronisers under which each rank waits for all others: in each step, or now and then."""
+"""Models synchronisers under which each rank waits for all others, in each step or every few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
 class AllReduce:
-    """A step ends for all ranks at once: the slowest has computed, and the all-reduce is over."""
+    """DDP's all-reduce: a step ends for all ranks when the slowest has computed and reduced."""
 
     goes_on = False
 
@@ -27,15 +27,15 @@ class AllReduce:
 
 
 class Averaging:
-    """Each rank steps alone. Every few steps all meet, and replicas become their mean.
+    """Ranks that step alone. Every few steps all synchronise, and replicas become their mean.
 
     Args:
-        every: steps between two means (H of local SGD), counted over the run; None: replicas
-            become their mean only at an epoch's end.
-        parts: of the parameters, which have their means in turn.
-        overlap: steps that ranks make while a mean is on its way. Where ranks share batches, it
-            comes into force with the span in which these steps end.
-        keep: share of its own parameters that a rank keeps then.
+        every: steps between two means (H of local SGD), counted over the run; None: replicas become
+            their mean only at an epoch's end.
+        parts: number of parts of the parameters, which have their means in turn.
+        overlap: steps that ranks run while a mean is in flight. Where ranks share batches, the mean
+            is applied at the end of the span in which these steps end.
+        keep: fraction of its own parameters that a rank keeps then.
     """
 
     goes_on = True
@@ -44,8 +44,10 @@ class Averaging:
         self, every: int | None, parts: int = 1, overlap: int = 0, keep: float = 0
     ) -> None:
         self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
-        self._flight: _Flight | None = None  # the mean that is on its way
-        self._worked: Floats | None = None  # [P, W] samples since each part's previous mean
+        # The mean that is in flight.
+        self._flight: _Flight | None = None
+        # Samples since each part's previous mean, [P, W].
+        self._worked: Floats | None = None
         self._means = 0
 
     def run(self, starts: Floats, work: Work) -> Timeline:
@@ -65,17 +67,20 @@ class Averaging:
                 now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
             part = part_due(step, self._every, self._parts)
             if self._overlap and part is not None:
-                begins_at = float(now.max()) + work.costs.call_s  # all know that all have given
+                # All ranks have received the news that all have contributed.
+                begins_at = float(now.max()) + work.costs.call_s
                 ends_at = begins_at + work.costs.round_s / self._parts
                 gave = worked[part].copy()
                 self._flight = _Flight(part, step + self._overlap, begins_at, ends_at, gave)
                 worked[part], part = 0, None
             if self._flight is not None and ends:
                 now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
-            means = 0.0 if part is None else 1 / self._parts  # a part has a part of the bytes
+            # An exchange of one part sends a fraction of the bytes.
+            means = 0.0 if part is None else 1 / self._parts
             due = [] if part is None else [part]
             if ends:
-                means += 2  # of replicas, and of their optimisers' states
+                # The last exchange averages replicas and their optimisers' states.
+                means += 2
                 due = list(range(self._parts))
             if not means:
                 continue
@@ -83,7 +88,8 @@ class Averaging:
             wait_s[k] += waits_s
             communication_s[k] += round_s
             now = now + waits_s + round_s
-            took_s = float(waits_s[0] + round_s)  # rank 0 reports, with its own wait
+            # Rank 0 reports, with its own wait.
+            took_s = float(waits_s[0] + round_s)
             givers = int((worked[due] > 0).sum(axis=1).max())
             size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
             rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
@@ -93,7 +99,7 @@ class Averaging:
         return Timeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`: two means, as at an epoch's end."""
+        """Return the end of two means, as at an epoch's end; see `Synchroniser.meet`."""
         begins_at, flight, self._flight = float(starts.max()), self._flight, None
         if flight is not None:
             begins_at = max(begins_at, flight.ends_at)
@@ -109,7 +115,7 @@ class Averaging:
         communication_s: Floats,
         rounds: list[Round],
     ) -> Floats:
-        """Ranks wait after step `k` for what is left of the mean that is on its way; then, [W]."""
+        """Wait after step `k` for the rest of the mean in flight; return each rank's time, [W]."""
         flight, self._flight = self._flight, None
         assert flight is not None
         waits_s = np.maximum(flight.begins_at - now, 0)
@@ -127,19 +133,20 @@ class Averaging:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A part's mean on its way."""
-
     part: int
-    due: int  # after this step it comes into force
-    begins_at: float  # all ranks know that the last of them has given
+    # The mean is applied after this step.
+    due: int
+    # The time at which all ranks have received the news that the last rank has contributed.
+    begins_at: float
     ends_at: float
-    gave: Floats  # [W] samples since the part's previous mean
+    # Samples since the part's previous mean.
+    gave: Floats  # [W]
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
-    """What ranks do before each step of the plan that may end with a mean: seconds, samples; [W].
+    """Return the ranks' seconds and samples before each planned step that may end with a mean; [W].
 
-    Where ranks make different numbers of steps, it is all that they do.
+    Where ranks run different numbers of steps, the single entry is all their work.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
