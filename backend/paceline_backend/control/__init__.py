@@ -1,9 +1,10 @@
-"""The worker process: it stores what ranks report and plans what they do next.
+"""Worker process: stores what ranks report and plans what they do next.
 
-`Ingest` moves telemetry from the bus into the store, in a process of its own. `ControllerManager`
-takes the `Lease` of each active run and runs a `Controller` for it, which offers the leader its
-next segment. The `Advisor` in `advisor` acts for `auto`. `worker.run` starts ingest as a child and
-all others as threads; nothing else calls this package, and the API never imports it.
+`Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
+the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
+segment. The `Advisor` in `advice.advisor` decides for runs whose `auto` is on. `worker.run` starts
+ingest as a child process and everything else as threads. Nothing else calls this package, and the
+API never imports it.
 
     with Store.open(url) as store:
         ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)

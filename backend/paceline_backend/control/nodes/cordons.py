@@ -1,4 +1,4 @@
-"""Tells engines which of their machines are cordoned."""
+"""Passing of cordons to engines: an engine must not start jobs on cordoned machines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ log = logging.getLogger(__name__)
 
 
 def tell(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> None:
-    """Tells an engine what it does not know yet. A worker that is killed has it told twice.
+    """Pass pending cordons, and ends of cordons, to an engine.
+
+    A worker that is killed before it records a cordon passes it again, which changes nothing.
 
     Args:
         store: the database.
-        engine: to tell.
-        plane: the control plane's id.
-        words: what is to be told.
+        engine: engine that receives them.
+        plane: ID of the control plane.
+        words: pending cordons and ends of cordons.
 
     Raises:
-        EngineAwayError: the engine does not answer: it is told later.
-        StoreError: or one of its kinds.
+        EngineAwayError: the engine does not answer. The rest stays pending.
+        StoreError: the database failed.
     """
     for word in words:
         refusal = None
