@@ -1,6 +1,8 @@
 """Ingest in a child process, so that it and the controllers do not share an interpreter lock.
 
-    ingest = IngestProcess(settings, owner)  # before any thread is started
+The worker creates it before it starts any thread:
+
+    ingest = IngestProcess(settings, owner)
     threading.Thread(target=ingest.run, args=[stop]).start()
     ingest.stats.rows
 """
