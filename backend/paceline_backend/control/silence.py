@@ -22,7 +22,9 @@ from paceline_backend.store import Store, jobs, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
-_Silences: TypeAlias = dict[K, tuple[float | None, float]]  # last sign, clock's time
+# Time of the last sign of life, and time on the clock of the silences since which nothing newer
+# arrived.
+_Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)
 
