@@ -62,8 +62,8 @@ class _Run:
     @cached_property
     def last_attempt(self) -> int:
         """Highest attempt that the run can reach."""
-        # Simulated scenarios have their own failures, and launchers of other software restart
-        # ranks as often as they want, so neither keeps `max_restarts`.
+        # A simulated scenario has its own failures, and an observed run can have another launcher
+        # with its own restarts. So `max_restarts` does not bound their attempts.
         if backends.plans_itself(self.terms.backend) or self.terms.observed:
             return MOST_ATTEMPT
         return min(self.terms.last_attempt, MOST_ATTEMPT)

@@ -23,7 +23,7 @@ _CLAIM_EVERY_S = 0.5
 _LEAST = 8
 # Size of an entry in addition to its values.
 _OVERHEAD = 64  # bytes
-# Maximum of a batch's first read, which does not know yet how large a stream's entries are.
+# Maximum of a batch's first read, because the sizes of a stream's entries are still unknown.
 _FIRST = 500  # entries
 
 

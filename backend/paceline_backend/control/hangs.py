@@ -93,8 +93,8 @@ class HangWatch:
     def look(self, run: Restarted) -> None:
         """Kill the ranks that block a run, if the run has hung for long enough.
 
-        A rank that runs the script's own code, such as an evaluation, is left alone, because only
-        the script knows how long that code takes.
+        A rank that runs the script's own code, such as an evaluation, is left alone, because the
+        normal duration of that code is unknown.
         """
         with self._store.read() as connection:
             hang = hangs.look(connection, run.key, run.after_s)

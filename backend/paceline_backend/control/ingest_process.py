@@ -127,7 +127,7 @@ def _ingest(ingest: Ingest, parent: Connection) -> bool:
 
     def watch() -> None:
         with suppress(EOFError, OSError):
-            # The parent never sends anything, so this returns (with an error) when it ends.
+            # The parent never sends anything, so this call ends with an error when the pipe closes.
             parent.recv()
         stop.set()
 

@@ -1,4 +1,4 @@
-"""Reconciliation of the bus's users with the nodes and runs that the database knows.
+"""Reconciliation of the bus's users with the nodes and runs in the database.
 
 The worker calls `Keeper.look` every second. It recreates users that a restart of the bus lost, and
 removes users whose node or run no longer has a session. Methods raise `redis.RedisError` while the

@@ -1,4 +1,4 @@
-"""Failing of silent runs: those from which no telemetry arrives any more.
+"""Failing of silent runs, from which telemetry has stopped arriving.
 
 The worker calls `Sweep.look` every `LOOK_S` seconds. It must not fail a run only because the server
 itself was suspended, the bus was unavailable or ingest was behind.
