@@ -102,14 +102,7 @@ def fill(
 
 
 class Ranks:
-    """Simulated ranks that end a step together, twice a second, while the context is open.
-
-    Args:
-        bus: URL of the bus.
-        run: id of their run.
-        world: number of ranks.
-        first: next step.
-    """
+    """Simulated ranks that end a step together, twice a second, while the context is open."""
 
     def __init__(self, bus: str, run: str, world: int, first: int) -> None:
         self.bus, self.run, self.world = bus, run, world

@@ -103,13 +103,8 @@ def interleaved(
 ) -> list[dict[str, Any]]:
     """Run several functions in turn and in random order, which is the same on all ranks.
 
-    Args:
-        ways: functions by name.
-        pairs: number of counted runs of each function.
-        warm: number of runs of each function before that.
-
-    Returns:
-        The results by name, for each counted turn.
+    Each function runs `warm` times without counting. Return the results by name, for each of
+    `pairs` further turns.
     """
     shuffled, turns = random.Random(1), []
     for _ in range(warm + pairs):

@@ -291,11 +291,7 @@ def latencies(
 ) -> tuple[float, float, float]:
     """Return the median and 99th percentile of latencies in s, and ingest's peak memory in MiB.
 
-    Args:
-        store: database that receives the rows.
-        bus_url: URL of the bus.
-        duration_s: time in seconds for which rows are sent.
-        other: another stream that must be empty before the end.
+    Rows are sent for `duration_s`. The measurement ends once their stream and `other` are empty.
     """
     run = new_run(store)
     settle(store)

@@ -67,12 +67,7 @@ QUICK = Size(epochs=5, seeds=1, contenders=(DDP, CUT, PADDED))
 
 @dataclass
 class Training:
-    """Result of a training.
-
-    Args:
-        accuracy: held-out accuracy after the last epoch.
-        epochs_s: time of each epoch in seconds.
-    """
+    """Result of a training: final held-out accuracy, and time of each epoch in seconds."""
 
     accuracy: float
     epochs_s: list[float]
@@ -153,11 +148,7 @@ def accuracy(trainings: list[Training]) -> float:
 
 
 def over(slower: list[Training], faster: list[Training]) -> dict[str, float]:
-    """Return the ratio of the epoch times of two contenders.
-
-    Returns:
-        The ratio over all seeds (`all`), and the smallest and the largest ratio of a single seed.
-    """
+    """Return the ratio of two contenders' epoch times, over all seeds and as range over seeds."""
     pairs = zip(slower, faster, strict=True)
     ratios = [epoch_s([slow]) / epoch_s([fast]) for slow, fast in pairs]
     return {"all": epoch_s(slower) / epoch_s(faster), "least": min(ratios), "most": max(ratios)}

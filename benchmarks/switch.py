@@ -134,14 +134,7 @@ def main() -> None:
 
 
 def report(options: Any, rows: list[dict[str, float]], peer_s: float, odd: int) -> None:
-    """Print and check the switches.
-
-    Args:
-        options: options of the command line.
-        rows: results of `switch`.
-        peer_s: seconds that starting another run takes.
-        odd: result of `differing`.
-    """
+    """Print and check the switches. `peer_s` is the baseline, and `odd` is from `differing`."""
     latency = statistics.median(row["latency_s"] for row in rows)
     steps = statistics.median(row["steps"] for row in rows)
     step_s = statistics.median(row["step_s"] for row in rows)

@@ -151,11 +151,7 @@ def run_of(
 ) -> Run:
     """Return the figures of a training.
 
-    Args:
-        ranks: observations of each rank.
-        rounds: rounds that ranks reported.
-        task: the task.
-        means: all gradients that a rank contributes to a round count as one.
+    With `means`, all gradients that a rank contributes to a round count as one.
     """
     began = min(rank.began for rank in ranks)
     seconds = max(rank.ended for rank in ranks) - began

@@ -119,12 +119,9 @@ class Trained:
 class _Seen:
     """Replica of a rank at a step's start, after its group has synchronised, or after training.
 
-    Args:
-        began: the moment, in seconds of the clock that all ranks share.
-        replica: the rank's contribution to the common model (see `Watch`).
-        weight: weight of the contribution.
-        waits: the replica counts also while the rank waits for others.
-        ended: end of the step. Infinite if no step started at this moment.
+    `replica` is the rank's contribution to the common model (see `Watch`). With `waits`, it counts
+    also while the rank waits for others. `ended` is infinite if no step started at this moment.
+    Times are in seconds of the clock that all ranks share.
     """
 
     began: float
@@ -181,11 +178,9 @@ class Watch:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Observe an iteration of the training loop.
+        """Observe an iteration of the training loop, whose step is `number`.
 
-        Args:
-            number: number of the step, or of the first step of its segment. Counting starts when it
-                reaches the number of warm-up steps.
+        If ranks share a segment's batches, `number` is the segment's first step.
         """
         if number < self._warm:
             yield

@@ -28,10 +28,7 @@ _DRAW = """async ([figure, width, height]) => {
 def draw(rows: Mapping[str, Mapping[str, Any]], shows: Mapping[str, str], folder: Path) -> None:
     """Write `folder`/row.svg for each row's chart, and its provenance beside it.
 
-    Args:
-        rows: records with a chart, by row.
-        shows: origin of the chart, by row.
-        folder: folder of the pictures.
+    `rows` are records with a chart, and `shows` the origins of the charts, both by row.
     """
     import plotly
     from find_chromium import find_chromium

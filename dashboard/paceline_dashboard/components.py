@@ -130,10 +130,7 @@ def panel(title: str, *children: Any, labelled: str, beside: list[Any] | None = 
 def table(element: str, columns: list[dict[str, Any]], **options: Any) -> dag.AgGrid:
     """Return a table, whose rows the page's module sets. Each row needs an `id`.
 
-    Args:
-        element: id of the table's element.
-        columns: AG Grid's `columnDefs`.
-        options: additional grid options.
+    `columns` are AG Grid's `columnDefs`, and `options` additional grid options.
     """
     return dag.AgGrid(
         id=element,

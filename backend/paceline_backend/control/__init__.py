@@ -6,6 +6,11 @@ segment. The `Advisor` in `advice.advisor` decides for runs whose `auto` is on. 
 ingest as a child process and everything else as threads. Nothing else calls this package, and the
 API never imports it.
 
+Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
+unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker
+plans is left to that worker. Functions that use the database raise `StoreError` when it fails, and
+those that use the bus raise `redis.RedisError`. `Periodic` handles both.
+
     with Store.open(url) as store:
         ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)
 """

@@ -32,7 +32,6 @@ class Assembly:
 
         Raises:
             WireError: the parts do not form a valid Hello.
-            StoreError: the database failed.
         """
         if self._job is None or self._job[0] != named:
             self._job = named, self._pool.submit(_assembled, self._store, named, ranks)

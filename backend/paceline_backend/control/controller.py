@@ -75,8 +75,6 @@ class Controller:
     database after any other failure. It logs each reason once.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
         run_key: the run's key in the database.
         run_id: the run's public id.
         lease: the controller proposes segments only while it holds this lease.

@@ -11,11 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def look(store: Store, guard: Guard) -> None:
-    """Check the streams of all runs and nodes once.
-
-    Raises:
-        redis.RedisError: the bus is unavailable.
-    """
+    """Check the streams of all runs and nodes once."""
     for flood in guard.look_at_all():
         if flood.news:
             _tell(store, flood, guard.bounds)

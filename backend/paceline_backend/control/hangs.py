@@ -36,12 +36,6 @@ class HangWatch:
 
     TorchElastic then restarts all ranks from the newest checkpoint, which uses up one of the run's
     `max_restarts`. After the last restart, the run fails.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: name of this worker. Runs that another worker plans are left to that worker.
-        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -64,12 +58,7 @@ class HangWatch:
         self._still: dict[int, tuple[object, float]] = {}
 
     def scan(self) -> None:
-        """Check all runs that must restart when they hang.
-
-        Raises:
-            StoreError: the database is unavailable.
-            redis.RedisError: the bus is unavailable.
-        """
+        """Check all runs that must restart when they hang."""
         self._at = self._listened()
         with self._store.read() as connection:
             watched = hanging.watched(connection, self._owner)

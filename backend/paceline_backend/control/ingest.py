@@ -153,7 +153,6 @@ class Ingest:
 
     Args:
         store: the database that receives the telemetry.
-        bus_url: ``redis://…``.
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
         linger_s: minimum time in seconds from the start of a batch to the start of the next, so

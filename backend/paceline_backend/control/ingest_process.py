@@ -48,10 +48,6 @@ class IngestProcess:
 
     The child is a fork: it starts at once and shares the memory of imported modules. Create it
     while this process has one thread and neither database nor bus open.
-
-    Args:
-        settings: name the database and the bus.
-        owner: unique name of the consumer.
     """
 
     def __init__(self, settings: Settings, owner: str) -> None:

@@ -17,7 +17,6 @@ class ListeningClock:
 
     Args:
         pause_s: maximum time in seconds that counts between two reads.
-        clock: monotonic time in seconds.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:

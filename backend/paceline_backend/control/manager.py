@@ -40,8 +40,6 @@ class ControllerManager:
     """Owner of this worker's controllers: it takes leases of unplanned runs and starts controllers.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
         owner: name of this control plane, unique among running ones.
         lease_s: duration of a lease in seconds, after which another control plane takes over.
         busy: returns True while ingest on this machine is behind.
@@ -75,14 +73,7 @@ class ControllerManager:
         self._reaped = False
 
     def look(self) -> bool:
-        """Extend leases, stop controllers of ended runs, start missing ones.
-
-        Returns:
-            True if there are active runs.
-
-        Raises:
-            StoreUnavailableError: the database is unavailable.
-        """
+        """Extend leases, stop and start controllers, and return True if there are active runs."""
         if not self._reaped:
             # Remove the leases of control planes that died.
             leases.reap(self._store)

@@ -34,12 +34,7 @@ _AGAIN_S = 10.0
 
 
 class Meetings:
-    """Manager of the rendezvous of all unfinished multi-node runs. Not thread-safe.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-    """
+    """Manager of the rendezvous of all unfinished multi-node runs. Not thread-safe."""
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
@@ -48,12 +43,7 @@ class Meetings:
         self._ordered_at: dict[_Order, float] = {}
 
     def look(self, client: redis.Redis) -> bool:
-        """Check all runs once, and return True if any run has several nodes.
-
-        Raises:
-            redis.RedisError: the bus is unavailable.
-            StoreError: the database failed.
-        """
+        """Check all runs once, and return True if any run has several nodes."""
         try:
             with self._store.read() as connection:
                 groups = run_nodes.groups(connection)

@@ -52,10 +52,7 @@ class Sweep:
     other runs are not affected.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
         silent_s: silence in seconds after which a run fails.
-        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class Sweep:
         """Check all runs once, and return the ids of those that it failed.
 
         Raises:
-            StoreError: the database failed.
             redis.RedisError: the bus is unavailable, or accepts no writes.
         """
         # All silences restart if this check does not reach its end.
@@ -213,7 +209,6 @@ def _behind(client: redis.Redis, store: Store) -> set[str]:
 
     Raises:
         redis.RedisError: the bus is unavailable, or accepts no writes (its disk may be full).
-        StoreError: the database failed.
     """
     client.set(streams.PROBE, b"", ex=60)
     names = streams.telemetry_streams(store)

@@ -34,7 +34,6 @@ class Turns:
     Args:
         busy: returns True while ingest is behind.
         patience_s: longest wait for another controller's plan, in seconds.
-        clock: monotonic time in seconds.
     """
 
     def __init__(

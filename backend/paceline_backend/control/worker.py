@@ -45,13 +45,6 @@ def run(settings: Settings, owner: str) -> int:
     """Work until SIGTERM or SIGINT, and return the exit code.
 
     If ingest ends, the process ends, too, and the supervisor restarts it.
-
-    Args:
-        settings: name the database and the bus, among others.
-        owner: unique name of this worker.
-
-    Raises:
-        StoreError: the database cannot be used.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -92,11 +92,7 @@ class Writers:
         return streams
 
     def receive(self, entries: Iterable[Entry]) -> list[Received]:
-        """Decode entries, and reject those whose writer may not report about their run or node.
-
-        Raises:
-            StoreError: the database failed.
-        """
+        """Decode entries, and reject those whose writer may not report about their run or node."""
         received = [_decoded(entry) for entry in entries]
         self._learn({item.run for item in received if item.message is not None and item.run})
         self._check(received)

@@ -42,13 +42,9 @@ def adopt(
 ) -> Adoption:
     """Return the run of a key, and record it if it is new. Each node of the run calls this once.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        key: equal on all nodes of the run, and different for other runs.
-        new: the run, as this node describes it.
-        by: user who makes the request.
-        whose: identifies the caller's token. The same key of another token is another run.
+    The key is equal on all nodes of the run, and different for other runs. `new` is the run as this
+    node describes it. `whose` identifies the caller's token, because the same key of another token
+    is another run.
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.

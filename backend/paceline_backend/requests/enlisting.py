@@ -41,12 +41,8 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
     The node must read its commands already, and must not have processes of the run. Repeated calls
     are safe, because an agent ignores a second launch.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        node: name of the node, which must have a session.
-        host: the engine's name of the node's machine, or None if the engine does not report it.
+    The node must have a session. `host` is the engine's name of its machine, or None if the engine
+    does not report one.
 
     Raises:
         ConflictError: nodes of this run cannot enlist, or the node's session was not made with the

@@ -93,12 +93,8 @@ def check_policy(
 ) -> None:
     """Validate a policy and its parameters for a run.
 
-    Args:
-        policy: name of the policy.
-        parameters: parameters of the policy.
-        world: number of ranks of the run.
-        token_budget: token budget of a step, in the unit of the sizes. None if the run has no
-            budget or has not reported it yet.
+    `world` is the run's number of ranks. `token_budget` is the budget of a step in the unit of the
+    sizes, or None if the run has no budget or has not reported it yet.
 
     Raises:
         InvalidRequestError: there is no such policy, it does not accept the parameters, or it

@@ -44,18 +44,8 @@ def resume(
 ) -> None:
     """Make an ended run pending again with a new attempt, and start it if `start` is set.
 
-    The script continues from its newest checkpoint, if it declares checkpoints.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        env: values of the variables that the run was started with, because they are not stored.
-        max_restarts: maximum number of restarts of the ranks from now on. None keeps the value.
-        by: user who makes the request.
-        start: the control plane starts the run. Otherwise the caller does.
-        to: backend and numbers of nodes and ranks, where they change.
-        expected: revision of the run that the request is meant for. None means any.
+    The script continues from its newest checkpoint, if it declares checkpoints. Without `start`,
+    the caller starts the run's processes. `max_restarts` counts from now on; None keeps the value.
 
     Raises:
         ConflictError: the run has not ended, has finished or is simulated, or its node does not

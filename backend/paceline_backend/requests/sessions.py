@@ -52,13 +52,8 @@ def of_node(
 ) -> Session:
     """Create the session of a node's agent. Earlier sessions of this node end.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        node: name of the node.
-        token: id of the caller's token. The session ends when the token does. None means that it
-            cannot end this way.
-        run: the run to which the token belongs, or None if it belongs to no run.
+    `token` is the id of the caller's token, with which the session ends, or None if it must not
+    end. `run` is the run to which the token belongs, or None if it belongs to no run.
 
     Raises:
         InvalidRequestError: the name is not valid.

@@ -19,12 +19,10 @@ def manager(plane: str) -> str:
 
 
 def change(node: Mapping[str, Any], plane: str, reason: str | None) -> dict[str, Any] | None:
-    """Return a merge patch that cordons a machine or lifts the cordon, or None for no change.
+    """Return a merge patch that cordons a machine, or None for no change.
 
-    Args:
-        node: the machine, as the API server returns it.
-        plane: id of the control plane.
-        reason: reason of the cordon. None lifts the control plane's cordon.
+    `node` is the machine as the API server returns it. Without a reason, the patch lifts the cordon
+    of the control plane whose id is `plane`.
     """
     annotations = node["metadata"].get("annotations", {})
     ours = REASON in annotations and annotations.get(PLANE, "") == plane

@@ -20,11 +20,8 @@ def jobs(
 ) -> list[Job]:
     """Return the Jobs whose label starts with `prefix`.
 
-    Args:
-        prefix: start of the label.
-        listed: Jobs that have a label.
-        pods: pods of these Jobs.
-        events: events that give reasons why pods of Jobs could not be created.
+    `listed` are Jobs with a label, `pods` their pods, and `events` give reasons why pods could not
+    be created.
     """
     refusals = _refusals(events)
     return [_job(job, own, refusals) for job, own in _with_pods(prefix, listed, pods)]
@@ -116,10 +113,7 @@ def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _why(conditions: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusal: str) -> str:
     """Return the reason why pods of a Job do not run, in Kubernetes' words.
 
-    Args:
-        conditions: the Job's conditions that are met.
-        pods: pods that wait.
-        refusal: reason why the Job has fewer pods than requested. Empty if unknown.
+    `refusal` is the reason why the Job has fewer pods than requested, or empty if unknown.
     """
     if "Suspended" in conditions:
         return _words(conditions["Suspended"])

@@ -116,9 +116,6 @@ class Advisor:
     The advisor keeps no state except the schedule of the next checks.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: name of this worker. Runs that another worker plans are left to that worker.
         pause_s: longest pause before a run's next check, in seconds.
     """
 
@@ -131,12 +128,7 @@ class Advisor:
         self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Check all runs that are due, and return True if `auto` is on in any run.
-
-        Raises:
-            StoreUnavailableError: the database is unavailable.
-            redis.RedisError: the bus is unavailable.
-        """
+        """Check all runs that are due, and return True if `auto` is on in any run."""
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}

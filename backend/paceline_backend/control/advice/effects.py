@@ -29,10 +29,6 @@ class Effects:
 
     A check reads at most 400 steps of a switch in one short transaction, so it does not block
     planning or ingest.
-
-    Args:
-        store: the database.
-        owner: name of this worker. Runs that another worker plans are left to that worker.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -42,11 +38,7 @@ class Effects:
         self._looked: dict[int, int] = {}
 
     def look(self, stop: threading.Event) -> None:
-        """Store the effects in all runs that are due.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Store the effects in all runs that are due."""
         with self._store.read() as connection:
             due = kept.due(connection, self._owner, _MOST_ENDED)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in due}

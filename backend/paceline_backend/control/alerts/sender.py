@@ -30,7 +30,6 @@ class Sender:
     again with the same `webhook-id`.
 
     Args:
-        store: the database.
         allowed: origins that webhooks may have.
     """
 
@@ -39,11 +38,7 @@ class Sender:
         self._allowed = allowed
 
     def send(self, stop: threading.Event) -> int:
-        """Send all due deliveries, and return the number of tries.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Send all due deliveries, and return the number of tries."""
         tried = 0
         while not stop.is_set():
             with self._store.write() as connection:

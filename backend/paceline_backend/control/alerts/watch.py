@@ -33,10 +33,6 @@ class AlertWatch:
 
     An alert and its webhook deliveries are written in one transaction, in which this worker holds
     the duty. So no alert is raised or sent twice.
-
-    Args:
-        store: the database.
-        owner: name of this worker.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -54,9 +50,6 @@ class AlertWatch:
 
         Args:
             at: Unix time of the evaluation. None means now, by the database's clock.
-
-        Raises:
-            StoreError: the database did not answer.
         """
         with self._store.write() as connection:
             if not duties.hold(connection, DUTY, self._owner, HOLD_S):

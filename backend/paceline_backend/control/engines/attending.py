@@ -34,11 +34,7 @@ _DELIVER_S = 20.0
 class Attendant:
     """Reconciler of single runs with the jobs that their engine has just listed. Not thread-safe.
 
-    Args:
-        store: the database.
-        claims: claims of this worker.
-        pause_s: interval in seconds at which an engine is queried.
-        clock: monotonic time in seconds.
+    `pause_s` is the interval in seconds at which an engine is queried.
     """
 
     def __init__(

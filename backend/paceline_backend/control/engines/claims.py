@@ -24,10 +24,6 @@ class Claims:
 
     One thread takes them. Another extends them with `keep`, because a call to an engine may take
     longer than a lease lasts.
-
-    Args:
-        store: the database.
-        owner: name of this worker.
     """
 
     def __init__(self, store: Store, owner: str) -> None:

@@ -63,12 +63,8 @@ def telling(
 ) -> Job | None:
     """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
 
-    Args:
-        engine: engine of the run.
-        run: a run that has no jobs left.
-        by_part: jobs that the engine still lists.
-        last: parts whose jobs ended last. A cancelled job among them takes precedence. Empty if no
-            worker has observed which ended last.
+    `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
+    a cancelled job among them takes precedence. It is empty if no worker has observed that.
     """
     parts = sorted(last or run.jobs, key=int)
     known = [by_part[part] for part in parts if part in by_part]
@@ -85,16 +81,11 @@ def stop_left(
 ) -> None:
     """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
 
-    Args:
-        store: the database.
-        engine: engine that may still have jobs of the run.
-        left: the run.
-        known: the run's jobs, as the engine lists them.
-        alone: no other worker can be submitting a job of the run now.
+    `known` are the jobs that the engine lists for the run. With `alone`, no other worker can be
+    submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.
-        StoreError: the database failed.
     """
     refs = [job.ref for job in known if job.state != "ended"]
     if refs:

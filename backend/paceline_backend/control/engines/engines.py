@@ -47,13 +47,7 @@ _LOOK_S = 3.0
 
 
 class Engines:
-    """Reconciler of all runs on engines. Not thread-safe.
-
-    Args:
-        store: the database.
-        owner: name of this worker.
-        clock: monotonic time in seconds.
-    """
+    """Reconciler of all runs on engines. Not thread-safe."""
 
     def __init__(
         self,
@@ -80,12 +74,7 @@ class Engines:
         self._claims.give_back()
 
     def look(self, client: redis.Redis) -> bool:
-        """Reconcile the engines that are due, and return True if there is any work for engines.
-
-        Raises:
-            redis.RedisError: the bus is unavailable.
-            StoreError: the database failed.
-        """
+        """Reconcile the engines that are due, and return True if there is any work for engines."""
         engines = backends.engines()
         with self._store.read() as connection:
             known = jobs.open_runs(connection, list(engines))

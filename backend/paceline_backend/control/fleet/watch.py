@@ -57,13 +57,7 @@ class _Judged:
 
 
 class FleetWatch:
-    """Updater of verdicts, progress and coverage of all active runs. Not thread-safe.
-
-    Args:
-        store: the database.
-        owner: name of this worker.
-        clock: monotonic time in seconds.
-    """
+    """Updater of verdicts, progress and coverage of all active runs. Not thread-safe."""
 
     def __init__(
         self, store: Store, owner: str, *, clock: Callable[[], float] = time.monotonic
@@ -82,11 +76,7 @@ class FleetWatch:
         duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, stop: threading.Event) -> bool:
-        """Update all runs once; return False if another worker holds the duty.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Update all runs once; return False if another worker holds the duty."""
         seen = self._note_progress()
         if seen is None:
             return False

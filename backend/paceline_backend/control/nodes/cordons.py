@@ -17,16 +17,10 @@ def tell(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> Non
     """Pass pending cordons, and ends of cordons, to an engine.
 
     A worker that is killed before it records a cordon passes it again, which changes nothing.
-
-    Args:
-        store: the database.
-        engine: engine that receives them.
-        plane: ID of the control plane.
-        words: pending cordons and ends of cordons.
+    `plane` is the id of the control plane.
 
     Raises:
         EngineAwayError: the engine does not answer. The rest stays pending.
-        StoreError: the database failed.
     """
     for word in words:
         refusal = None

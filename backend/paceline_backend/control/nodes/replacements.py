@@ -26,10 +26,6 @@ class Replacements:
 
     All state is in the database. An order to leave is sent before it is recorded, so a worker that
     is killed in between sends it twice, which changes nothing.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
     """
 
     def __init__(self, store: Store, bus_url: str) -> None:
@@ -39,12 +35,7 @@ class Replacements:
         self._failed_at: dict[tuple[str, str], float] = {}
 
     def look(self, client: redis.Redis) -> bool:
-        """Check all runs once, and return True if any run has several nodes.
-
-        Raises:
-            redis.RedisError: the bus is unavailable.
-            StoreError: the database failed.
-        """
+        """Check all runs once, and return True if any run has several nodes."""
         with self._store.read() as connection:
             groups = run_nodes.groups(connection)
             listed = nodes.listed(connection) if groups else []

@@ -46,9 +46,6 @@ class Watch:
     `AUTO_STEPS` steps and the lower bound of the forecast's saving exceeds `MARGIN`.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: name of this worker. Runs that another worker plans are left to that worker.
         pause_s: minimum pause in seconds between two verdicts about a run.
     """
 
@@ -62,12 +59,7 @@ class Watch:
         self._next: dict[int, tuple[int, int, float]] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Check all runs that are due, and return True if there are any runs to watch.
-
-        Raises:
-            StoreUnavailableError: the database is unavailable.
-            redis.RedisError: the bus is unavailable.
-        """
+        """Check all runs that are due, and return True if there are any runs to watch."""
         with self._store.read() as connection:
             watched = slowness.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
