@@ -1,4 +1,4 @@
-"""Runs that an agent starts on its node."""
+"""Backend `local`: runs whose processes the agents of nodes start."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _START_AGENTS = "start one with `paceline agent` on the machine that shall train
 
 
 class Local:
-    """Each run trains on one node or several; controllers plan it. A `Backend`."""
+    """`Backend` of runs on one or several nodes with agents. Controllers plan the runs."""
 
     name: ClassVar[str] = "local"
     plans_itself: ClassVar[bool] = False
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses a scenario, as nothing is simulated, and what no number of nodes can do."""
+        """Refuse scenarios and invalid numbers of nodes."""
         options_of(self.options, new.backend_options)
         check_nodes(new)
         check_factor(new)
@@ -44,10 +44,10 @@ class Local:
             raise NewRunError("node", "the nodes of a run on several are chosen: leave it out")
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The node that the run names, or the least busy ones of those that answer.
+        """Return the node that the run names, or the least busy nodes that answer.
 
-        Cordoned nodes, spares of other runs and nodes of an engine get nothing new, whoever names
-        them.
+        Cordoned nodes, spares of other runs and nodes of an engine get no new run, even if the run
+        names them.
         """
         alive = [node for node in nodes if node["alive"]]
         free = [node for node in alive if taken(node) is None]
@@ -67,12 +67,12 @@ class Local:
         return [str(min(free, key=busy)["id"])]
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Tells each node's agent to launch the run."""
+        """Order each node's agent to launch the run."""
         launch_on(bus, run, new, credentials, new.where)
 
 
 def taken(node: Mapping[str, Any]) -> str | None:
-    """Why a node gets nothing new, without a full stop; None: it may."""
+    """Return why a node gets no new run, without a full stop, or None if it may get one."""
     if node["cordoned"]:
         return f"{words(node['id'], node['cordoned'])}: `paceline uncordon {node['id']}` lifts it"
     if node["spare_of"]:
@@ -83,7 +83,7 @@ def taken(node: Mapping[str, Any]) -> str | None:
 
 
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Nodes for a run on several, first those that it trained on before; its spares are left."""
+    """Choose nodes for a multi-node run, previous ones first, and leave some as its spares."""
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
     if len(suitable) < new.nodes_min:
@@ -102,5 +102,5 @@ def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def busy(node: Mapping[str, Any]) -> tuple[int, int]:
-    """The order in which nodes are chosen: first those with the fewest runs."""
+    """Return a sort key that puts nodes with the fewest runs, and then the most cores, first."""
     return len(node["runs"]), -node["cores"]

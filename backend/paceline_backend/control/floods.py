@@ -1,4 +1,4 @@
-"""Looks after the bus: who floods it is switched off, and it is told."""
+"""Flood protection of the bus: disables users that flood it, and records that in their runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def look(store: Store, guard: Guard) -> None:
-    """Guard the streams of all runs and nodes once.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Check the streams of all runs and nodes once."""
     for flood in guard.look_at_all():
         if flood.news:
             _tell(store, flood, guard.bounds)

@@ -1,11 +1,11 @@
-"""Replaces a node of a run on several nodes by another.
+"""Replacement of a node of a multi-node run by another node.
 
-The other node joins first. The launcher of a node that is one more than the run may have waits
-where all meet, and the run trains on meanwhile. When it is there, the first node leaves, and so all
-meet once, with the other one (`control.nodes`).
+The new node joins first. Its launcher exceeds the run's maximum, so it waits at the rendezvous
+while the run continues. Once it has arrived, the old node leaves (`control.nodes`). So only one
+rendezvous is needed, and it includes the new node.
 
-An engine gives the other node when it has one: another job is asked for, and the node that it
-brings takes the first one's place when it comes (`requests.enlisting`).
+For runs on an engine, another job is requested. The node that it brings replaces the old one when
+it arrives (`requests.enlisting`).
 """
 
 from __future__ import annotations
@@ -47,27 +47,15 @@ def replace(
     env: Mapping[str, str] | None = None,
     expected: int | None = None,
 ) -> None:
-    """Lets another node join a run, and then a node of it leave.
+    """Let another node join a run, after which `node` leaves it.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        node: that leaves.
-        by: who asks.
-        other: that joins; None: a spare of the run, or else the least busy one, or the one that
-            the run's engine gives.
-        cordon: whether to cordon the node that leaves.
-        env: values of the variables that the run was started with, which nobody stored.
-        expected: the revision that the request is meant for; None: any.
+    `other` joins. If it is None, the engine of the run chooses the new node. Without an engine, it
+    is a spare of the run, or else the least busy node. With `cordon`, the old node is also
+    cordoned.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not under way on this node, or no other can join.
-        InvalidRequestError: a variable has no value.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active on this node, or no other node can join.
+        InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env or {})
     with streams.answering(bus_url) as bus:
@@ -102,22 +90,10 @@ def withdraw(
     *,
     expected: int | None = None,
 ) -> None:
-    """Takes back that an engine was asked for another node in place of one; a cordon stays.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        node: that stays.
-        by: who asks.
-        expected: the revision that the request is meant for; None: any.
+    """Withdraw the request to an engine for a node that replaces `node`. A cordon stays.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: nothing was asked for, or the other node is there.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: no replacement was requested, or it has arrived already.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -137,14 +113,11 @@ def withdraw(
 
 
 def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
-    """Lets a spare of a run join in place of a node that went away; False: nothing to be done.
+    """Let a spare of a run join in place of a lost node, and return False if that is not needed.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: the run is not under way.
-        InvalidRequestError: a variable has no value, as nobody stored it.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active.
+        InvalidRequestError: an environment variable has no value, because values are not stored.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -166,7 +139,7 @@ def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
 def _joins(
     connection: Connection, new: NewRun, group: MultiNodeRun, node: str, other: str | None
 ) -> str | None:
-    """The node that joins in place of another; None: the run's engine is asked for it."""
+    """Return the node that joins in place of `node`, or None if the run's engine chooses it."""
     if not new.has_jobs:
         listed = nodes.listed(connection)
         joins = other or _chosen(new, group, listed)
@@ -180,13 +153,13 @@ def _joins(
 
 
 def _come(group: MultiNodeRun, node: str) -> str | None:
-    """The node that has come in place of another, and is there."""
+    """Return the node that has arrived in place of `node`, or None."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 
 
 def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
-    """Refuses to replace a node that leaves anyway, or without which nothing would go on."""
+    """Refuse to replace a node that leaves anyway, or without which the run cannot continue."""
     if row.leaving:
         raise ConflictError(f"{row.node} leaves run {group.id} already")
     other = _come(group, row.node)
@@ -204,7 +177,7 @@ def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRu
 
 
 def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> str:
-    """A spare of the run, or else the least busy node that can take part."""
+    """Return a spare of the run, or else the least busy node that can join."""
     present = {row.node for row in group.nodes if not row.ended}
     for node in spares.of_run(group.id, listed):
         if node not in present:

@@ -1,4 +1,7 @@
-"""Lets a run that failed or was stopped go on."""
+"""Resume of a run that failed or was stopped.
+
+A run that was recorded and could not be started, for whatever reason, fails with that reason.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, run
 from paceline_backend.store.audit import Requester, record_change
 from paceline_backend.store.new_runs import NewRun
 
-MOST_ATTEMPTS = 2**15  # numbers of attempts: as the columns
+# Limit of the database's columns.
+MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 
 
@@ -38,30 +42,15 @@ def resume(
     to: Elsewhere = AS_BEFORE,
     expected: int | None = None,
 ) -> None:
-    """Makes an ended run a pending one, with another attempt, and starts it on its node.
+    """Make an ended run pending again with a new attempt, and start it if `start` is set.
 
-    Its script goes on from its newest checkpoint, if it declares checkpoints.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        env: values of the variables that the run was started with, which nobody stored.
-        max_restarts: how often the ranks may then be started again; None: as before.
-        by: who asks.
-        start: whether the control plane starts it; else who asks does.
-        to: where it goes on, if that is elsewhere, and on how much.
-        expected: the revision that the request is meant for; None: any.
+    The script continues from its newest checkpoint, if it declares checkpoints. Without `start`,
+    the caller starts the run's processes. `max_restarts` counts from now on; None keeps the value.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not over, has finished or is simulated, or its node is away.
-        InvalidRequestError: a variable has no value, or the other backend does not take the run.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-
-    A run that was recorded and then not started, for whatever reason, has failed with that reason.
+        ConflictError: the run has not ended, has finished or is simulated, or its node does not
+            answer.
+        InvalidRequestError: a variable has no value, or the new backend does not accept the run.
     """
     logs.hide_environment(env)
     with streams.answering(bus_url) as bus:
@@ -69,8 +58,8 @@ def resume(
             details = {"max_restarts": max_restarts, "launch": start, **to.asked}
             record_change(connection, run, by, "run.resume", expected=expected, details=details)
             new = _recorded(connection, run, env, max_restarts, start, to)
-            # Else the leader would read what stopped the run before. Within the transaction: an
-            # order to stop that comes later stays.
+            # Otherwise the leader would read the order that stopped the run before. Delete it in
+            # the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
         if start:
             start_recorded(store, bus_url, bus, run, new)
@@ -110,7 +99,8 @@ def _recorded(
             ) from error
         _refuse_agent(run, new)
     elif new.nodes_max > 1:
-        new = replace(new, nodes=())  # who starts it says where
+        # The caller chooses the nodes.
+        new = replace(new, nodes=())
     spares.hold(connection, run, new, listed, all_=False)
     new_runs.resume(connection, run, new)
     if new.has_jobs:
@@ -130,7 +120,7 @@ def _refuse(run: str, new: NewRun, state: State) -> None:
 
 
 def _refuse_agent(run: str, new: NewRun) -> None:
-    """Refuse an agent without a session. Of a run on several nodes, `place` has refused such."""
+    """Refuse an agent without a session. For multi-node runs, `place` has done so already."""
     if not new.signed:
         raise ConflictError(
             f"node {new.node}: its agent has no session: start it with --server and a token, or "
@@ -139,7 +129,7 @@ def _refuse_agent(run: str, new: NewRun) -> None:
 
 
 def _stopped_early(connection: Connection, run: str) -> bool:
-    """Whether a script that ended well has epochs left: a gentle stop ends it like that."""
+    """Return True if a finished run has epochs left, because it was stopped gracefully."""
     key = runs.key_of(connection, run)
     hello = runs.hello(connection, key)
     return hello is not None and not segments.through(connection, key, hello)
@@ -148,10 +138,10 @@ def _stopped_early(connection: Connection, run: str) -> bool:
 def environment(
     connection: Connection, run: str, new: NewRun, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Values of all variables that the run was started with, and of those that are given.
+    """Return the values of all variables that the run was started with, and of those in `given`.
 
     Raises:
-        InvalidRequestError: values are missing; the message names the variables.
+        InvalidRequestError: values are missing. The message names the variables.
     """
     known = {}
     hello = runs.hello(connection, runs.key_of(connection, run))

@@ -1,4 +1,4 @@
-"""What a run may ask of Kubernetes."""
+"""Options of runs on Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Toleration = dict[Word, Word | int]
 
 
 class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of Kubernetes; what is left out, the cluster decides."""
+    """Options of a run on Kubernetes. The cluster's defaults apply to missing options."""
 
     namespace: (
         Annotated[Word, Meta(description="one that the server may use; default: its first")] | None

@@ -1,4 +1,4 @@
-"""What an operator wants of a run's model; a run that has ended takes it, too."""
+"""Target of a run: the value of a metric that its evaluations should reach."""
 
 from __future__ import annotations
 
@@ -18,19 +18,9 @@ def set_target(
     *,
     expected: int | None = None,
 ) -> None:
-    """Sets a run's target in place of the one before.
+    """Replace the target of a run, which may have ended.
 
-    Args:
-        store: the database.
-        run: the run's public id.
-        target: `{metric, value, direction}`; None: none any more.
-        by: who asks.
-        expected: the run's revision that the change is meant for; None: any.
-
-    Raises:
-        UnknownRunError: no such run.
-        RevisionError: the run has another revision than expected.
-        StoreError: or one of its kinds.
+    `target` has the keys `metric`, `value` and `direction`; None removes the target.
     """
     with store.write() as connection:
         details = {"target": None if target is None else dict(target)}
