@@ -124,7 +124,7 @@ class Chosen(BaseModel):
     from_: int = Field(alias="from", description="first step", examples=[128])
     why: str = Field(
         description="with the figures of then",
-        examples=["all-reduce: fewer than 16 of its steps are known"],
+        examples=["all-reduce: fewer than 16 of its steps have been measured"],
     )
 
     before: str | None = Field(

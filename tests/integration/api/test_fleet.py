@@ -113,7 +113,7 @@ def test_a_run_whose_loss_allows_equal_parts_alone_says_so(
     part = adopted(1, 0, source="equal", why=why, counts=[[1, 1, 1]])
     telemetry.write(store, [("equal", part)])
     url = "/api/v1/runs/equal"
-    notice = f"Ranks train with equal parts, whatever the policy: {why}"
+    notice = f"Ranks train with equal local batches, whatever the policy: {why}"
     assert client.get(url).json()["notice"] == notice
     assert client.get(f"{url}/coasts").json() == []
     assert client.get(f"{url}/synchronisation").json()["chosen"] == []

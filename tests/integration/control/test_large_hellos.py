@@ -128,7 +128,7 @@ LIES = {
     "more ranks than the run has": (in_parts(large(world=77)), "the run has 2 ranks"),
     "sizes that are no numbers": (
         in_parts(hello(sizes=np.full(50_000, np.nan).tobytes())),
-        "sizes holds what is not a finite number",
+        "sizes must contain finite numbers",
     ),
     "another digest": (
         [msgspec.structs.replace(part, hello=b"x" * 16) for part in in_parts(large())],

@@ -74,7 +74,7 @@ def test_a_script_without_a_session_is_told_so(shared_stack: Stack, tmp_path: Pa
     command = ["run", "--nproc", "2", str(SCRIPT), "ddp", str(tmp_path)]
     ended = paceline(shared_stack, tmp_path, command)
     assert ended.returncode == 0, ended.stderr
-    assert "No rank has begun a loop over the loader of a paceline.Session" in ended.stderr
+    assert "No rank has iterated over the loader of a paceline.Session" in ended.stderr
     run = newest(shared_stack)
     assert run["attempt"] is None and "paceline run --observe" in run["notice"]
 

@@ -126,7 +126,7 @@ def policy_of(**changes: Any) -> Policy:
         (preset_of(policy_of(shuffler=Misplaces())), "shuffle.. "),
         (
             allocating(lambda problem: {"counts": counted.equal(problem) * 2}),
-            r"counts: \d+ in all; the batch has",
+            r"counts: their sum is \d+; the batch has",
         ),
         (allocating(lambda problem: {"counts": all_to_one(problem)}), "but memory limits are"),
         (allocating(lambda problem: {"threads": (2,) * (problem.world + 1)}), "threads: .* none"),
