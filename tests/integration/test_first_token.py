@@ -61,7 +61,7 @@ def test_a_web_process_alone(database_url: str, bus_url: str, tmp_path: Path) ->
         server = f"http://127.0.0.1:{port}"
         assert "token create NAME --scope admin --database URL" in log.read_text()
         code, _, err = ran("runs", "--server", server)
-        assert (code, "wants a token" in err) == (3, True)
+        assert (code, "requires a token" in err) == (3, True)
 
         at = ("--scope", "admin", "--database", database_url)
         code, out, err = ran("token", "create", "first", *at, "--expires", "1h", "--json")

@@ -201,7 +201,7 @@ def test_a_run_of_another_control_plane_is_not_shown(client: httpx.Client, here:
     here.log(RUN, 0, "secret")
     here.control = "another"
     here.run(RUN)
-    assert refused(client) == (404, f"node here: it has no directory of run {RUN}")
+    assert refused(client) == (404, f"node here: it has no directory for run {RUN}")
 
 
 def test_a_node_without_an_agent_is_named(client: httpx.Client, store: Store) -> None:

@@ -146,4 +146,4 @@ def test_without_a_control_plane_the_command_takes_our_place(tmp_path: Path) -> 
     )
     out, err = process.communicate(timeout=120)
     assert (out.strip(), process.returncode) == (str(process.pid), 0), err
-    assert "nobody observes it" in err
+    assert "the script runs unobserved" in err

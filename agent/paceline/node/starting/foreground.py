@@ -62,7 +62,8 @@ def emulation(
         raise InputError(f"--slowdown {slowdown}: give factors above 0, such as 1,1,1.5,3")
     if nproc is not None and nproc != len(factors):
         raise InputError(
-            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; one for each rank"
+            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; give "
+            "one for each rank"
         )
     for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
         if not 0 <= value < math.inf:
@@ -140,8 +141,8 @@ def train(
                 raise
             _refuse_plans(policy, parameters, error)
             if restart_hung_s is not None:
-                raise InputError(f"--restart-hung needs a control plane, and {error}") from error
-            how = "and nobody observes it" if policy == OBSERVED else "in plain DDP's order"
+                raise InputError(f"--restart-hung needs a control plane, but {error}") from error
+            how = "and unobserved" if policy == OBSERVED else "in plain DDP's order"
             say(f"{error}: training without a control plane, {how}")
         else:
             choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
@@ -153,7 +154,7 @@ def train(
             session = of_run(client, record.run)
             record.control = session.control
             link = stack.enter_context(Link(session))
-            say(f"watch it on {client.server}/runs/{record.run}")
+            say(f"watch the run on {client.server}/runs/{record.run}")
         watch = None if link is None else Watch(client, record.run)
         code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
         if watch is not None and watch.now.step is None:
@@ -184,9 +185,12 @@ def supervise(
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
         say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
-    whose, follows = ("the ranks'", "rank 0's follows")
+    whose, follows = ("the ranks'", "rank 0's output follows")
     if driver.VARIABLE in launch.env:
-        whose, follows = ("the script's", "it follows, with what the script prints of its ranks")
+        whose, follows = (
+            "the script's",
+            "it follows, including what the script prints for its ranks",
+        )
     say(f"{whose} output is in {supervisor.directory / 'logs'}; {follows}")
     with shown(watch) as screen:
         code = Foreground(supervisor, link, screen).run()
@@ -195,8 +199,8 @@ def supervise(
         say(_unseen(supervisor.last.message))
     if not supervisor.settled:
         say(
-            f"the bus is away: what it did not take is in {supervisor.directory}; "
-            "`paceline agent` with the same --data delivers it"
+            f"the bus is unreachable: undelivered reports are in {supervisor.directory}; "
+            "`paceline agent` with the same --data delivers them"
         )
     return code
 
@@ -215,7 +219,7 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
             f"{asked}: no policy has this name; {hint}known: {', '.join(sorted(known))}"
         )
     raise InputError(
-        f"{asked} needs a control plane, and {away}: start `paceline server` first, or leave out "
+        f"{asked} needs a control plane, but {away}: start `paceline server` first, or leave out "
         "policy and parameters to train without one, in plain DDP's order"
     )
 
@@ -283,7 +287,7 @@ class Foreground:
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
             say(last.message)
-            say(f"all ranks start again: attempt {attempt}")
+            say(f"restarting all ranks: attempt {attempt}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -71,7 +71,7 @@ def observe(
         except PacelineError as error:
             if server is not None:
                 raise
-            say(f"{error}: the script runs, and nobody observes it")
+            say(f"{error}: the script runs unobserved")
             _become(command)
         # The launcher's own arguments come before the script.
         args = list(command[command.index(script) + 1 :])
@@ -88,7 +88,7 @@ def observe(
         directory = rundir.directory_of(data, run)
         delivery = Delivery(directory, Record(run, node, OBSERVER, session.control), link)
         stack.callback(delivery.close)
-        say(f"watch it on {client.server}/runs/{run}")
+        say(f"watch the run on {client.server}/runs/{run}")
         code = Observation(command, delivery, link, node).run()
         tell_notice(client, run)
         return code
@@ -203,7 +203,7 @@ class Observation:
             how = f"ended with code {code}"
             if code < 0:
                 how = f"was killed by {signal.Signals(-code).name}"
-            message = f"{self._command[0]} {how}; its output is where it was started"
+            message = f"{self._command[0]} {how}; see the output of `paceline observe`"
             self._delivery.report(State.FAILED, 0, exit_code, message)
 
     def _deliver(self) -> None:
