@@ -106,7 +106,7 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
     _, err = process.communicate(timeout=TRAINING_S)
     assert process.returncode == 0, err
     assert f"run {run['id']} continues with attempt 1" in err
-    assert "going on from checkpoint" in err
+    assert "resuming from checkpoint" in err
     until(lambda: ended(stack, run["id"])["state"] == "finished", "its end", DEADLINE_S, PAUSE_S)
     now = stack.api("GET", f"/runs/{run['id']}")
     assert (now["attempt"], now["first_attempt"]) == (1, 1)
