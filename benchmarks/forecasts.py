@@ -198,8 +198,8 @@ def table_of(cells: Mapping[str, list[dict[str, Any]]]) -> str:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--kind", default="", help="only kinds of scenario that have this in them")
-    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
+    asking.add_argument("--kind", default="", help="only scenario kinds that contain this text")
+    asking.add_argument("--seed", type=int, default=0, help="number added to the scenarios' seeds")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
     options = asking.parse_args()
     asked = scenarios(options.kind)

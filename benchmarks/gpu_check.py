@@ -102,9 +102,11 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line's options."""
     made = parser(__doc__)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
     made.add_argument(
-        "--out", type=Path, help=f"JSON file; on a GPU benchmarks/results/{OUTPUT} by default"
+        "--only", choices=PARTS, action="append", help="run only this part; may be repeated"
+    )
+    made.add_argument(
+        "--out", type=Path, help=f"JSON file; default on a GPU: benchmarks/results/{OUTPUT}"
     )
     return made.parse_args(arguments)
 

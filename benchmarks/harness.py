@@ -64,9 +64,7 @@ def commit() -> str:
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return an argument parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument(
-        "--json", action="store_true", help="one JSON object alone on standard output"
-    )
+    made.add_argument("--json", action="store_true", help="print only one JSON object")
     made.add_argument("--quick", action="store_true", help="a reduced set, in under 50 s")
     return made
 

@@ -180,7 +180,7 @@ def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> floa
         took_s = time.perf_counter() - began
     stored = {table: _count(store, table, run) for table in (schema.worker_steps, schema.steps)}
     if stored != {schema.worker_steps: rows, schema.steps: rows // WORLD}:
-        raise RuntimeError(f"of {rows} rows {list(stored.values())} rows and steps were stored")
+        raise RuntimeError(f"sent {rows} rows, but stored {list(stored.values())} rows and steps")
     return rows / took_s
 
 
@@ -282,7 +282,7 @@ def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str,
     with store.read() as connection:
         stored = connection.execute(sa.select(sa.func.max(schema.runs.c.samples))).scalar_one()
     if stored != MOST_SAMPLES:
-        raise RuntimeError(f"the largest Hello is not stored: {stored} samples")
+        raise RuntimeError(f"the largest Hello was not stored: {stored} samples")
     return results
 
 
@@ -399,7 +399,7 @@ def main() -> None:
         ingest(sys.argv[2], sys.argv[3])
         return
     made = parser(__doc__)
-    made.add_argument("--beside", action="store_true", help="latency beside a run that does harm")
+    made.add_argument("--beside", action="store_true", help="measure latency beside a harmful run")
     options = made.parse_args()
     if options.beside:
         measure_beside(options)

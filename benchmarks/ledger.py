@@ -85,9 +85,13 @@ def main() -> None:
     """Measure rows, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--list", action="store_true", help="all rows and their commands")
-    which.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="measure these")
-    which.add_argument("--page", action="store_true", help="write page and charts, measure nothing")
+    which.add_argument("--list", action="store_true", help="list all rows and their commands")
+    which.add_argument(
+        "--only", nargs="+", choices=ROWS, metavar="ROW", help="measure only these rows"
+    )
+    which.add_argument(
+        "--page", action="store_true", help="write page and charts without measuring"
+    )
     options = parser.parse_args()
     if options.list:
         for row in ROWS.values():

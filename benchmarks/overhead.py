@@ -76,7 +76,9 @@ def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--pairs", type=int, default=PAIRS, help="of steps; %(default)s")
+    arguments.add_argument(
+        "--pairs", type=int, default=PAIRS, help="pairs of steps; default: %(default)s"
+    )
     options = arguments.parse_args()
     pairs = 200 if options.quick else options.pairs
     results = {

@@ -321,7 +321,7 @@ def table_of(results: Mapping[str, Any]) -> str:
         each = ", ".join(
             f"{d['straggler_effect']:.2f}: {d['steps_above_0.1']}" for d in figures["disturbances"]
         )
-        lines.append(f"{label:<16}{figures['total_s']:.1f} s in all; {each}")
+        lines.append(f"{label:<16}{figures['total_s']:.1f} s in total; {each}")
     lines += ["", "SATA: speed-up over All-Reduce with one straggler (paper / ours)"]
     lines += beside(results["sata"], "slowdown", "", 2)
     lines += ["", "Dynamic batching: speed-up over uniform batches by level (paper / ours)"]

@@ -143,12 +143,12 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
+    asking.add_argument("--seed", type=int, default=0, help="number added to the scenarios' seeds")
     asking.add_argument("--scenarios", type=int, default=40)
     asking.add_argument("--steps", type=int, default=5_000)
     asking.add_argument("--most", type=int, default=32, help="largest number of ranks")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
-    asking.add_argument("--skip", type=int, default=0, help="first scenarios to leave out")
+    asking.add_argument("--skip", type=int, default=0, help="number of first scenarios to skip")
     options = asking.parse_args()
     count, steps, most = options.scenarios, options.steps, options.most
     if options.quick:

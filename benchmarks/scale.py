@@ -270,7 +270,9 @@ PARTS = {"segment": segment, "simulator": simulator}
 def main() -> None:
     """Run the benchmark."""
     made: argparse.ArgumentParser = parser(__doc__)
-    made.add_argument("--part", choices=PARTS, action="append", help="only this; may be repeated")
+    made.add_argument(
+        "--part", choices=PARTS, action="append", help="run only this part; may be repeated"
+    )
     options = made.parse_args()
     config: dict[str, Any] = {"load_of_the_machine": psutil.getloadavg()}
     results: dict[str, Any] = {}

@@ -203,7 +203,7 @@ def table_of(results: Results) -> str:
     """Return a table of the figures."""
     shown = [name for name in (CUT, GROUPED, DDP) if name in results]
     lines = [f"{'':<20}{'s/epoch':>10}" + "".join(f"{f'x {name}':>26}" for name in shown)]
-    lines[0] += f"{'s in all':>10}{'accuracy':>10}   by seed"
+    lines[0] += f"{'total s':>10}{'accuracy':>10}   by seed"
     for name, figures in figures_of(results).items():
         ratios = [figures[f"epoch_of_{other}"] for other in shown]
         cells = [f"{r['all']:.2f} ({r['least']:.2f} to {r['most']:.2f})" for r in ratios]
@@ -211,7 +211,7 @@ def table_of(results: Results) -> str:
         line += f"{figures['total_s']:>10.2f}{figures['accuracy']:>10.3f}   "
         lines.append(line + " ".join(f"{training.accuracy:.3f}" for training in results[name]))
     lines += [
-        f"s/epoch: median from epoch {START + 1} on; s in all: all epochs, mean over seeds.",
+        f"s/epoch: median from epoch {START + 1} on; total s: all epochs, mean over seeds.",
         "x: how many times as long the named contender's epoch takes; in brackets by seed.",
     ]
     return "\n".join(lines)
@@ -220,7 +220,9 @@ def table_of(results: Results) -> str:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--data", type=Path, help="the recordings; fetched when it is left out")
+    arguments.add_argument(
+        "--data", type=Path, help="folder of the recordings; default: fetch them"
+    )
     options = arguments.parse_args()
     data = options.data or CACHE
     if options.data is None and subprocess.run([EXAMPLE / "fetch.sh", data]).returncode:

@@ -111,7 +111,7 @@ def differing(database: Path) -> int:
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
-    options.add_argument("--nodes", type=int, default=1, help="1, or several, as root")
+    options.add_argument("--nodes", type=int, default=1, help="number of nodes; above 1 needs root")
     given = options.parse_args()
     count = 6 if given.quick else 20
     rng = random.Random(0)

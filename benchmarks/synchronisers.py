@@ -376,11 +376,15 @@ def with_only(scenario: Scenario, names: Sequence[str]) -> Scenario:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--seeds", type=int, default=5, help="how many; %(default)s")
+    arguments.add_argument(
+        "--seeds", type=int, default=5, help="number of seeds; default: %(default)s"
+    )
     arguments.add_argument(
         "--only", nargs="+", choices=SCENARIOS, metavar="NAME", help=", ".join(SCENARIOS)
     )
-    arguments.add_argument("--contenders", nargs="+", metavar="NAME", help="only these, and bsp")
+    arguments.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="train only these and bsp"
+    )
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds
     usual = [name for name, scenario in SCENARIOS.items() if not scenario.named_only]

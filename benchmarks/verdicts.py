@@ -156,7 +156,7 @@ def table_of(rows: Sequence[dict[str, Any]], misses: int) -> str:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--real", action="store_true", help="also four real trainings")
+    asking.add_argument("--real", action="store_true", help="also run four real trainings")
     asking.add_argument("--seed", type=int, default=SEED, help="seed of the first draw")
     asking.add_argument("--each", type=int, default=4, help="draws of each scenario")
     asking.add_argument("--misses", type=int, default=20, help="misses to print")

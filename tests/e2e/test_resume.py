@@ -113,7 +113,7 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
     again = paceline("resume", run["id"], "--yes", *data)
     _, err = again.communicate(timeout=DEADLINE_S)
     assert again.returncode == 2
-    assert "has finished: nothing is left of it" in err
+    assert "has finished: nothing is left to train" in err
 
 
 @pytest.mark.long

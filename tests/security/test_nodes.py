@@ -204,7 +204,7 @@ def test_a_session_is_of_the_admission_that_was_asked_for(
 
 
 def test_a_token_that_has_ended_meanwhile_admits_nobody(store: Store, bus_url: str) -> None:
-    with pytest.raises(ConflictError, match="its token has ended"):
+    with pytest.raises(ConflictError, match="its token is no longer valid"):
         sessions.of_node(store, bus_url, "n1", "revoked")
     with store.read() as connection:
         assert nodes.registered(connection, ["n1"]) == set()

@@ -31,7 +31,7 @@ class Adopted:
 
     def check(self, new: NewRun, *, launch: bool) -> None:
         """Refuse every run, because the control plane has no nodes for it."""
-        raise NewRunError("backend", "`paceline node SCRIPT` on its nodes starts such a run")
+        raise NewRunError("backend", "start such a run with `paceline node SCRIPT` on its nodes")
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the nodes of the run that answer."""

@@ -167,7 +167,7 @@ def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         if node["alive"] and node["signed"] and node["id"] in new.nodes
     ]
     if new.nodes and len(able) < new.nodes_min:
-        raise NoNodeError(f"nodes_min: {new.nodes_min} nodes are needed, {len(able)} are left")
+        raise NoNodeError(f"nodes_min: {new.nodes_min} nodes are needed, {len(able)} are available")
     return able[: new.nodes_max]
 
 
@@ -179,7 +179,7 @@ def check_path(new: NewRun) -> None:
     """
     if not PurePath(new.cwd or new.script).is_absolute():
         field = "script" if new.cwd is None else "cwd"
-        raise NewRunError(field, "give an absolute path that the nodes have")
+        raise NewRunError(field, "give an absolute path that exists on the nodes")
 
 
 def launch_on(

@@ -24,7 +24,7 @@ _MEASURED = (
 def check_factor(new: NewRun) -> None:
     """Refuse a `join_check` between 0 and 1, which would leave out nodes of median speed."""
     if 0 < new.join_check < 1:
-        raise NewRunError("join_check", "give 1 or more, or 0 to take any node")
+        raise NewRunError("join_check", "give 1 or more, or 0 to accept any node")
 
 
 def fast_enough(

@@ -187,9 +187,9 @@ class Engine(ABC):
         options_of(self.options, new.backend_options)
         check_nodes(new)
         if not launch:
-            raise NewRunError("launch", f"{self.title} starts the run: leave it out")
+            raise NewRunError("launch", f"{self.title} starts the run: omit it")
         if new.node is not None:
-            raise NewRunError("node", f"{self.title} chooses the nodes: leave it out")
+            raise NewRunError("node", f"{self.title} chooses the nodes: omit it")
         if new.env:
             raise NewRunError(
                 "env", "values are not stored, and the job starts later: set them in the script"

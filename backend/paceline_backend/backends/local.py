@@ -25,7 +25,7 @@ from paceline_backend.store.nodes.cordons import words
 _log = logging.getLogger(__name__)
 
 _TAKE_ANY = "measure again with `paceline check NODE`, or give join_check 0"
-_START_AGENTS = "start one with `paceline agent` on the machine that shall train"
+_START_AGENTS = "start one with `paceline agent` on the machine that should train"
 
 
 class Local:
@@ -41,7 +41,9 @@ class Local:
         check_nodes(new)
         check_factor(new)
         if new.nodes_max > 1 and new.node is not None:
-            raise NewRunError("node", "the nodes of a run on several are chosen: leave it out")
+            raise NewRunError(
+                "node", "the nodes of a multi-node run are chosen automatically: omit it"
+            )
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the node that the run names, or the least busy nodes that answer.
@@ -57,7 +59,9 @@ class Local:
             chosen = next((node for node in alive if node["id"] == new.node), None)
             if chosen is None:
                 names = ", ".join(node["id"] for node in alive) or "none"
-                raise NoNodeError(f"node: {new.node} has no agent that answers; alive are: {names}")
+                raise NoNodeError(
+                    f"node: {new.node} has no agent that answers; available nodes: {names}"
+                )
             if (reason := taken(chosen)) is not None:
                 raise NoNodeError(f"node: {reason}")
             return [new.node]
@@ -78,7 +82,7 @@ def taken(node: Mapping[str, Any]) -> str | None:
     if node["spare_of"]:
         return f"node {node['id']} is held back as a spare of run {node['spare_of']}"
     if node["only_run"]:
-        return f"node {node['id']} looks after run {node['only_run']} only"
+        return f"node {node['id']} serves only run {node['only_run']}"
     return None
 
 
@@ -89,13 +93,13 @@ def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(suitable) < new.nodes_min:
         names = ", ".join(node["id"] for node in suitable) or "none"
         slow = "".join(f"{reason}; " for reason in reasons)
-        able = "fast enough are" if slow else "agents with a session answer on"
+        able = "fast enough" if slow else "agents with a session that answer"
         raise NoNodeError(
-            f"nodes_min: {new.nodes_min} nodes are needed, and {able} {len(suitable)}: {names}; "
+            f"nodes_min: {new.nodes_min} nodes are needed; {able}: {len(suitable)} ({names}); "
             f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"
         )
     for reason in reasons:
-        _log.warning("a node is left out of run %s: %s", new.name, reason)
+        _log.warning("run %s does not use a node: %s", new.name, reason)
     suitable.sort(key=lambda node: (node["id"] not in new.nodes, *busy(node)))
     count = max(new.nodes_min, min(new.nodes_max, len(suitable) - new.spares))
     return [str(node["id"]) for node in suitable[:count]]

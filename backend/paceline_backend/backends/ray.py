@@ -68,7 +68,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
         Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
     ) = None
     gpus_per_node: Annotated[
-        int, Meta(ge=0, le=10_000, description="ranks see these only; default: none")
+        int, Meta(ge=0, le=10_000, description="GPUs that the ranks see; default: none")
     ] = 0
     memory: (
         Annotated[int, Meta(ge=1, le=1 << 60, description="of a node in bytes, as Ray counts it")]
@@ -80,7 +80,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     setup: Annotated[
         str,
         Meta(
-            description="lines of sh on each node before it starts, such as `module load cuda`",
+            description="shell commands on each node before it starts, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
@@ -91,7 +91,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     ) = None
     runtime_env: Annotated[
         dict[str, Any],
-        Meta(description="Ray's, for the nodes: pip, conda, image_uri, env_vars …", max_length=100),
+        Meta(description="Ray's runtime environment of the nodes: pip, conda, …", max_length=100),
     ] = msgspec.field(default_factory=dict)
 
 
@@ -167,7 +167,9 @@ def _too_old(version: str) -> bool:
 def _check_environment(given: Mapping[str, Any]) -> None:
     field = "backend_options.runtime_env"
     if "working_dir" in given:
-        raise NewRunError(f"{field}.working_dir", "give the run's cwd, which all nodes have")
+        raise NewRunError(
+            f"{field}.working_dir", "give the run's cwd instead, which must exist on all nodes"
+        )
     variables = given.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
         raise NewRunError(f"{field}.env_vars", "expected an object with strings as values")
@@ -206,7 +208,7 @@ def _end(row: Mapping[str, Any]) -> str:
         words = said[-1]
     # The driver was killed, or it crashed and the log has Python's message.
     else:
-        words = f"{message.partition(',')[0]}; `ray job logs {row['submission_id']}` says more"
+        words = f"{message.partition(',')[0]}; see `ray job logs {row['submission_id']}`"
     return f"{row['status']}: {line(words)}"
 
 

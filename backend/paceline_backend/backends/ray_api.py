@@ -89,7 +89,7 @@ def _problem(answer: httpx.Response, may_refuse: bool) -> EngineAwayError | Engi
     # text.
     status, address = answer.status_code, shown_address()
     if status in (401, 403):
-        why = f"{address} wants Ray's token: set RAY_AUTH_TOKEN for the server ({status})"
+        why = f"{address} requires Ray's token: set RAY_AUTH_TOKEN for the server ({status})"
         return EngineAwayError(why)
     lines = [text for text in answer.text.splitlines() if text.strip()] or [answer.reason_phrase]
     errors = [text for text in lines if text.startswith(("ValueError", "TypeError"))]

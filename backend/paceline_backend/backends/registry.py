@@ -62,7 +62,7 @@ def _backends() -> dict[str, Backend]:
     backends: dict[str, Backend] = {Adopted.name: Adopted()}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
         if entry.name in backends:
-            _left_out(entry, "there is another of this name")
+            _left_out(entry, "another backend has this name")
         elif (backend := _load(entry)) is not None:
             backends[entry.name] = backend
     return backends
@@ -73,19 +73,19 @@ def _load(entry: EntryPoint) -> Backend | None:
     try:
         backend: Backend = entry.load()()
         if backend.name != entry.name:
-            _left_out(entry, f"it calls itself {backend.name!a}")
+            _left_out(entry, f"its name is {backend.name!a}")
             return None
         # Fails unless each option has a default.
         backend.options()
     # One broken package must not stop every run.
     except Exception:
-        _left_out(entry, "it does not load", exc_info=True)
+        _left_out(entry, "it failed to load", exc_info=True)
         return None
     return backend
 
 
 def _left_out(entry: EntryPoint, why: str, exc_info: bool = False) -> None:
-    log.error("backend %s = %s left out: %s", entry.name, entry.value, why, exc_info=exc_info)
+    log.error("backend %s = %s is ignored: %s", entry.name, entry.value, why, exc_info=exc_info)
 
 
 def _is_foreign(entry: EntryPoint) -> bool:

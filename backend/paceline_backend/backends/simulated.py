@@ -28,9 +28,9 @@ class Simulated:
                 "launch", "give false and run `paceline simulate SCENARIO --server URL`"
             )
         if new.scenario is None:
-            raise NewRunError("scenario", "give what to simulate; docs/simulator.md tells how")
+            raise NewRunError("scenario", "give what to simulate; see docs/simulator.md")
         if new.nodes_max > 1:
-            raise NewRunError("nodes_max", "a simulation has no nodes: leave it out")
+            raise NewRunError("nodes_max", "a simulation has no nodes: omit it")
         try:
             scenario = Scenario.of(new.scenario)
         except ScenarioError as error:

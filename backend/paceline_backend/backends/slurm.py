@@ -70,7 +70,7 @@ class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_on
     setup: Annotated[
         str,
         Meta(
-            description="lines of sh before the nodes start, such as `module load cuda`",
+            description="shell commands before the nodes start, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
@@ -143,7 +143,7 @@ class Slurm(Engine):
         """Drain a node, or end a drain whose reason contains this control plane's id."""
         mark = f"paceline:{plane} "
         if not _HOST.fullmatch(host):
-            raise EngineRefusedError(f"{host!r} is no name of a node")
+            raise EngineRefusedError(f"{host!r} is not a valid node name")
         try:
             shown = _asked("scontrol", "--oneliner", "show", "node", host)
         except EngineRefusedError:
@@ -241,8 +241,8 @@ def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
     except FileNotFoundError:
         raise EngineAwayError(f"there is no command {words[0]}: install Slurm's client") from None
     except subprocess.TimeoutExpired:
-        raise EngineAwayError(f"{words[0]} had no answer within {_TIMEOUT_S:g} s") from None
+        raise EngineAwayError(f"{words[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode == 0 or (refused_is_done and not _AWAY.search(done.stderr)):
         return done.stdout
-    said = " ".join(done.stderr.split())[:1000] or f"{words[0]} ended with {done.returncode}"
+    said = " ".join(done.stderr.split())[:1000] or f"{words[0]} exited with {done.returncode}"
     raise (EngineAwayError if _AWAY.search(said) else EngineRefusedError)(said)

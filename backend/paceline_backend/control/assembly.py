@@ -47,7 +47,7 @@ def _assembled(store: Store, named: hellos.HelloKey, ranks: int) -> Hello:
         data = hellos.read(connection, named)
     hello = joined(data, named.digest, ranks)
     if hello.attempt != named.attempt:
-        raise WireError(f"parts of attempt {named.attempt} make a Hello of {hello.attempt}")
+        raise WireError(f"parts of attempt {named.attempt} form a Hello of attempt {hello.attempt}")
     if reason := problem(hello):
         raise WireError(reason)
     return hello

@@ -171,15 +171,21 @@ def _of_run(run: _Run, message: Message, sound: bool) -> str | None:
         return f"rank {message.rank} is out of range: attempt {message.attempt} has {world} ranks"
     if isinstance(message, Adopted) and len(message.segment.counts[0]) > run.terms.most_ranks:
         ranks = len(message.segment.counts[0])
-        return f"Adopted.segment: counts are of {ranks} ranks; the run has {run.terms.most_ranks}"
+        return (
+            f"Adopted.segment has counts of {ranks} ranks; the run has at most "
+            f"{run.terms.most_ranks}"
+        )
     return None
 
 
 def _of_hello(run: _Run, hello: Hello) -> str | None:
     if hello.world > run.terms.most_ranks:
-        return f"Hello.world is {hello.world}: the run has {run.terms.most_ranks} ranks"
+        return f"Hello.world is {hello.world}: the run has at most {run.terms.most_ranks} ranks"
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
-        return f"Hello.sizes are {hello.samples:,}: a data set has at most {MOST_SAMPLES:,} samples"
+        return (
+            f"Hello.sizes has {hello.samples:,} entries: a data set has at most {MOST_SAMPLES:,} "
+            "samples"
+        )
     return None
 
 
@@ -188,7 +194,7 @@ def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str |
     most = max(_MOST_RECORDS, run.terms.most_ranks)
     if len(batch.records) > most:
         name, count = type(batch).__name__, len(batch.records)
-        return f"{name}.records are {count:,}: a message of this run has at most {most:,}"
+        return f"{name}.records has {count:,} entries: a message of this run has at most {most:,}"
     for attempt, rank in {(record.attempt, record.rank) for record in batch.records}:
         if not 0 <= attempt <= run.last_attempt:
             return _too_late(run, type(batch).__name__, attempt)
@@ -200,6 +206,6 @@ def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str |
 
 def _too_late(run: _Run, name: str, attempt: int) -> str:
     return (
-        f"{name}.attempt is {attempt}: by the run's starts, resumes and max_restarts its "
-        f"last attempt is {run.last_attempt}; resume the run to allow further ones"
+        f"{name}.attempt is {attempt}: with the run's starts, resumes and max_restarts, its last "
+        f"attempt is {run.last_attempt}; resume the run to allow more attempts"
     )

@@ -121,8 +121,8 @@ class Controller:
         """
         outage = Outage(
             logger,
-            f"run {self._id} is not planned at present",
-            f"run {self._id} is planned again",
+            f"run {self._id}: planning is interrupted",
+            f"run {self._id}: planning continues",
             first_s=_RETRY_S,
             most_s=_RETRY_S,
         )
@@ -137,7 +137,7 @@ class Controller:
                     stop.wait(outage.failed(error))
                 # The failure concerns only this run, and perhaps only one message.
                 except Exception as error:
-                    self._report("its controller starts anew", error)
+                    self._report("its controller restarts", error)
                     stop.wait(_AGAIN_S)
 
     def _report(self, what: str, reason: Exception | str) -> None:
@@ -169,7 +169,7 @@ class Controller:
         try:
             run, messages = decode_all(fields)
         except WireError as error:
-            self._report("an unreadable message is left out", str(error))
+            self._report("an unreadable message is ignored", str(error))
             return []
         return messages if run == self._id else []
 
@@ -191,7 +191,7 @@ class Controller:
             try:
                 self._policy = policies.make(switch.policy, switch.parameters)
             except ValueError as error:
-                self._report("its leader coasts", str(error))
+                self._report("planner offline: the leader repeats the last split", str(error))
                 return
             logger.info("run %s: version %d, policy %s", self._id, switch.version, switch.policy)
 
@@ -213,7 +213,7 @@ class Controller:
                 self._load_policy()
         elif isinstance(message, Hello):
             if reason := refusals.of_hello(message):
-                self._report("a Hello is left out", reason)
+                self._report("a Hello is ignored", reason)
             elif self._is_new(message.attempt):
                 self._load()
         elif self._history is None:
@@ -227,7 +227,7 @@ class Controller:
     def _adopted(self, state: History, segment: Segment) -> None:
         samples = state.hello.samples
         if reason := segment.problem(state.hello.world, samples):
-            self._report("an adopted segment is left out", reason)
+            self._report("an adopted segment is ignored", reason)
             return
         late = segment.seq < state.seq
         if late and not state.lost:
@@ -271,7 +271,7 @@ class Controller:
         except Exception as error:
             reason = error
         if reason is not None:
-            self._report("nothing is planned until more is known", reason)
+            self._report("planning is paused until new telemetry arrives", reason)
             state.forget_memory()
             self._offered = basis
             return

@@ -77,7 +77,7 @@ class HangWatch:
             raise
         # A failed check must not end the worker, which also plans runs.
         except Exception:
-            log.exception("run %s: whether it hangs is not known", run.id)
+            log.exception("run %s: the hang check failed", run.id)
 
     def look(self, run: Restarted) -> None:
         """Kill the ranks that block a run, if the run has hung for long enough.

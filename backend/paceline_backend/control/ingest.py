@@ -200,7 +200,7 @@ class Ingest:
         """Ingest until `stop` is set, and wait out outages of the bus and the database."""
         with closing(connect(self._bus_url, keep=True)) as client:
             consumer = Consumer(client, (), INGEST_GROUP, self._name, self._claim_idle_s)
-            outage = Outage(logger, "ingest waits for the bus", "ingest goes on: the bus is back")
+            outage = Outage(logger, "ingest waits for the bus", "ingest continues: the bus is back")
             database = self._database_outage()
             while not stop.is_set():
                 began = time.monotonic()
@@ -360,7 +360,7 @@ class Ingest:
 
     def _database_outage(self) -> Outage:
         name = self._store.name
-        return Outage(logger, f"ingest waits for {name}", f"ingest goes on: {name} is back")
+        return Outage(logger, f"ingest waits for {name}", f"ingest continues: {name} is back")
 
     def _check(self, items: list[_Item], *, sound: bool = False) -> list[_Item]:
         """Give implausible items a `reason`, and return the others; for `sound` see `Checks`."""

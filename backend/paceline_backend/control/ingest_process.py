@@ -82,7 +82,7 @@ class IngestProcess:
         except (EOFError, OSError) as error:
             self._process.join()
             code = self._process.exitcode
-            raise RuntimeError(f"the process that ingests ended with code {code}") from error
+            raise RuntimeError(f"the ingest process exited with code {code}") from error
         finally:
             # The child ends when its pipe closes.
             self._child.close()
@@ -90,7 +90,7 @@ class IngestProcess:
         # A child that hangs, for example in a long SQL statement, can be killed without loss:
         # telemetry that it has not stored stays on the bus.
         if self._process.is_alive():
-            log.warning("the process that ingests did not end within %g s: killed", _END_S)
+            log.warning("the ingest process did not exit within %g s: killed", _END_S)
             self._process.kill()
             self._process.join()
 
@@ -110,7 +110,7 @@ def _work(settings: Settings, owner: str, parent: Connection, parents_end: Conne
         with Store.open(settings.database) as store:
             asked = _ingest(Ingest(store, settings.bus, owner), parent)
     except StoreError as error:
-        log.error("ingest cannot begin: %s", error)
+        log.error("ingest cannot start: %s", error)
         asked = False
     tracing.end()
     sys.exit(0 if asked else 1)

@@ -104,8 +104,8 @@ class Keeper:
         with connect(place) as stranger, contextlib.suppress(redis.RedisError):
             stranger.ping()
             log.warning(
-                "the bus %s answers without a password: whoever reaches it can do everything "
-                "there, and start programs on a node whose agent has no key. Set a password "
+                "the bus %s answers without a password: every client that reaches it has full "
+                "access, and can start programs on nodes whose agent has no key. Set a password "
                 "(requirepass) and give it in --bus",
                 place,
             )
@@ -149,14 +149,14 @@ class Keeper:
         if reason != self._refused:
             self._refused = reason
             outcome = (
-                "get the URL of the control plane itself (--share-bus-password), and whoever has "
-                "it can read and write everything on the bus"
+                "get the URL of the control plane itself (--share-bus-password), which can read "
+                "and write everything on the bus"
                 if users.shared()
                 else "get no credentials, so nothing can be launched"
             )
             log.warning(
-                "the bus lets the control plane make no users (%s): nodes and runs %s. Allow its "
-                "user %s, on Valkey or on Redis 7.0 or later",
+                "the control plane cannot create users on the bus (%s): nodes and runs %s. Grant "
+                "its user %s; this needs Valkey, or Redis 7.0 or later",
                 reason,
                 outcome,
                 users.RIGHTS,

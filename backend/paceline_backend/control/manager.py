@@ -90,7 +90,7 @@ class ControllerManager:
             try:
                 leases.release(self._store, owned.lease)
             except StoreUnavailableError as error:
-                logger.warning("run %s: its lease runs on until it expires: %s", owned.id, error)
+                logger.warning("run %s: its lease is held until it expires: %s", owned.id, error)
         self._owned.clear()
         if self._warming is not None:
             self._warming.join()
@@ -138,7 +138,9 @@ class ControllerManager:
             try:
                 controller.run(stop)
             except Exception:
-                logger.exception("the controller of run %s failed; its leader coasts", run_id)
+                logger.exception(
+                    "the controller of run %s failed; its leader repeats the last split", run_id
+                )
                 self._not_before[key] = time.monotonic() + _AGAIN_S
 
         thread = threading.Thread(target=work, name=f"controller-{run_id}")

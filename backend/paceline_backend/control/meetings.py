@@ -68,7 +68,7 @@ class Meetings:
                 # The next round sends the address to the nodes.
                 self._choose(group)
             elif _host_left(group) and regroup.begin(self._store, group):
-                log.warning("run %s: %s, where its nodes met, went away", group.id, group.host)
+                log.warning("run %s: rendezvous host %s was lost", group.id, group.host)
             elif regroup.undecided(group):
                 regroup.settle(self._store, client, group)
             else:
@@ -83,7 +83,7 @@ class Meetings:
         alive = [row for row in group.nodes if row.lost or not row.ended]
         due = [row.node for row in alive if self._due(_order("kill", group, row), first=True)]
         if due:
-            why = f"{group.host}, where its nodes met, went away"
+            why = f"rendezvous host {group.host} was lost"
             regroup.end_launch(self._store, client, group, due, why)
         if all(row.ended for row in group.nodes):
             regroup.regroup(self._store, client, group)
@@ -103,7 +103,7 @@ class Meetings:
         with self._store.write() as connection:
             place = f"{host.address}:{host.port}"
             if run_nodes.set_rendezvous(connection, group, place, host.node):
-                log.info("run %s meets on %s, at %s", group.id, host.node, place)
+                log.info("run %s: rendezvous on %s, at %s", group.id, host.node, place)
 
     def _tell(self, client: redis.Redis, group: MultiNodeRun) -> None:
         for row in group.nodes:
@@ -169,9 +169,9 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
     address, _, port = str(group.rendezvous).rpartition(":")
     if is_loopback(address) and not is_loopback(str(row.address)):
         why = (
-            f"{row.node} cannot reach {group.host}, where the nodes meet at {address}: stop the "
-            f"run, and start the agent of {group.host} with --server and an address of the server "
-            "that all nodes reach"
+            f"{row.node} cannot reach the rendezvous on {group.host} at {address}: stop the run, "
+            f"and start the agent of {group.host} with --server and an address of the server that "
+            "all nodes can reach"
         )
         return Kill(why, group.first_attempt)
     return Meet(address, int(port), group.first_attempt)

@@ -146,9 +146,9 @@ class Sweep:
         """Fail a run, and return False if a message of the run has just arrived instead."""
         for_s = f"{self._silent_s:g} s"
         where = ", ".join(run.nodes) or "its node"
-        why = f"nothing was heard of it for {for_s}: {where} went away"
+        why = f"no telemetry for {for_s}: lost contact with {where}"
         if run.state == "pending":
-            why = f"nobody started it within {for_s}"
+            why = f"no agent started it within {for_s}"
         with self._store.write() as connection:
             if not runs.end_silent(connection, run, why):
                 return False

@@ -35,7 +35,7 @@ def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:
     # For the limit in bytes, delete one run per round: the freed size may be known only later.
     by_bytes = islice(prune(store, keep, stop.wait), 1)
     for gone in chain(prune(store, replace(keep, bytes=None), stop.wait), by_bytes):
-        log.warning("run %s is over and was deleted: it is beyond what is kept", gone)
+        log.warning("run %s has ended and was deleted: it exceeds the retention limits", gone)
 
 
 def sum_up(store: Store, stop: threading.Event) -> None:

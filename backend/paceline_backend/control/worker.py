@@ -70,7 +70,7 @@ def run(settings: Settings, owner: str) -> int:
         try:
             ingest.run(stop)
         except Exception:
-            log.exception("ingest failed: the worker ends")
+            log.exception("ingest failed: the worker exits")
             failed = True
         stop.set()
         for thread in threads:
@@ -104,7 +104,7 @@ def _parts(
         try:
             heartbeat.goodbye(bus, owner)
         except redis.RedisError as error:
-            log.warning("the heartbeat stays until it expires: %s", error)
+            log.warning("the heartbeat could not be removed, and stays until it expires: %s", error)
 
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye),
@@ -114,8 +114,8 @@ def _parts(
         # Short interval, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(floods.look, store, guard)),
         Periodic("engines", 0.5, partial(engines.look, bus), engines.end, idle_s=1.0),
-        Periodic("claims on engines' runs", claims.LEASE_S / 3, engines.keep_claims),
-        Periodic("users of the bus", 1.0, partial(users.look, bus)),
+        Periodic("claims on engine runs", claims.LEASE_S / 3, engines.keep_claims),
+        Periodic("bus users", 1.0, partial(users.look, bus)),
         Periodic("auto", 1.0, partial(auto.scan, forecaster, stop), idle_s=5.0),
         Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop), idle_s=5.0),
         Periodic("webhooks", 1.0, partial(Sender(store, settings.webhook_origins).send, stop)),
@@ -125,6 +125,6 @@ def _parts(
         Periodic("effects", 5.0, partial(effects.look, stop)),
         Periodic("silent runs", silence.LOOK_S, silence.Sweep(store, settings.bus).look),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
-        Periodic("sums by day", 5.0, partial(upkeep.sum_up, store, stop)),
+        Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),
         Periodic("pruning", 60.0, partial(upkeep.prune_runs, store, keep, stop)),
     ]

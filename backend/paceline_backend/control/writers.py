@@ -124,9 +124,9 @@ class Writers:
         if kind == "run" and run != writer:
             return f"run {writer} may not report about run {run!r}"
         if kind == "node" and owner is not None and writer not in owner.nodes:
-            return f"node {writer} may not report about run {run}, which is not its own"
+            return f"node {writer} may not report about run {run}, which is not on this node"
         if kind == "" and owner is not None and owner.signed:
-            return f"run {run} reports on streams of its own, not on {TELEMETRY}"
+            return f"run {run} must report on its own streams, not on {TELEMETRY}"
         return None
 
     def _of_node(self, kind: str, writer: str, state: NodeState) -> str | None:
@@ -138,8 +138,8 @@ class Writers:
         # A node with a session has opened sealed launches, so it must use its own stream.
         if node_telemetry(state.node) in self._streams:
             return (
-                f"node {state.node} has a session and reports on a stream of its own, not on "
-                f"{TELEMETRY}: an agent without a session needs another name (--node)"
+                f"node {state.node} has a session and must report on its own stream, not on "
+                f"{TELEMETRY}: give an agent without a session another name (--node)"
             )
         return None
 
@@ -154,12 +154,15 @@ def _decoded(entry: Entry) -> Received:
     # Decoded records take many times their encoded size. The limit leaves room for one record from
     # each of 2¹⁷ ranks.
     if len(data) > LARGEST_ARGUMENT:
-        return Received(entry, reason=f"it has {len(data):,} bytes: at most {LARGEST_ARGUMENT:,}")
+        return Received(
+            entry,
+            reason=f"the message has {len(data):,} bytes: the limit is {LARGEST_ARGUMENT:,}",
+        )
     # Decoded lists of lists, such as counts by step and rank, can take 64 times their encoded size.
     if len(data) > _MOST_PLAIN and entry.stream != TELEMETRY and not _of_records(data):
         plain = without_arrays(data)
         if plain > _MOST_PLAIN:
-            reason = f"{plain:,} bytes of it are in no array of samples: at most {_MOST_PLAIN:,}"
+            reason = f"{plain:,} bytes are outside arrays of samples: the limit is {_MOST_PLAIN:,}"
             return Received(entry, reason=reason)
     try:
         run, message = telemetry.decode(entry.fields)

@@ -32,7 +32,7 @@ class Adoption:
     run: str = Field(description="id", examples=["3f9a1c07be52"])
     token: str = Field(
         repr=False,
-        description="for nodes of this run; it is worth nothing an hour after the run's end",
+        description="for nodes of this run; expires one hour after the run's end",
         examples=["pl_3f9a1c07_c0ffee"],
     )
 
@@ -95,13 +95,13 @@ def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> No
     """Raise `ConflictError` if the run has ended, or is a different training than this node's."""
     known, state = new_runs.stored(connection, run)
     if known.backend != backends.Adopted.name:
-        raise ConflictError(f"key {key}: its run {run} went on elsewhere: {_ANOTHER}")
+        raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")
     if state.final:
         raise ConflictError(f"key {key}: its run {run} is {state}: {_ANOTHER}")
     for name in _SAME:
         ours, theirs = getattr(new, name), getattr(known, name)
         if (list(ours) != list(theirs)) if name == "args" else (ours != theirs):
             raise ConflictError(
-                f"key {key}: run {run} has {name} {theirs!r}, and this node {ours!r}: give all "
-                "nodes of a run the same, and another run another key"
+                f"key {key}: run {run} has {name} {theirs!r}, and this node {ours!r}: use the same "
+                "value on all nodes of a run, and another key for another run"
             )

@@ -80,7 +80,8 @@ class Asker:
                 return await self._asked(node, key, run, question, limit)
         except TimeoutError as error:
             raise NoAnswerError(
-                f"node {node} did not answer within {patience_s:g} s: its agent is cut off or busy"
+                f"node {node} did not answer within {patience_s:g} s: its agent is unreachable or "
+                "busy"
             ) from error
 
     async def close(self) -> None:
@@ -129,7 +130,7 @@ class Asker:
         try:
             _, message = decode_signed(fields, place, key)
             if not isinstance(message, Answer):
-                raise WireError(f"a {type(message).__name__} is no answer")
+                raise WireError(f"expected an Answer, not {type(message).__name__}")
             return _decoder.decode(unseal_answer(message.sealed, key))
         except (WireError, SealError, msgspec.DecodeError) as error:
             self._forged.add(error)

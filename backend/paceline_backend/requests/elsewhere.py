@@ -60,16 +60,18 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
     """
     if new.backend == backends.Adopted.name and to.backend is None:
         raise ConflictError(
-            f"run {run}: only whoever started its nodes can start them again, under another key; "
-            "or name a backend on which it shall go on"
+            f"run {run}: its user started its nodes, and must restart them under another key; or "
+            "name a backend on which the run should continue"
         )
     if not to.asked:
         if new.has_jobs and not start:
-            raise ConflictError(f"run {run}: {new.backend} starts it: leave `launch` out")
+            raise ConflictError(f"run {run}: {new.backend} starts it: omit `launch`")
         return replace(new, node=None, nodes=()) if new.has_jobs else new
     backend = backend_of(to.backend or new.backend)
     if backend.plans_itself:
-        raise InvalidRequestError("backend", f"{backend.name} has no processes that could go on")
+        raise InvalidRequestError(
+            "backend", f"{backend.name} cannot continue a run: it has no processes"
+        )
     made = _changed(new, to, backend)
     try:
         backend.check(replace(made, node=None), launch=start)

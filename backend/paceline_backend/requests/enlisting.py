@@ -31,8 +31,8 @@ class Enlisted:
     """Decision about a node that asks to take part in a run."""
 
     state: State = Field(description="of the run", examples=["queued"])
-    needed: bool = Field(description="false: the node may go", examples=[True])
-    message: str = Field(description="why it may go", examples=[""])
+    needed: bool = Field(description="false: the node can exit", examples=[True])
+    message: str = Field(description="why the node can exit", examples=[""])
 
 
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
@@ -52,7 +52,9 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
         with store.write() as connection:
             new, state = new_runs.stored(connection, run)
             if not new.has_jobs and new.backend != backends.Adopted.name:
-                raise ConflictError(f"run {run} is on {new.backend}, where no node asks to join")
+                raise ConflictError(
+                    f"run {run} is on {new.backend}, where nodes cannot ask to join"
+                )
             in_engine = (new.backend, host) if new.has_jobs else (None, None)
             if not nodes.bind(connection, node, run, *in_engine):
                 raise ConflictError(

@@ -50,7 +50,7 @@ def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
     if policy != OBSERVED:
         check_policy(policy, parameters, world)
     elif parameters:
-        raise InvalidRequestError("parameters", "nothing plans an observed run: leave them out")
+        raise InvalidRequestError("parameters", "an observed run has no policy: omit parameters")
 
 
 def check_driver(new: NewRun) -> None:
@@ -64,18 +64,20 @@ def check_driver(new: NewRun) -> None:
     because = f"{driver.VARIABLE} is set, so the script starts its ranks itself"
     if new.nodes_max > 1:
         raise InvalidRequestError(
-            "nodes_max", f"{because}, on whichever nodes: leave the number of nodes at 1"
+            "nodes_max", f"{because}, on nodes of its choice: keep the number of nodes at 1"
         )
     if new.restart_hung_s is not None:
-        raise InvalidRequestError("restart_hung_s", f"{because}, and ends them: leave it out")
+        raise InvalidRequestError(
+            "restart_hung_s", f"{because}, and ends them: omit restart_hung_s"
+        )
 
 
 def refuse_observed(run: str, policy: str) -> None:
     """Raise `ConflictError` if the run is observed, that is, its script divides its batches."""
     if policy == OBSERVED:
         raise ConflictError(
-            f"run {run} is observed: its script divides its batches itself, so no policy can be in "
-            "force; give the script a paceline.Session, and start it with `paceline run`"
+            f"run {run} is observed: its script divides its batches itself, so no policy can "
+            "apply; use a paceline.Session in the script, and start it with `paceline run`"
         )
 
 

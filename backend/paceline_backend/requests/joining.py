@@ -156,7 +156,9 @@ def under_way(connection: Connection, run: str) -> MultiNodeRun:
         runs.key_of(connection, run)
         raise ConflictError(f"run {run} has ended, or was not launched on several nodes")
     if group.rendezvous in (GONE, ANEW):
-        raise ConflictError(f"run {run} is just launched anew, as its host went away: try again")
+        raise ConflictError(
+            f"run {run} is being relaunched, because its rendezvous host was lost: try again"
+        )
     return group
 
 
@@ -164,7 +166,7 @@ def refuse_adopted(new: NewRun) -> None:
     """Raise `ConflictError` if the run is adopted: its user starts its nodes, not Paceline."""
     if new.backend == backends.Adopted.name:
         raise ConflictError(
-            "whoever started this run's nodes starts others, too: `paceline node` with its key, "
+            "this run's user starts its nodes: add one with `paceline node` and the run's key, "
             "while it has fewer than `nodes_max`"
         )
 
@@ -179,7 +181,7 @@ def _ask_engine(
 ) -> None:
     """Request more nodes from a run's engine. Each node joins when it arrives."""
     if not isinstance(wanted, int):
-        raise ConflictError(f"nodes: give a number: {new.backend} chooses which")
+        raise ConflictError(f"nodes: give a number: {new.backend} chooses the nodes")
     present = sum(not row.ended for row in group.nodes)
     _refuse_more(new, group, present, wanted, expected=jobs.expected(connection, group.id))
     details = {"nodes": wanted}
@@ -244,7 +246,7 @@ def least_busy(
         if not reasons:
             raise
         raise ConflictError(
-            f"{error}; {'; '.join(reasons)}; name a node to take it all the same"
+            f"{error}; {'; '.join(reasons)}; name a node to accept it anyway"
         ) from error
     return chosen.where
 

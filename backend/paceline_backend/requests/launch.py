@@ -45,9 +45,7 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
     spares.check(new, start=start)
     backend = backend_of(new.backend)
     if backend.plans_itself and new.restart_hung_s is not None:
-        raise InvalidRequestError(
-            "restart_hung_s", "no rank of a simulated run hangs: leave it out"
-        )
+        raise InvalidRequestError("restart_hung_s", "ranks of a simulated run cannot hang: omit it")
     check_driver(new)
     try:
         backend.check(new, launch=start)
@@ -110,7 +108,7 @@ def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return "the bus went away before its launch"
+        return "the bus became unreachable before its launch"
     words = f"it could not be launched: {type(error).__name__}: {error}"
     return words.encode(errors="backslashreplace").decode()
 

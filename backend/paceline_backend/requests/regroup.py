@@ -69,7 +69,7 @@ def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
         else:
             recorded = _recorded(connection, known)
     if recorded:
-        log.warning("run %s: %s went away; launched anew", group.id, group.host)
+        log.warning("run %s: rendezvous host %s was lost; relaunched", group.id, group.host)
     else:
         streams.tell_end(bus, group.id)
 
@@ -105,9 +105,9 @@ def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: MultiNode
 
 
 def _failed(store: Store, bus: redis.Redis, group: MultiNodeRun, error: Exception) -> None:
-    log.error("run %s was not launched anew", group.id, exc_info=error)
+    log.error("run %s was not relaunched", group.id, exc_info=error)
     with store.write() as connection:
-        why = f"it could not be launched anew: {type(error).__name__}"
+        why = f"it could not be relaunched: {type(error).__name__}"
         runs.end(connection, group.id, State.FAILED, why)
     streams.tell_end(bus, group.id)
 
@@ -142,7 +142,7 @@ def _settle(connection: Connection, group: MultiNodeRun) -> None:
     own = [row for row in failed if not row.orphaned and not row.lost]
     own = [row for row in own if not row.followed] or own
     end = several.ended(own or failed, group.nodes)
-    runs.end(connection, group.id, State.FAILED, end.message or "its rendezvous went away")
+    runs.end(connection, group.id, State.FAILED, end.message or "its rendezvous was lost")
 
 
 def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
@@ -159,7 +159,7 @@ def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
         before = runs.last_attempt(group.first_attempt, new.max_restarts, new.nodes_max)
         first = max(first, before + 1)
     if runs.last_attempt(first, new.max_restarts, new.nodes_max) >= MOST_ATTEMPTS:
-        raise _NoNumbersError(f"no run has more than {MOST_ATTEMPTS:,} attempts: start another run")
+        raise _NoNumbersError(f"a run has at most {MOST_ATTEMPTS:,} attempts: start another run")
     return first
 
 
@@ -172,9 +172,9 @@ def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
         new = replace(new, first_attempt=_first_attempt(group, new))
         new = placed(backends.get(new.backend), replace(new, spares=0, join_check=0), listed)
     except (ConflictError, InvalidRequestError) as error:
-        why = f"{group.host}, where its nodes met, went away: {error}"
+        why = f"rendezvous host {group.host} was lost: {error}"
         if not isinstance(error, _NoNumbersError):
-            why += f"; `paceline resume {group.id}` goes on"
+            why += f"; continue with `paceline resume {group.id}`"
         runs.end(connection, group.id, State.FAILED, why)
         return False
     details = {"left": group.host, "nodes": list(new.nodes), "first_attempt": new.first_attempt}

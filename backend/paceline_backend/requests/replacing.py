@@ -102,10 +102,10 @@ def withdraw(
             other = _come(group, node)
             if other is not None:
                 raise ConflictError(
-                    f"{other} has come in place of {node}: let {other} leave the run instead"
+                    f"{other} has already replaced {node}: let {other} leave the run instead"
                 )
             if node not in jobs.awaited(connection, run):
-                raise ConflictError(f"nobody waits for another node in place of {node}")
+                raise ConflictError(f"no replacement of {node} is pending")
             details = {"node": node}
             record_change(connection, run, by, "run.withdraw", expected=expected, details=details)
             jobs.withdraw(connection, run, node)
@@ -146,9 +146,9 @@ def _joins(
         _check_other(group, joins, listed)
         return joins
     if other is not None:
-        raise ConflictError(f"node: {new.backend} chooses the other node: leave it out")
+        raise ConflictError(f"node: {new.backend} chooses the replacement: omit it")
     if node in jobs.replaced(connection, group.id) and _come(group, node) is None:
-        raise ConflictError(f"{new.backend} was asked for another node in place of {node} already")
+        raise ConflictError(f"{new.backend} was already asked for a replacement of {node}")
     return None
 
 
@@ -161,18 +161,18 @@ def _come(group: MultiNodeRun, node: str) -> str | None:
 def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
     """Refuse to replace a node that leaves anyway, or without which the run cannot continue."""
     if row.leaving:
-        raise ConflictError(f"{row.node} leaves run {group.id} already")
+        raise ConflictError(f"{row.node} is already leaving run {group.id}")
     other = _come(group, row.node)
     if other is not None:
-        raise ConflictError(f"{other} replaces {row.node} already")
+        raise ConflictError(f"{other} is already replacing {row.node}")
     if row.node != group.host:
         return
     try:
         environment(connection, group.id, new, {})
     except InvalidRequestError as error:
         raise ConflictError(
-            f"{row.node} serves the rendezvous: without it the run would be launched anew, for "
-            f"which {error.message}"
+            f"{row.node} serves the rendezvous: to replace it, the run must be relaunched, but "
+            f"{error.message}"
         ) from error
 
 
@@ -190,7 +190,7 @@ def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> s
 
 def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) -> None:
     if joins in {row.node for row in group.nodes if not row.ended}:
-        raise ConflictError(f"node: run {group.id} trains on {joins} already")
+        raise ConflictError(f"node: run {group.id} already trains on {joins}")
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
         raise ConflictError(f"node: {joins} has no agent with a session that answers")

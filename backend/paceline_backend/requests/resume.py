@@ -77,7 +77,7 @@ def _recorded(
     new, state = new_runs.stored(connection, run)
     _refuse(run, new, state)
     if state is State.FINISHED and not _stopped_early(connection, run):
-        raise ConflictError(f"run {run} has finished: nothing is left of it; start another run")
+        raise ConflictError(f"run {run} has finished: nothing is left to train; start another run")
     new = moved(connection, run, new, to, start=start)
     check_driver(new)
     if max_restarts is not None:
@@ -85,7 +85,7 @@ def _recorded(
     last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
     if last >= MOST_ATTEMPTS:
         raise ConflictError(
-            f"run {run} has had {new.first_attempt} attempts: no run has more than "
+            f"run {run} has had {new.first_attempt} attempts: a run has at most "
             f"{MOST_ATTEMPTS:,}; start another run"
         )
     listed = nodes.listed(connection)
@@ -95,7 +95,8 @@ def _recorded(
             new = placed(backend_of(new.backend), new, listed)
         except ConflictError as error:
             raise ConflictError(
-                f"{error}; `paceline resume {run}` on its machine starts a run of `paceline run`"
+                f"{error}; to resume a run of `paceline run`, use `paceline resume {run}` on its "
+                "machine"
             ) from error
         _refuse_agent(run, new)
     elif new.nodes_max > 1:
@@ -112,9 +113,11 @@ def _recorded(
 
 def _refuse(run: str, new: NewRun, state: State) -> None:
     if not state.final:
-        raise ConflictError(f"run {run} is {state}: only a run that failed or was stopped goes on")
+        raise ConflictError(
+            f"run {run} is {state}: only a run that failed or was stopped can be resumed"
+        )
     if backends.plans_itself(new.backend):
-        raise ConflictError(f"run {run} is simulated: only a run with processes goes on")
+        raise ConflictError(f"run {run} is simulated: only a run with processes can be resumed")
     if not new.script:
         raise ConflictError(f"run {run} has no known script: start it as another run")
 

@@ -71,8 +71,8 @@ def of_node(
         seed = nodes.expect(connection, node, token, run)
         if seed is None:
             raise ConflictError(
-                f"node {node}: its name is taken (choose another with --node), or its token has "
-                "ended"
+                f"node {node}: its name is taken (choose another with --node), or its token "
+                "is no longer valid"
             )
     # Do not read the seed again: the name may belong to another token by then.
     own = Keys(meta.secret(store), {node: seed})
@@ -85,7 +85,7 @@ def end(bus_url: str, names: Collection[str]) -> None:
         with streams.answering(bus_url) as bus:
             users.forget(bus, map(users.name_of_node, names))
     except redis.RedisError as error:
-        log.warning("nodes without a session keep their users until the bus answers: %s", error)
+        log.warning("bus users of nodes without a session remain until the bus answers: %s", error)
 
 
 def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _out_of_use(connection: Connection, node: str) -> dict[str, Any]:
         )
     if running := nodes.launched(connection).get(node):
         names = ", ".join(running)
-        raise ConflictError(f"node {node} still has a part in run {names}: stop it first")
+        raise ConflictError(f"node {node} still takes part in run {names}: stop it first")
     return known
 
 
@@ -138,8 +138,8 @@ def of_run(store: Store, bus_url: str, run: str) -> Session:
     with store.write() as connection:
         if not writers.sign(connection, run):
             raise ConflictError(
-                f"run {run} runs already, without credentials of its own: what it reports would no "
-                "longer be taken"
+                f"run {run} already runs, without credentials of its own: its telemetry would be "
+                "rejected"
             )
     return credentials(store, bus_url, run)
 
@@ -162,7 +162,7 @@ def _url(bus_url: str, user: User) -> str:
     if users.shared():
         return bus_url
     raise ConflictError(
-        f"the bus lets the control plane make no users ({missing}), so {user.name} would get the "
-        f"bus's own password. Allow the user of --bus {users.RIGHTS}, on Valkey or on Redis 7.0 "
-        "or later; or start the server with --share-bus-password"
+        f"the control plane cannot create users on the bus ({missing}), so {user.name} would get "
+        f"the bus's own password. Grant the user of --bus {users.RIGHTS}; this needs Valkey, or "
+        "Redis 7.0 or later. Or start the server with --share-bus-password"
     )

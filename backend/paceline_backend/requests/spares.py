@@ -45,7 +45,7 @@ def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_:
     if all_ and len(names) < new.spares:
         slow = "".join(f"{reason}; " for reason in reasons)
         raise ConflictError(
-            f"spares: {new.spares} idle nodes are needed beside {', '.join(new.nodes)}, and there "
+            f"spares: {new.spares} idle nodes are needed besides {', '.join(new.nodes)}, and there "
             f"are {len(names)}: {slow}start more agents, or ask for fewer nodes or spares"
         )
     spares.hold(connection, runs.key_of(connection, run), names[: new.spares])

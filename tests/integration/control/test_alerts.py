@@ -126,7 +126,7 @@ def test_an_alert_ends_with_its_run_and_with_its_rule(store: Store) -> None:
     watch.look(610.0)
     [over] = listed(store, state="resolved")
     assert (over["run"], over["resolved_at"]) == ("a", 610.0)
-    assert over["words"].endswith("The run does not train any more.")
+    assert over["words"].endswith("The run is no longer training.")
     only(store)
     watch.look(620.0)
     [over, _] = listed(store, state="resolved")

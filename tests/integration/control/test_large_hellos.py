@@ -134,7 +134,10 @@ LIES = {
         [msgspec.structs.replace(part, hello=b"x" * 16) for part in in_parts(large())],
         "do not match their digest",
     ),
-    "another attempt": (forged(msgspec.msgpack.encode(large(attempt=1))), "make a Hello of 1"),
+    "another attempt": (
+        forged(msgspec.msgpack.encode(large(attempt=1))),
+        "form a Hello of attempt 1",
+    ),
     "lists of lists": (
         forged(encode(hello(profiles=[[]] * 300_000))[b"data"]),
         "may have at most 67,584",
@@ -336,7 +339,7 @@ def test_lists_that_would_take_all_memory_are_not_decoded(
     add_run(store, "r", signed=True)
     send(bus, LARGE[what])
     settle(store, bus, bus_url)
-    assert "in no array of samples: at most 1,048,576" in reasons(bus)[0]
+    assert "outside arrays of samples: the limit is 1,048,576" in reasons(bus)[0]
 
 
 INGEST = """

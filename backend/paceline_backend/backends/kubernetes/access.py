@@ -107,7 +107,8 @@ def find() -> Access:
     except (OSError, ValueError, LookupError, yaml.YAMLError) as error:
         raise EngineAwayError(f"{named or home}: {error}") from error
     raise EngineAwayError(
-        "no cluster is known: set KUBECONFIG, or run the server in a pod with a service account"
+        "no cluster is configured: set KUBECONFIG, or run the server in a pod with a service "
+        "account"
     )
 
 
@@ -140,7 +141,7 @@ def _read(path: Path) -> Access:
     cluster = _named(config.clusters, chosen.cluster, "cluster").cluster
     user = _named(config.users, chosen.user, "user").user
     if user.auth_provider is not None:
-        raise ValueError("auth-provider: kubectl knows it no more, either; use exec")
+        raise ValueError("auth-provider: kubectl no longer supports it; use exec")
     token = user.token
     if user.token_file:
         token = (path.parent / user.token_file).read_text().strip()

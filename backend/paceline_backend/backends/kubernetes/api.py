@@ -88,7 +88,7 @@ def _parsed(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise EngineAwayError(f"{answer.url}: its answer is no JSON: is it Kubernetes?") from error
+        raise EngineAwayError(f"{answer.url}: its answer is not JSON: is it Kubernetes?") from error
 
 
 def _message(answer: httpx.Response) -> str:

@@ -59,12 +59,12 @@ class Kubernetes(Engine):
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):
             raise NewRunError(
-                "backend_options.image", f"name the pods' image here, or in the server's {IMAGE}"
+                "backend_options.image", f"give the pods' image here, or in the server's {IMAGE}"
             )
         if options.namespace is not None and options.namespace not in (known := _namespaces()):
             raise NewRunError(
                 "backend_options.namespace",
-                f"the server may use: {', '.join(known)} ({NAMESPACES})",
+                f"the server may only use: {', '.join(known)} ({NAMESPACES})",
             )
 
     def submit(self, order: Order) -> str:
@@ -75,7 +75,7 @@ class Kubernetes(Engine):
         image = _image(options)
         # The web process has checked the namespace, but may have other environment variables.
         if namespace not in namespaces():
-            raise EngineRefusedError(f"{NAMESPACES} of the worker does not have {namespace}")
+            raise EngineRefusedError(f"{NAMESPACES} of the worker does not list {namespace}")
         if not image:
             raise EngineRefusedError(f"the worker has no {IMAGE}, and the run names no image")
         name = manifests.name_of(order)
@@ -135,7 +135,7 @@ class Kubernetes(Engine):
             EngineRefusedError: there is no such machine, or the server may not cordon machines.
         """
         if not _HOST.fullmatch(host):
-            raise EngineRefusedError(f"{host!r} is no name of a machine")
+            raise EngineRefusedError(f"{host!r} is not a valid machine name")
         with Api() as api:
             node = api.call("GET", _node(host), unless=[_MISSING] if reason is None else [])
             # The machine no longer exists, and neither does its cordon.
@@ -184,7 +184,7 @@ def _make_job(api: Api, namespace: str, order: Order, body: Mapping[str, Any]) -
         job = api.call("GET", _jobs(namespace, name))
         assert job is not None
         if job["metadata"].get("labels", {}).get(manifests.LABEL) != order.label:
-            raise EngineRefusedError(f"there is a Job {name} already, which is not ours")
+            raise EngineRefusedError(f"a Job {name} exists already, and is not Paceline's")
     return job
 
 

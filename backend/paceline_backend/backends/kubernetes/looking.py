@@ -68,7 +68,7 @@ def _job(
     if ended is not None:
         return Job(label, ref, "ended", _end(ended, pods))
     if ends and not waiting:
-        return Job(label, ref, "ended", "it is deleted", cancelled=True)
+        return Job(label, ref, "ended", "it was deleted", cancelled=True)
     refusal = refusals.get(str(meta.get("uid")), "") if lacks else ""
     why = _why(conditions, waiting, refusal)
     some = f"{len(running)} of {_parallelism(job)} pods run; " if running else ""
@@ -118,7 +118,7 @@ def _why(conditions: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refus
     if "Suspended" in conditions:
         return _words(conditions["Suspended"])
     reasons = [reason for pod in pods for reason in _reasons(pod)]
-    unknown = "its pods start" if pods else "it has no pod yet"
+    unknown = "its pods are starting" if pods else "it has no pod yet"
     return next(filter(None, [*reasons, refusal]), unknown)
 
 

@@ -159,7 +159,7 @@ def _script(order: Order, options: KubernetesOptions) -> str:
     only after the current command has ended. So the first process only waits, and forwards SIGTERM
     to the process with the setup, which becomes the node.
     """
-    again = "its container was started before: the log is that of kubectl logs --previous"
+    again = "its container was started before: for its log, use kubectl logs --previous"
     node = f'exec {options.paceline} node --run {order.run} --slot "$POD_NAME" --host "$NODE_NAME"'
     lines = [options.setup, node]
     return f"""\

@@ -90,10 +90,10 @@ def _run(plugin: Plugin, folder: Path) -> Credential:
             preexec_fn=die_with_parent,
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{command} had no answer within {_TIMEOUT_S:g} s") from None
+        raise ValueError(f"{command} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())[:500]
-        raise ValueError(f"{command} ended with {done.returncode}: {said}")
+        raise ValueError(f"{command} exited with {done.returncode}: {said}")
     try:
         return msgspec.json.decode(done.stdout, type=_Answer).status
     except msgspec.ValidationError as error:

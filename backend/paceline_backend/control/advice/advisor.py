@@ -158,7 +158,7 @@ class Advisor:
             raise
         # A failed forecast must not end the worker, which also plans runs.
         except Exception:
-            logger.exception("run %s: no advice", run.id)
+            logger.exception("run %s: the policy forecast failed", run.id)
             return None
 
     def _look(
@@ -215,4 +215,4 @@ def _start(forecaster: Forecaster) -> None:
         forecaster.start()
     # The first forecast tries to start the child again, and logs the error.
     except Exception:
-        logger.debug("the child that forecasts cannot be started", exc_info=True)
+        logger.debug("the forecast process cannot be started", exc_info=True)

@@ -61,4 +61,4 @@ class Effects:
             raise
         # A failure here must not end the worker, which also plans runs.
         except Exception:
-            log.exception("run %s: no effects", run.id)
+            log.exception("run %s: measuring the effects of changes failed", run.id)

@@ -61,8 +61,8 @@ class Sender:
             sent = webhooks.Sent(None, f"the request failed: {type(error).__name__}")
         again_s = None if sent.error is None else back_off(delivery.tries + 1)
         if sent.error is not None:
-            end = "it is given up" if again_s is None else f"the next try is in {again_s:.0f} s"
-            log.warning("webhook %s was not told: %s; %s", delivery.webhook, sent.error, end)
+            end = "no more retries" if again_s is None else f"next retry in {again_s:.0f} s"
+            log.warning("webhook %s: delivery failed: %s; %s", delivery.webhook, sent.error, end)
         with self._store.write() as connection:
             deliveries.note(connection, delivery.key, sent.status, sent.error, again_s)
 

@@ -90,7 +90,7 @@ def _apply(
         if rule is None or not rule.enabled:
             _end(connection, row, at, "The rule is disabled.")
         elif run and run not in running:
-            _end(connection, row, at, "The run does not train any more.")
+            _end(connection, row, at, "The run is no longer training.")
 
 
 def _change(

@@ -53,7 +53,7 @@ def end(
     job = telling(engine, run, by_part, last)
     if job is None:
         names = ", ".join(ref for ref in run.jobs.values() if ref) or "none"
-        return State.FAILED, f"{engine.title} does not know the run's jobs any more: {names}"
+        return State.FAILED, f"{engine.title} no longer lists the run's jobs: {names}"
     why = f"job {job.ref} of {engine.title} ended before the run did: {job.reason}"
     return (State.STOPPED if job.cancelled else State.FAILED), why
 
@@ -73,7 +73,7 @@ def telling(
     refs = [ref for part in parts if (ref := run.jobs.get(part)) is not None]
     if not refs or not engine.keeps_ended:
         return None
-    return Job("", refs[0], "ended", "somebody removed it", cancelled=True)
+    return Job("", refs[0], "ended", "it was removed", cancelled=True)
 
 
 def stop_left(
@@ -90,7 +90,7 @@ def stop_left(
     refs = [job.ref for job in known if job.state != "ended"]
     if refs:
         log.warning(
-            "run %s is not on %s any more: jobs are stopped: %s",
+            "run %s is no longer on %s: its jobs are stopped: %s",
             *(left.run, engine.title, ", ".join(refs)),
         )
         engine.stop(refs)

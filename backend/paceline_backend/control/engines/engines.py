@@ -115,16 +115,16 @@ class Engines:
         return self._pauses(engine.name, begins, f"{engine.title} answers again")
 
     def _trouble(self, run: EngineRun) -> Outage:
-        begins = f"run {run.id}: its jobs cannot be looked after"
-        return self._pauses(run.id, begins, f"run {run.id}: its jobs are looked after again")
+        begins = f"run {run.id}: managing its jobs failed"
+        return self._pauses(run.id, begins, f"run {run.id}: managing its jobs works again")
 
     def _pauses(self, what: str, begins: str, ends: str) -> Outage:
         return self._outages.setdefault(what, Outage(log, begins, ends, most_s=10.0))
 
     def _tell(self, engine: Engine, untold: Sequence[Word]) -> None:
-        begins, ends = "is told of cordons later", "is told of cordons again"
+        begins, ends = "forwarding cordons is delayed", "forwarding cordons works again"
         outage = self._pauses(
-            f"{engine.name} cordons", f"{engine.title} {begins}", f"{engine.title} {ends}"
+            f"{engine.name} cordons", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
             return
@@ -157,7 +157,7 @@ class Engines:
         # Engines can be plug-ins; a faulty one must not block the others.
         except Exception as error:
             if not outage.active:
-                log.exception("what looks after runs on %s has a fault", engine.title)
+                log.exception("managing runs on %s failed", engine.title)
             outage.failed(error)
             return
         outage.over()
@@ -184,7 +184,7 @@ class Engines:
         # Engines can be plug-ins with faults of their own.
         except Exception as error:
             if not trouble.active:
-                log.exception("run %s: what looks after its jobs has a fault", run.id)
+                log.exception("run %s: managing its jobs failed", run.id)
             trouble.failed(error)
 
     def _clear_up(
@@ -194,7 +194,7 @@ class Engines:
 
         Runs that came back during the engine's query are left alone.
         """
-        begins, ends = "leftovers are stopped later", "leftovers are stopped again"
+        begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
         outage = self._pauses(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )

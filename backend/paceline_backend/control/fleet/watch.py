@@ -117,7 +117,7 @@ class FleetWatch:
             raise
         # A failed verdict must not end the worker, which also plans runs.
         except Exception:
-            log.exception("run %s: no verdict is kept", run.id)
+            log.exception("run %s: updating its verdict failed", run.id)
 
     def _last(self, run: Running) -> _Judged:
         return self._judged.get(run.key, _Judged())

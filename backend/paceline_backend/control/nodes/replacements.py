@@ -51,7 +51,7 @@ class Replacements:
         return bool(groups)
 
     def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
-        log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)
+        log.info("run %s: %s leaves because its replacement has joined", group.id, row.node)
         order_to_leave(self._store, client, group, row.node)
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
@@ -63,10 +63,10 @@ class Replacements:
             return
         try:
             if stand_in(self._store, self._bus_url, group.id, row.node):
-                log.warning("run %s: a spare stands in for %s", group.id, row.node)
+                log.warning("run %s: a spare replaces %s", group.id, row.node)
         except (ConflictError, InvalidRequestError) as error:
             self._failed_at[name] = at
-            log.warning("run %s: no spare stands in for %s: %s", group.id, row.node, error)
+            log.warning("run %s: no spare can replace %s: %s", group.id, row.node, error)
 
 
 def _makes_way(group: MultiNodeRun) -> list[RunNode]:

@@ -98,7 +98,7 @@ class Watch:
             raise
         # A failed verdict must not end the worker, which also plans runs.
         except Exception:
-            log.exception("run %s: no verdict", run.id)
+            log.exception("run %s: the slow-node check failed", run.id)
             return False
 
     def look(self, run: RunOnNodes, step: int) -> Slow | None:

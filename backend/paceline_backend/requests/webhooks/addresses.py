@@ -29,7 +29,7 @@ def check(url: str, allowed: Origins) -> Origin:
     if not covered:
         shown = f"{origin.scheme}://{origin.host}:{origin.port}"
         raise AddressError(
-            f"{shown} is not allowed: an operator lists it with `paceline server --webhook-to "
+            f"{shown} is not allowed: an operator can allow it with `paceline server --webhook-to "
             f"{shown}`"
         )
     return origin
@@ -49,7 +49,7 @@ def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
     try:
         known = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise AddressError(f"{origin.host}: the name is not known: {error}") from error
+        raise AddressError(f"{origin.host}: the name cannot be resolved: {error}") from error
     addresses = [str(info[4][0]) for info in known]
     for address in addresses:
         if reason := _refused(address):
