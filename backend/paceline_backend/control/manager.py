@@ -72,14 +72,14 @@ class ControllerManager:
         self._warming: threading.Thread | None = None
         self._reaped = False
 
-    def look(self) -> bool:
-        """Extend leases, stop and start controllers, and return True if there are active runs."""
+    def look(self) -> None:
+        """Extend leases, and stop and start controllers."""
         if not self._reaped:
             # Remove the leases of control planes that died.
             leases.reap(self._store)
             self._reaped = True
         self._extend()
-        return self._scan()
+        self._scan()
 
     def end(self) -> None:
         """Stop all controllers and give their leases back."""
@@ -107,7 +107,7 @@ class ControllerManager:
             self.lost += 1
         self._extended = now
 
-    def _scan(self) -> bool:
+    def _scan(self) -> None:
         with self._store.read() as connection:
             active = runs.active(connection, backends.planned())
         for key, owned in list(self._owned.items()):
@@ -128,7 +128,6 @@ class ControllerManager:
             if lease is not None:
                 self.taken += 1
                 self._start(key, run_id, lease)
-        return bool(active or self._owned)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:
         controller = Controller(self._store, self._bus_url, key, run_id, lease, self._turns)

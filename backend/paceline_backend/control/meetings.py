@@ -42,15 +42,14 @@ class Meetings:
         # Monotonic time of each order.
         self._ordered_at: dict[_Order, float] = {}
 
-    def look(self, client: redis.Redis) -> bool:
-        """Check all runs once, and return True if any run has several nodes."""
+    def look(self, client: redis.Redis) -> None:
+        """Check all runs once."""
         try:
             with self._store.read() as connection:
                 groups = run_nodes.groups(connection)
             ids = {group.id for group in groups}
             self._ordered_at = {name: at for name, at in self._ordered_at.items() if name[1] in ids}
             self._attend(client, groups)
-            return bool(groups)
         except (StoreError, redis.RedisError):
             # Some orders may not have been sent, so the next round sends all of them again.
             self._ordered_at.clear()

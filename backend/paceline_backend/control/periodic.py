@@ -15,6 +15,7 @@ from collections.abc import Callable
 import redis
 
 from paceline.core.outage import Outage
+from paceline_backend.control.activity import QUIET_S, Activity
 from paceline_backend.store import StoreError
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,9 @@ class Periodic:
     Args:
         name: name of the work in log messages.
         every_s: pause between two rounds, in seconds.
-        work: one round. It returns False if it found nothing to do.
+        work: one round.
         end: called once, after the last round.
-        idle_s: pause in seconds after a round that found nothing to do. None means `every_s`.
+        quiet_s: pause in seconds while nothing happens on the control plane.
     """
 
     def __init__(
@@ -38,23 +39,25 @@ class Periodic:
         work: Callable[[], object],
         end: Callable[[], None] | None = None,
         *,
-        idle_s: float | None = None,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self.name = name
         self._every_s = every_s
         self._work = work
         self._end = end
-        self._idle_s = every_s if idle_s is None else idle_s
+        self._quiet_s = quiet_s
 
-    def run(self, stop: threading.Event) -> None:
-        """Run the first round at once and the others after a pause each, until `stop` is set."""
+    def run(self, stop: threading.Event, activity: Activity | None = None) -> None:
+        """Run the first round at once and the others after a pause each, until `stop` is set.
+
+        Without `activity`, all pauses have their usual length.
+        """
         outage = Outage(log, f"{self.name}: waiting", f"{self.name}: working again")
         pause_s = 0.0
-        while not stop.wait(pause_s):
+        while not self._pause(pause_s, stop, activity):
             pause_s = self._every_s
             try:
-                if self._work() is False:
-                    pause_s = self._idle_s
+                self._work()
                 outage.over()
             except (StoreError, redis.RedisError) as error:
                 pause_s = max(pause_s, outage.failed(error))
@@ -64,3 +67,8 @@ class Periodic:
                 pause_s = max(pause_s, outage.failed(error))
         if self._end is not None:
             self._end()
+
+    def _pause(self, seconds: float, stop: threading.Event, activity: Activity | None) -> bool:
+        if activity is None or seconds == 0:
+            return stop.wait(seconds)
+        return activity.pause(seconds, self._quiet_s, stop)

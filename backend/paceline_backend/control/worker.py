@@ -16,6 +16,7 @@ import redis
 
 from paceline.wire.bus import connect
 from paceline_backend.control import floods, silence, upkeep
+from paceline_backend.control.activity import Activity
 from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.control.advice.effects import Effects
 from paceline_backend.control.alerts.sender import Sender
@@ -58,9 +59,12 @@ def run(settings: Settings, owner: str) -> int:
         Forecaster(settings.database) as forecaster,
     ):
         parts = _parts(settings, owner, store, bus, forecaster, ingest, stop)
+        activity = Activity(store, settings.bus)
         threads = [
-            threading.Thread(target=part.run, args=(stop,), name=part.name) for part in parts
+            threading.Thread(target=part.run, args=(stop, activity), name=part.name)
+            for part in parts
         ]
+        threads.append(threading.Thread(target=activity.run, args=(stop,), name="activity"))
         # Controllers create as many objects as ingest, because they read all records, too.
         gc.set_threshold(*GARBAGE)
         gc.freeze()
@@ -73,6 +77,7 @@ def run(settings: Settings, owner: str) -> int:
             log.exception("ingest failed: the worker exits")
             failed = True
         stop.set()
+        activity.end()
         for thread in threads:
             thread.join()
     return 1 if failed else 0
@@ -107,17 +112,17 @@ def _parts(
             log.warning("the heartbeat could not be removed, and stays until it expires: %s", error)
 
     return [
-        Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye),
-        Periodic("controllers", 0.25, controllers.look, controllers.end, idle_s=1.0),
-        Periodic("rendezvous", 0.2, partial(meetings.look, bus), idle_s=1.0),
-        Periodic("replacements", 0.2, partial(replacements.look, bus), idle_s=1.0),
-        # Short interval, because a malicious client can write about 300 MB per second.
-        Periodic("flood guard", 0.25, partial(floods.look, store, guard)),
-        Periodic("engines", 0.5, partial(engines.look, bus), engines.end, idle_s=1.0),
+        Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.BEAT_S),
+        Periodic("controllers", 0.25, controllers.look, controllers.end),
+        Periodic("rendezvous", 0.5, partial(meetings.look, bus)),
+        Periodic("replacements", 0.5, partial(replacements.look, bus)),
+        # Short intervals, because a malicious client can write about 300 MB per second.
+        Periodic("flood guard", 0.25, partial(floods.look, store, guard), quiet_s=1.0),
+        Periodic("engines", 0.5, partial(engines.look, bus), engines.end),
         Periodic("claims on engine runs", claims.LEASE_S / 3, engines.keep_claims),
         Periodic("bus users", 1.0, partial(users.look, bus)),
-        Periodic("auto", 1.0, partial(auto.scan, forecaster, stop), idle_s=5.0),
-        Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop), idle_s=5.0),
+        Periodic("auto", 2.0, partial(auto.scan, forecaster, stop)),
+        Periodic("slow nodes", 2.0, partial(slow_nodes.scan, forecaster, stop)),
         Periodic("webhooks", 1.0, partial(Sender(store, settings.webhook_origins).send, stop)),
         Periodic("hangs", SCAN_S, HangWatch(store, settings.bus, owner).scan),
         Periodic("fleet", 2.0, partial(fleet.look, stop), fleet.end),

@@ -103,6 +103,14 @@ def announce(client: redis.Redis, run: str, message: RunChanged | SwitchRequeste
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 
 
+def wake(client: redis.Redis) -> None:
+    """Notify idle workers that something may have changed; an error of the bus is only logged."""
+    try:
+        client.xadd(CHANGES, {"": b""}, maxlen=CHANGES_LENGTH)
+    except redis.RedisError as error:
+        log.debug("workers notice a change later: %s", error)
+
+
 def tell_end(client: redis.Redis, run: str) -> None:
     """Notify a run's controller and open pages that the control plane itself has ended the run.
 

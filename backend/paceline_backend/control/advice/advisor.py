@@ -127,8 +127,8 @@ class Advisor:
         # By key of the run.
         self._next: dict[int, NextLook] = {}
 
-    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Check all runs that are due, and return True if `auto` is on in any run."""
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
+        """Check all runs in which `auto` is on and that are due."""
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -146,7 +146,6 @@ class Advisor:
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
             if stop.is_set():
                 break
-        return bool(watched)
 
     def _advise(
         self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event

@@ -73,8 +73,8 @@ class Engines:
         """Give the claims back, so that another worker need not wait."""
         self._claims.give_back()
 
-    def look(self, client: redis.Redis) -> bool:
-        """Reconcile the engines that are due, and return True if there is any work for engines."""
+    def look(self, client: redis.Redis) -> None:
+        """Reconcile the engines that are due."""
         engines = backends.engines()
         with self._store.read() as connection:
             known = jobs.open_runs(connection, list(engines))
@@ -95,7 +95,6 @@ class Engines:
             untold = [word for word in words if word.backend == name]
             if untold:
                 self._tell(engine, untold)
-        return bool(known or left or words)
 
     def _due(self, engine: Engine, own: Sequence[EngineRun]) -> bool:
         name = engine.name

@@ -34,8 +34,8 @@ class Replacements:
         # By run and lost node: monotonic time of the last failure.
         self._failed_at: dict[tuple[str, str], float] = {}
 
-    def look(self, client: redis.Redis) -> bool:
-        """Check all runs once, and return True if any run has several nodes."""
+    def look(self, client: redis.Redis) -> None:
+        """Check all runs once."""
         with self._store.read() as connection:
             groups = run_nodes.groups(connection)
             listed = nodes.listed(connection) if groups else []
@@ -48,7 +48,6 @@ class Replacements:
             if spares.of_run(group.id, listed) and not _host_is_gone(group):
                 for node in spares.missed(group):
                     self._stand_in(group, node)
-        return bool(groups)
 
     def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
         log.info("run %s: %s leaves because its replacement has joined", group.id, row.node)

@@ -58,8 +58,8 @@ class Watch:
         # due.
         self._next: dict[int, tuple[int, int, float]] = {}
 
-    def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Check all runs that are due, and return True if there are any runs to watch."""
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
+        """Check all runs that are due."""
         with self._store.read() as connection:
             watched = slowness.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -71,7 +71,6 @@ class Watch:
                 due, pauses = (step + LOOK_STEPS, 1) if settled else (0, _AGAIN)
                 at = time.monotonic() + pauses * self._pause_s
                 self._next[run.key] = (run.attempt, due, at)
-        return bool(watched)
 
     def _is_due(self, run: RunOnNodes, step: int) -> bool:
         attempt, due, at = self._next.get(run.key, (-1, 0, 0.0))
