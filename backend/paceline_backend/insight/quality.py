@@ -48,7 +48,7 @@ class MetricChange:
         """Return a clause about the change."""
         before = _mean_words(self.before, self.before_evaluations)
         after = _mean_words(self.after, self.after_evaluations)
-        return f"{self.metric} was {before} before, and has been {after} since"
+        return f"{self.metric}: {before} before, {after} since"
 
 
 def words(made: Sequence[MetricChange]) -> str:
