@@ -43,19 +43,23 @@ def replay(
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="YAML file; docs/simulator.md.")],
+    scenario: Annotated[Path, typer.Argument(help="YAML file; see docs/simulator.md.")],
     server: Annotated[
         str | None,
-        typer.Option(help="URL of a server that shall show the run; default: simulate just here."),
+        typer.Option(
+            help="URL of a server that should show the run; default: simulate without a server."
+        ),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="From start to end, instead of the scenario's.")
+        str | None, typer.Option(help="Policy for the whole run, instead of the scenario's.")
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="bsp,chronica", help="Simulate under each, and tabulate.")
+        str | None,
+        typer.Option(metavar="bsp,chronica", help="Simulate under each policy, and print a table."),
     ] = None,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after each policy's start that figures leave out.")
+        int,
+        typer.Option(min=0, help="Steps after each policy's start to leave out of the figures."),
     ] = 0,
     token: Token = None,
     token_file: TokenFile = None,
@@ -65,7 +69,9 @@ def simulate(
     from paceline_backend.simulator import command
 
     if compare is not None and (policy is not None or server is not None):
-        raise typer.BadParameter("goes with neither --policy nor --server", param_hint="--compare")
+        raise typer.BadParameter(
+            "cannot be combined with --policy or --server", param_hint="--compare"
+        )
     names = compare.split(",") if compare else [policy] if policy else []
     if server is None:
         raise typer.Exit(command.in_memory(scenario, names, warmup, as_json))
@@ -80,7 +86,8 @@ def whatif(
     token: Token = None,
     token_file: TokenFile = None,
     database: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL to compute from, without a server.")
+        str | None,
+        typer.Option(help="SQLAlchemy URL of a database to compute from, without a server."),
     ] = None,
     as_json: Json = False,
 ) -> None:

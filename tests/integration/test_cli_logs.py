@@ -140,7 +140,7 @@ def test_a_hang_is_told_where_no_stacks_can_be_had(
     monkeypatch.setattr(hangs, "look", lambda *_: hang)
     code, out, err = main("hang", RUN, "--stacks", "--server", str(server.base_url))
     assert (code, out) == (4, "It waits for rank 1.\n")
-    assert "of Ray's workers, `ray stack` on their machine prints them" in err
+    assert "for Ray workers, run `ray stack` on their machine" in err
 
 
 def test_which_logs_there_are(logs: Logs, here: Node) -> None:

@@ -25,7 +25,7 @@ _COLUMNS = (
     "revoked_at",
 )
 
-app = typer.Typer(help="Makes, lists and revokes tokens of a server.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke tokens of a server.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
@@ -36,22 +36,26 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What people call it.")],
+    name: Annotated[str, typer.Argument(help="Name of the token.")],
     scope: Annotated[
         Literal["viewer", "operator", "agent", "admin"],
-        typer.Option(help="What it allows: docs/deploying.md."),
+        typer.Option(help="Role of the token; see docs/deploying.md."),
     ],
     expires: Annotated[
-        str | None, typer.Option(metavar="30d", help="Seconds, or with m, h or d; default: never.")
+        str | None,
+        typer.Option(
+            metavar="30d", help="Lifetime in seconds, or with m, h or d; default: unlimited."
+        ),
     ] = None,
     node: Annotated[
-        str | None, typer.Option(help="Of an agent's: the only node that it is for; default: all.")
+        str | None,
+        typer.Option(help="For an agent token: the only node that may use it; default: all."),
     ] = None,
     server: Server = None,
     database: Annotated[
         str | None,
         typer.Option(
-            help="SQLAlchemy URL of a server's database: makes the token there, without a server "
+            help="SQLAlchemy URL of a server's database: create the token there, without a server "
             "and without another token.",
         ),
     ] = None,
@@ -90,7 +94,7 @@ def list_tokens(
 
 @app.command()
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `paceline token list` says.")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="ID from `paceline token list`.")],
     server: Server = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -98,7 +102,7 @@ def revoke(
 ) -> None:
     """Revoke a token and log out the browsers that used it."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
-        raise InputError(f"{token_id} is no token's id: `paceline token list` shows them")
+        raise InputError(f"{token_id} is not a token ID: `paceline token list` shows the IDs")
     with connected(server, token, token_file) as client:
         revoked = client.call("DELETE", f"/tokens/{token_id}")
     if as_json:
@@ -148,7 +152,9 @@ def _seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:
-        raise InputError(f"--expires {text}: give a number of seconds, or such as 12h or 30d")
+        raise InputError(
+            f"--expires {text}: give a number of seconds, or a duration such as 12h or 30d"
+        )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 

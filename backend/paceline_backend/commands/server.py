@@ -23,44 +23,46 @@ from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxie
 _ENVIRONMENT = 3
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")]
 Bus = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_BUS",
-        help="redis:// URL that agents can reach too; default: an embedded one on loopback.",
+        help="redis:// URL that agents can reach, too; default: an embedded bus on loopback.",
     ),
 ]
 AdminToken = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_TOKEN",
-        help="An admin's; needed beyond loopback. Other users can see an argument: "
-        "prefer the variable or --token-file.",
+        help="Token of an admin; required beyond loopback. Other users can see arguments: prefer "
+        "the variable or --token-file.",
     ),
 ]
 AdminTokenFile = Annotated[
-    Path | None, typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with that token.")
+    Path | None, typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with the admin's token.")
 ]
 AgentToken = Annotated[
     str | None,
-    typer.Option(envvar="PACELINE_AGENT_TOKEN", help="One for agents, of every node."),
+    typer.Option(envvar="PACELINE_AGENT_TOKEN", help="Token for the agents of all nodes."),
 ]
 ViewerToken = Annotated[
     str | None,
-    typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="One for those who may only look."),
+    typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="Token for viewers, who may only read."),
 ]
 MaxBodyBytes = Annotated[
     int,
-    typer.Option(envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Larger requests are refused."),
+    typer.Option(
+        envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Maximum size of a request's body."
+    ),
 ]
 TrustNetwork = Annotated[
     bool,
     typer.Option(
         "--trust-network",
         envvar="PACELINE_TRUST_NETWORK",
-        help="Let the embedded bus listen where --host says: in clear text, and whoever reads "
-        "along can start programs.",
+        help="Let the embedded bus listen on --host: in clear text, so that anybody who can read "
+        "the traffic can start programs.",
     ),
 ]
 ShareBusPassword = Annotated[
@@ -68,24 +70,26 @@ ShareBusPassword = Annotated[
     typer.Option(
         "--share-bus-password",
         envvar=users.SHARE,
-        help="On a bus that lets the server make no users: give nodes and runs the server's own "
-        "URL of it. Whoever has that can read and write everything there.",
+        help="If the server may not create users on the bus: give nodes and runs the server's own "
+        "URL of the bus. Anybody who has that URL can read and write everything there.",
     ),
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option(envvar="PACELINE_TLS_CERT", help="PEM with the chain: serves HTTPS."),
+    typer.Option(
+        envvar="PACELINE_TLS_CERT", help="PEM file with the certificate chain: serves HTTPS."
+    ),
 ]
 TlsKey = Annotated[
     Path | None,
-    typer.Option(envvar="PACELINE_TLS_KEY", help="PEM; default: in --tls-cert."),
+    typer.Option(envvar="PACELINE_TLS_KEY", help="PEM file with the key; default: in --tls-cert."),
 ]
 TrustedProxy = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_TRUSTED_PROXY",
         metavar="10.0.0.5,…",
-        help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto count.",
+        help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto are trusted.",
     ),
 ]
 TrustProxyHeader = Annotated[
@@ -93,7 +97,7 @@ TrustProxyHeader = Annotated[
     typer.Option(
         envvar="PACELINE_TRUST_PROXY_HEADER",
         metavar="X-Forwarded-User",
-        help="Header in which these proxies, and nobody else, name the user.",
+        help="Header in which these proxies, and no other clients, name the user.",
     ),
 ]
 ProxyRole = Annotated[
@@ -101,7 +105,7 @@ ProxyRole = Annotated[
     typer.Option(
         envvar="PACELINE_PROXY_ROLE",
         metavar="USER=ROLE,…",
-        help="viewer, operator or admin, for users that proxies name; others are viewers.",
+        help="Role of a user whom proxies name: viewer, operator or admin; default: viewer.",
     ),
 ]
 WebhookTo = Annotated[
@@ -117,12 +121,14 @@ HourPrice = Annotated[
     typer.Option(
         envvar="PACELINE_HOUR_PRICE",
         metavar="'2.50 EUR'",
-        help="Price of a worker-hour: costs are shown in money, too.",
+        help="Price of a worker-hour, to show costs also in money.",
     ),
 ]
 MaxStreams = Annotated[
     int,
-    typer.Option(envvar="PACELINE_MAX_STREAMS", min=1, help="Event streams of one client."),
+    typer.Option(
+        envvar="PACELINE_MAX_STREAMS", min=1, help="Maximum number of event streams per client."
+    ),
 ]
 PathPrefix = Annotated[
     str,
@@ -134,12 +140,18 @@ PathPrefix = Annotated[
 ]
 KeepDays = Annotated[
     float | None,
-    typer.Option(envvar="PACELINE_KEEP_DAYS", min=0, help="Delete runs that ended longer ago."),
+    typer.Option(
+        envvar="PACELINE_KEEP_DAYS",
+        min=0,
+        help="Delete runs that ended more than this many days ago.",
+    ),
 ]
 KeepRuns = Annotated[
     int | None,
     typer.Option(
-        envvar="PACELINE_KEEP_RUNS", min=0, help="Of runs that are over, keep the newest."
+        envvar="PACELINE_KEEP_RUNS",
+        min=0,
+        help="Of the runs that have ended, keep only this many of the newest.",
     ),
 ]
 KeepBytes = Annotated[
@@ -147,18 +159,19 @@ KeepBytes = Annotated[
     typer.Option(
         envvar="PACELINE_KEEP_BYTES",
         min=0,
-        help="Of runs that are over, delete the oldest until the database's rows take no more.",
+        help="Delete the oldest runs that have ended until the database's rows take at most this "
+        "many bytes.",
     ),
 ]
 Part = Annotated[
     Literal["web", "worker"] | None,
-    typer.Option(help="One part alone; needs --bus and --database."),
+    typer.Option(help="Run only this part; requires --bus and --database."),
 ]
 WorkerName = Annotated[
     str | None,
     typer.Option(
-        help="Of this worker: no other may have it, and it is best kept across restarts. "
-        "Default: host and port, or with --only worker host and process."
+        help="Unique name of this worker, best kept across restarts. Default: host and port, or "
+        "with --only worker host and process."
     ),
 ]
 ListeningSocket = Annotated[int | None, typer.Option(hidden=True)]

@@ -155,7 +155,7 @@ def test_a_single_rank_that_waits_is_it(runs: Runs) -> None:
 def test_a_rank_that_is_suspended(runs: Runs) -> None:
     said = runs.hangs("suspended", 1)
     assert (said["waiting"], said["silent"]) == ([0], [1])
-    assert "Nothing is heard of rank 1: suspended, or cut off" in said["words"]
+    assert "No reports from rank 1: suspended, or disconnected" in said["words"]
     stack = runs.stacks("suspended", 1)
     assert not stack["frame"]
     assert "suspended" in stack["problem"]
@@ -287,7 +287,7 @@ def test_a_rank_before_its_loop_is_not_cut_off(slow_runs: Runs) -> None:
     said = slow_runs.hangs("before the loop", 1)
     assert phases(said)[1] == "script"
     assert said["silent"] == []
-    assert "cut off" not in said["words"]
+    assert "disconnected" not in said["words"]
 
 
 @pytest.mark.long
