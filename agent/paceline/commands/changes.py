@@ -10,17 +10,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from paceline.commands.options import (
-    Json,
-    RunId,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    YesJson,
-    confirm,
-    connected,
-)
+from paceline.commands.options import ChangeRequest, Connection, Json, RunId, grouped
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import InputError
 
@@ -34,7 +24,9 @@ def register(app: typer.Typer) -> None:
     app.command("target")(target)
 
 
+@grouped
 def audit(
+    *,
     run_id: Annotated[
         str | None,
         typer.Argument(
@@ -46,13 +38,11 @@ def audit(
         str | None, typer.Option(help="Only changes of this kind, such as run.policy.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the newest changes: who requested them, when, from where, and why."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = None if run_id is None else client.run(run_id)
         query = {"run": run, "who": who, "action": action, "limit": limit}
         given = {name: value for name, value in query.items() if value is not None}
@@ -63,7 +53,9 @@ def audit(
         print_table(COLUMNS, [_row(change) for change in page["items"]])
 
 
+@grouped
 def auto(
+    *,
     run_id: RunId,
     mode: Annotated[
         Literal["off", "recommend", "switch"] | None,
@@ -77,23 +69,20 @@ def auto(
             show_default="as it was",
         ),
     ] = None,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Show what `auto` may do with a run's policy, or change it."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = client.run(run_id)
         if mode is None:
             answer = client.call("GET", f"/runs/{run}/auto")
         else:
             seen = client.revision(run)
             further = " with relaxed presets" if relaxed else ""
-            confirm(f"Set auto of run {run} to {mode}{further}?", yes, as_json)
-            body = {"mode": mode, "relaxed": relaxed, "by": "cli", "why": why}
+            change.confirm(f"Set auto of run {run} to {mode}{further}?", as_json)
+            body = {"mode": mode, "relaxed": relaxed, **change.audit_fields}
             answer = client.change("PUT", run, "auto", body, revision=seen)
     if as_json:
         print_json(answer)
@@ -102,7 +91,9 @@ def auto(
         typer.echo(f"run {run}: auto is {answer['mode']}{words}")
 
 
+@grouped
 def target(
+    *,
     run_id: RunId,
     wanted: Annotated[
         str | None,
@@ -115,26 +106,23 @@ def target(
     remove: Annotated[
         bool, typer.Option("--remove", help="The run has no target any more.")
     ] = False,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Show a run's target and when it was met, or set the target."""
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")
-    body = None if wanted is None else {**_target(wanted), "by": "cli", "why": why}
-    with connected(server, token, token_file) as client:
+    body = None if wanted is None else {**_target(wanted), **change.audit_fields}
+    with connection.client() as client:
         run = client.run(run_id)
         seen = client.revision(run)
         if body is not None:
-            confirm(f"Set the target of run {run} to {wanted}?", yes, as_json)
+            change.confirm(f"Set the target of run {run} to {wanted}?", as_json)
             answer = client.change("PUT", run, "target", body, revision=seen)
         elif remove:
-            confirm(f"Remove the target of run {run}?", yes, as_json)
-            path = f"target?{urlencode({'by': 'cli', 'why': why})}"
+            change.confirm(f"Remove the target of run {run}?", as_json)
+            path = f"target?{urlencode(change.audit_fields)}"
             answer = client.change("DELETE", run, path, {}, revision=seen)
         else:
             answer = client.call("GET", f"/runs/{run}")

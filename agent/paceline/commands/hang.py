@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, RunId, grouped
 from paceline.commands.printing import plain, print_json
 from paceline.commands.stacks import asked, stacks, where
 from paceline.core.errors import PacelineError
@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
     app.command()(stacks)
 
 
+@grouped
 def hang(
+    *,
     run_id: RunId,
     after: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds without a step, at least.")
@@ -30,13 +32,11 @@ def hang(
         bool,
         typer.Option("--stacks", help="Tell where in the code those ranks are that hold it up."),
     ] = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Report whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run_id = client.run(run_id)
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
         if with_stacks:

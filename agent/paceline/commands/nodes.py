@@ -7,14 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import (
-    Json,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    connected,
-)
+from paceline.commands.options import Connection, Json, Why, grouped
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import PacelineError
 
@@ -36,17 +29,16 @@ def register(app: typer.Typer) -> None:
     app.command("uncordon")(uncordon)
 
 
+@grouped
 def nodes(
     context: typer.Context,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the nodes: whether they answer, what they train, and whether they are cordoned."""
     if context.invoked_subcommand is not None:
         return
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         listed = client.call("GET", "/nodes")
     if as_json:
         print_json(listed)
@@ -54,32 +46,31 @@ def nodes(
         print_table(COLUMNS, [_row(node) for node in listed])
 
 
+@grouped
 def forget(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Remove a node that is out of use from the list, with its key and its user on the bus.
 
     An agent with a valid token registers again: revoke the token first to keep the node out.
     """
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("DELETE", f"/nodes/{_quoted(node)}", params={"by": "cli", "why": why})
     _say(answer, f"node {node} is forgotten", as_json)
 
 
+@grouped
 def check(
     node: Name,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Measure how fast a node computes, copies memory and writes; not while ranks train there."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
         deadline = time.monotonic() + _MEASURING_S
         after = before
@@ -95,32 +86,32 @@ def check(
     _say(after, f"node {node}: {_speeds(after['check'])}", as_json)
 
 
+@grouped
 def cordon(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Keep a node from getting or joining new runs; runs on it continue."""
     path = f"/nodes/{_quoted(node)}/cordon"
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("PUT", path, {"reason": why, "by": "cli"})
     _say(answer, f"node {node} is cordoned: `paceline uncordon {node}` lifts it", as_json)
 
 
+@grouped
 def uncordon(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Allow a node to get runs again."""
     path = f"/nodes/{_quoted(node)}/cordon"
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("DELETE", path, params={"by": "cli", "why": why})
     _say(answer, f"node {node} gets runs again", as_json)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, grouped
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import InputError
 
@@ -24,15 +24,15 @@ def register(app: typer.Typer) -> None:
 
 
 @rejected.command("list")
+@grouped
 def listed(
+    *,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the newest messages that could not be stored, with their reasons."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         page = client.call("GET", "/rejected", params={"limit": limit})
     if as_json:
         print_json(page)
@@ -43,6 +43,7 @@ def listed(
 
 
 @rejected.command()
+@grouped
 def drop(
     entry: Annotated[
         str,
@@ -50,15 +51,13 @@ def drop(
             metavar="ENTRY", help="Number of a message, as `paceline rejected list` has it."
         ),
     ],
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Drop a message from the list."""
     if not _NUMBER.fullmatch(entry):
         raise InputError(f"ENTRY {entry!a}: give a number that `paceline rejected list` prints")
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         message = client.call("DELETE", f"/rejected/{entry}")
     if as_json:
         print_json(message)

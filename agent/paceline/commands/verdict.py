@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, grouped
 from paceline.commands.printing import money, plain, print_json
 
 OptionalRun = Annotated[
@@ -26,14 +26,14 @@ def register(app: typer.Typer) -> None:
     app.command()(verdict)
 
 
+@grouped
 def verdict(
+    *,
     run_id: OptionalRun = None,
     fleet: Fleet = False,
     first: First = None,
     last: Last = None,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Report which ranks slow a run down, why, since when, what it costs, and what to do.
@@ -43,7 +43,7 @@ def verdict(
     if fleet == (run_id is not None):
         raise typer.BadParameter("give a run, or --fleet for all that train", param_hint="RUN_ID")
     if run_id is None:
-        with connected(server, token, token_file) as client:
+        with connection.client() as client:
             answer = client.call("GET", "/verdict")
         if as_json:
             print_json(answer)
@@ -52,7 +52,7 @@ def verdict(
         return
     span = {"from": first, "to": last}
     params = {name: step for name, step in span.items() if step is not None}
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("GET", f"/runs/{client.run(run_id)}/verdict", params=params)
     if as_json:
         print_json(answer)
