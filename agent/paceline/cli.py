@@ -77,7 +77,7 @@ def _options(
             _VERSION,
             callback=_print_version,
             is_eager=True,
-            help="Print the version; `paceline version` has PyTorch's and the protocol's, too.",
+            help="Print the version; `paceline version` also prints PyTorch's and the protocol's.",
         ),
     ] = False,
 ) -> None:
@@ -92,9 +92,9 @@ def agent(
     bus: Annotated[
         str | None,
         typer.Option(
-            help="redis:// URL of the bus as this machine reaches it; the server tells user and "
-            "password. With a password: works without a server.",
-            show_default="what the server says",
+            help="redis:// URL of the bus as this machine reaches it; user and password come "
+            "from the server. With a password in the URL, the agent needs no server.",
+            show_default="the server's",
         ),
     ] = None,
     node: Node = None,
@@ -161,12 +161,12 @@ def backends(connection: Connection, as_json: Json = False) -> None:
 def stop(
     *,
     run_id: RunId,
-    force: Annotated[bool, typer.Option("--force", help="Kill its processes now.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill the run's processes now.")] = False,
     change: ChangeRequest,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Stop a run at its next segment: the script continues to its last lines."""
+    """Stop a run at its next segment; the script's code after the training still runs."""
     with connection.client() as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
@@ -186,13 +186,16 @@ class Resumption:
     run_id: RunId
     max_restarts: Annotated[
         int | None,
-        typer.Option(min=0, help="How often to start all ranks again.", show_default="as before"),
+        typer.Option(
+            min=0, help="Maximum number of restarts of all ranks.", show_default="as before"
+        ),
     ] = None
     env: Env = None
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Where it goes on, such as `slurm`, or `local` for agents of nodes.",
+            help="Training backend that continues the run, such as `slurm`, or `local` for "
+            "agents of nodes.",
             show_default="as before",
         ),
     ] = None
@@ -200,12 +203,16 @@ class Resumption:
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="What it may take; repeatable. On another backend, earlier ones do not count.",
+            help="Option of the backend; repeatable. Another backend discards earlier options.",
         ),
     ] = None
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER|LEAST:MOST", help="How many nodes.", show_default="as before"),
+        typer.Option(
+            metavar="NUMBER|MIN:MAX",
+            help="Number of nodes, or minimum and maximum.",
+            show_default="as before",
+        ),
     ] = None
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Ranks on each node.", show_default="as before")
@@ -254,9 +261,12 @@ def resume(
     if as_json:
         print_json(answer)
     else:
-        typer.echo(f"run {run_id} goes on with attempt {answer['first_attempt']}")
+        typer.echo(f"run {run_id} resumes with attempt {answer['first_attempt']}")
         if not elsewhere:
-            typer.echo("Its node's agent starts it: with --env's variables, not with this shell's.")
+            typer.echo(
+                "The node's agent starts the ranks, with the variables of --env and not with "
+                "this shell's."
+            )
 
 
 @app.command("version")

@@ -48,13 +48,16 @@ class SimulatedPolicies:
     """The policies to simulate, and the steps that count."""
 
     policy: Annotated[
-        str | None, typer.Option(help="From start to end, instead of the scenario's.")
+        str | None, typer.Option(help="Policy of the whole simulation, instead of the scenario's.")
     ] = None
     compare: Annotated[
-        str | None, typer.Option(metavar="bsp,chronica", help="Simulate under each, and tabulate.")
+        str | None,
+        typer.Option(
+            metavar="bsp,chronica", help="Policies to simulate and to compare in a table."
+        ),
     ] = None
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after each policy's start that figures leave out.")
+        int, typer.Option(min=0, help="Steps after each policy's start that the figures exclude.")
     ] = 0
 
     @property
@@ -71,7 +74,9 @@ def simulate(
     scenario: Annotated[Path, typer.Argument(help="YAML file; docs/simulator.md.")],
     server: Annotated[
         str | None,
-        typer.Option(help="URL of a server that shall show the run; default: simulate just here."),
+        typer.Option(
+            help="URL of a server that should show the run; default: simulate without a server."
+        ),
     ] = None,
     policies: SimulatedPolicies,
     authentication: Authentication,
@@ -82,7 +87,9 @@ def simulate(
 
     policy, warmup = policies.policy, policies.warmup
     if policies.compare is not None and (policy is not None or server is not None):
-        raise typer.BadParameter("goes with neither --policy nor --server", param_hint="--compare")
+        raise typer.BadParameter(
+            "cannot be combined with --policy or --server", param_hint="--compare"
+        )
     if server is None:
         raise typer.Exit(command.in_memory(scenario, policies.names, warmup, as_json))
     token = authentication.read()

@@ -30,12 +30,14 @@ def audit(
     run_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN", help="Only changes of this run: its id, or the beginning of one."
+            metavar="RUN", help="Only changes of this run: its id, or a unique prefix of one."
         ),
     ] = None,
-    who: Annotated[str | None, typer.Option(help="Only what this token's holder changed.")] = None,
+    who: Annotated[
+        str | None, typer.Option(help="Only changes by the holder of this token.")
+    ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Only changes of this kind, such as run.policy.")
+        str | None, typer.Option(help="Only this kind of change, such as run.policy.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
     connection: Connection,
@@ -59,14 +61,14 @@ def auto(
     run_id: RunId,
     mode: Annotated[
         Literal["off", "recommend", "switch"] | None,
-        typer.Argument(help="What it may do from now on; without it, nothing is changed."),
+        typer.Argument(help="What `auto` may do from now on; omit it to show the setting."),
     ] = None,
     relaxed: Annotated[
         bool | None,
         typer.Option(
             "--relaxed/--no-relaxed",
-            help="It may choose presets that change the training, too.",
-            show_default="as it was",
+            help="`auto` may also choose presets that change the training.",
+            show_default="unchanged",
         ),
     ] = None,
     change: ChangeRequest,
@@ -99,13 +101,10 @@ def target(
         str | None,
         typer.Argument(
             metavar="METRIC>=VALUE",
-            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; without it, nothing is "
-            "changed.",
+            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; omit it to show the target.",
         ),
     ] = None,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="The run has no target any more.")
-    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the run's target.")] = False,
     change: ChangeRequest,
     connection: Connection,
     as_json: Json = False,

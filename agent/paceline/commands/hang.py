@@ -26,11 +26,11 @@ def hang(
     *,
     run_id: RunId,
     after: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Seconds without a step, at least.")
+        float, typer.Option(min=0, max=86_400, help="Minimum number of seconds without a step.")
     ] = 30.0,
     with_stacks: Annotated[
         bool,
-        typer.Option("--stacks", help="Tell where in the code those ranks are that hold it up."),
+        typer.Option("--stacks", help="Show where in the code the blocking ranks are."),
     ] = False,
     connection: Connection,
     as_json: Json = False,
@@ -58,7 +58,7 @@ def hang(
 
 def _state(client: Client, run: str) -> str:
     state = client.call("GET", f"/runs/{run}")["state"]
-    return f"run {run} is {state}" + (", and goes on" if state == "running" else "")
+    return f"run {run} is {state}" + (" and does not hang" if state == "running" else "")
 
 
 def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:

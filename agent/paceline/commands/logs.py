@@ -38,13 +38,16 @@ class LogSelection:
         typer.Option(min=0, help="Only this rank; repeatable.", show_default="all ranks"),
     ] = None
     launcher: Annotated[
-        bool, typer.Option("--launcher", help="The log of what starts the ranks, instead.")
+        bool,
+        typer.Option(
+            "--launcher", help="Print the log of the process that starts the ranks instead."
+        ),
     ] = False
     attempt: Annotated[
-        int | None, typer.Option(min=0, help="Of this attempt.", show_default="the newest")
+        int | None, typer.Option(min=0, help="Only this attempt.", show_default="the newest")
     ] = None
     output: Annotated[
-        Literal["stdout", "stderr", "both"], typer.Option(help="Which output of the ranks.")
+        Literal["stdout", "stderr", "both"], typer.Option(help="Output of the ranks to print.")
     ] = "both"
     lines: Annotated[
         int,
@@ -83,10 +86,10 @@ def logs(
     run_id: RunId,
     selection: LogSelection,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+        bool, typer.Option("--follow", "-f", help="Print new output until the run has ended.")
     ] = False,
     listing: Annotated[
-        bool, typer.Option("--list", help="List which logs there are, and where.")
+        bool, typer.Option("--list", help="List the logs and their nodes instead.")
     ] = False,
     connection: Connection,
     as_json: Json = False,
@@ -98,7 +101,7 @@ def logs(
     if as_json and not listing:
         raise InputError("--json: only with --list; logs are plain text")
     if follow and (listing or selection.attempt is not None):
-        raise InputError("--follow goes on with the newest attempt: leave out --attempt and --list")
+        raise InputError("--follow prints the newest attempt: leave out --attempt and --list")
     with connection.client() as client:
         run = client.run(run_id)
         if listing:
@@ -182,7 +185,7 @@ class Reader:
             self._print([file for file in earlier if file not in files])
             if self._attempt is not None:
                 self._printer.finish()
-                _say(f"attempt {newest} begins")
+                _say(f"attempt {newest} starts")
                 # The new attempt is printed from its start.
                 self._lines = 0
             self._attempt = newest
@@ -215,7 +218,9 @@ class Reader:
             query.pop("tail", None)
             if (gone := part["offset"] - query.get("offset", part["offset"])) > 0:
                 of = f"{log.output} of rank {log.rank}" if log.rank is not None else "the launcher"
-                _say(f"{of}: {gone} bytes are left out here, as the log was too long to be kept")
+                _say(
+                    f"{of}: {gone} bytes are missing here, because the log was too long to be kept"
+                )
             self._offsets[log] = part["next"]
             yield part["text"]
             if not part["text"] or part["next"] >= part["size"]:
@@ -245,17 +250,18 @@ class Reader:
         run = self._client.call("GET", f"/runs/{self._run}")
         if ranks and run.get("driver"):
             there = (
-                "its script starts its ranks itself, so leave out --rank and --attempt: the log "
-                "has what the script prints, and on Ray what the workers print"
+                "its script starts its ranks itself, so leave out --rank and --attempt: "
+                "the log has the output of the script, and on Ray the output of the "
+                "workers"
             )
         elif ranks:
             there = f"there are ranks {spans(ranks)} and attempts {spans(attempts)}"
         elif run["attempt"] is None:
-            there = "no rank has begun"
+            there = "no rank has started"
         else:
             there = (
-                "no agent has them: those of `paceline run` are in its --data, which an agent on "
-                "that machine must have, too"
+                "no agent has its logs: those of `paceline run` are in its --data; start "
+                "an agent on that machine with the same --data"
             )
         which = f"log of rank {spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"

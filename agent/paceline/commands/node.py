@@ -39,21 +39,21 @@ class EnginePlace:
 
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The run's id: engines give it, with --slot."),
+        typer.Option(metavar="RUN", help="Id of the run; engines pass it, with --slot."),
     ] = None
     slot: Annotated[
         str | None,
         typer.Option(
-            help="What the engine calls this place, such as a job's and a task's number: it makes "
-            "the node's name unique.",
-            show_default="what Slurm says",
+            help="The engine's name of this place, such as the numbers of a job and a task; it "
+            "makes the node's name unique.",
+            show_default="from Slurm's variables",
         ),
     ] = None
     host: Annotated[
         str,
         typer.Option(
-            help="What the engine calls this machine, such as Slurm's $SLURMD_NODENAME: it can "
-            "then be cordoned there."
+            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME, for "
+            "cordons in the engine."
         ),
     ] = ""
 
@@ -73,16 +73,16 @@ class JobTraining:
         str | None,
         typer.Option(
             envvar="PACELINE_RUN_KEY",
-            help="With a script: the same on all nodes of the run, and on no others.",
-            show_default="job and step of Slurm",
+            help="With a script: key of the run, equal on all its nodes and unique to the run.",
+            show_default="Slurm's job and step",
         ),
     ] = None
     nodes: Annotated[
         str | None,
         typer.Option(
             metavar="2:4",
-            help="With a script: on how many nodes it trains, or least and most.",
-            show_default="1, or the tasks of Slurm's step",
+            help="With a script: number of nodes, or minimum and maximum.",
+            show_default="1, or the number of tasks of Slurm's step",
         ),
     ] = None
     nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1
@@ -128,9 +128,9 @@ def node(
             run, slot, token = _adopted(client, training.script, training, slot)
         connection = Connection(server=server, authentication=Authentication(token=token))
     elif training.script is not None or run is None:
-        raise InputError("give a script, or the run that an engine has started with --run")
+        raise InputError("give either a script, or with --run the run that an engine has started")
     elif slot is None:
-        raise InputError("--slot: with --run, give what makes the node's name unique")
+        raise InputError("--slot: required with --run, to make the node's name unique")
     node_id = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
     directory = data_directory(_own_directory(data, node_id))
     linking.log_to_stderr()
@@ -170,7 +170,7 @@ def _adopted(
     choice = training.choice.rest_fields() | restarts.rest_fields()
     made = linking.patiently(lambda: adoption.adopt(client, where, launch, choice), PATIENCE_S)
     _log.info(
-        "run %s, of the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
+        "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
     )
     return str(made["run"]), where.slot, str(made["token"])
 

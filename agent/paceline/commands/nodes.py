@@ -15,12 +15,14 @@ COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "pac
 _MEASURING_S = 90.0
 _LOOK_S = 0.5
 
-Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `paceline nodes` has it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NODE", help="Name of the node, as in `paceline nodes`.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(help="Lists the nodes, or forgets one that is out of use.")
+    group = typer.Typer(help="List the nodes, or forget one that is out of use.")
     group.callback(invoke_without_command=True)(nodes)
     group.command("forget")(forget)
     app.add_typer(group, name="nodes")
@@ -69,7 +71,7 @@ def check(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast a node computes, copies memory and writes; not while ranks train there."""
+    """Measure the compute, memory and disk speed of a node, once no rank trains there."""
     with connection.client() as client:
         before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
         deadline = time.monotonic() + _MEASURING_S
@@ -77,8 +79,8 @@ def check(
         while after["checked_at"] == before["checked_at"]:
             if time.monotonic() > deadline:
                 raise PacelineError(
-                    f"node {node} has told nothing for {_MEASURING_S:g} s: `paceline nodes` shows "
-                    "what it measures when it has the time"
+                    f"node {node} has reported nothing for {_MEASURING_S:g} s: `paceline nodes` "
+                    "shows the result once the node has measured it"
                 )
             time.sleep(_LOOK_S)
             listed = client.call("GET", "/nodes")
@@ -113,7 +115,7 @@ def uncordon(
     path = f"/nodes/{_quoted(node)}/cordon"
     with connection.client() as client:
         answer = client.call("DELETE", path, params={"by": "cli", "why": why})
-    _say(answer, f"node {node} gets runs again", as_json)
+    _say(answer, f"node {node} can get runs again", as_json)
 
 
 def _say(answer: dict[str, Any], words: str, as_json: bool) -> None:
@@ -132,7 +134,9 @@ def _quoted(node: str) -> str:
 def _speeds(check: dict[str, Any] | None) -> str | None:
     if check is None:
         return None
-    words = f"{check['compute_gflops']:.3g} GFLOP/s a core, {check['memory_gbps']:.3g} GB/s memory"
+    words = (
+        f"{check['compute_gflops']:.3g} GFLOP/s per core, {check['memory_gbps']:.3g} GB/s memory"
+    )
     disk = check["disk_mbps"]
     return words if disk is None else f"{words}, {disk:.3g} MB/s disk"
 
@@ -165,5 +169,5 @@ def _in_engine(said: dict[str, Any]) -> str:
     if said["refusal"] is not None:
         return f"{said['backend']} refuses the {what}: {said['refusal']}"
     if said["told_at"] is None:
-        return f"{said['backend']} is yet to be told of the {what}"
+        return f"{said['backend']} has not received the {what} yet"
     return f"cordoned in {said['backend']}: {said['host']}"

@@ -111,7 +111,7 @@ Token = Annotated[
         envvar="PACELINE_TOKEN",
         help="Token of the server. Other users of this machine can see an argument: prefer the "
         "variable or --token-file.",
-        show_default="what a server on this machine keeps for its user",
+        show_default="stored by a server on this machine",
     ),
 ]
 TokenFile = Annotated[
@@ -133,14 +133,14 @@ Notice = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_NOTICE",
-        help="Leave in order when the provider takes this machine back: ec2, gce, azure, or the "
-        "address of a notice, which is not found (404) until then.",
-        show_default="nobody is asked",
+        help="Leave runs in good order before the provider reclaims this machine: ec2, gce, "
+        "azure, or the URL of a notice that returns 404 until then.",
+        show_default="no provider",
     ),
 ]
 Env = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),
+    typer.Option(metavar="NAME[=VALUE]", help="Environment variable of the ranks; repeatable."),
 ]
 Parameters = Annotated[
     list[str] | None,
@@ -149,12 +149,12 @@ Parameters = Annotated[
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="Policy at the start; `paceline policies` lists all.", show_default="the server's"
+        help="Initial policy; `paceline policies` lists all.", show_default="the server's"
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the run.", show_default="the script")]
 MaxRestarts = Annotated[
-    int, typer.Option(min=0, help="How often to start all ranks again after one failed.")
+    int, typer.Option(min=0, help="Maximum number of restarts of all ranks after one failed.")
 ]
 RestartHung = Annotated[
     float | None,
@@ -163,13 +163,12 @@ RestartHung = Annotated[
         metavar="SECONDS",
         min=10,
         max=86_400,
-        help="When the run has hung for so long, start all ranks again: one of --max-restarts.",
-        show_default="it is left alone",
+        help="Restart all ranks when the run has hung for this time; counts towards "
+        "--max-restarts.",
+        show_default="no restart",
     ),
 ]
-RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run id, or a beginning that no other run's id has.")
-]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
 Why = Annotated[str, typer.Option(help="The reason, for `paceline audit`.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Yes = Annotated[
@@ -293,7 +292,7 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        reason = "--json asks no questions" if as_json else "no terminal can be asked"
+        reason = "with --json no question is asked" if as_json else "there is no terminal to ask"
         raise InputError(f"{question} Confirm with --yes: {reason}")
     typer.confirm(question, abort=True, err=True)
 
@@ -313,7 +312,7 @@ def node_name(name: str | None) -> str:
     name = name or machine.default_name()
     if not is_node(name):
         raise InputError(
-            f"--node {name}: a name has 1 to 200 letters, digits, dots, - and _, and begins with "
+            f"--node {name}: a name has 1 to 200 letters, digits, dots, - and _, and starts with "
             "a letter or a digit"
         )
     return name

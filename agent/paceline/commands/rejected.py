@@ -14,7 +14,7 @@ from paceline.core.errors import InputError
 _NUMBER = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 rejected = typer.Typer(
-    help="Lists and drops messages that the control plane could not store.", no_args_is_help=True
+    help="List and drop messages that the control plane could not store.", no_args_is_help=True
 )
 
 
@@ -39,7 +39,7 @@ def listed(
         return
     for message in page["items"]:
         typer.echo(_line(message))
-    typer.echo(f"{page['kept']} kept, {page['ever']} ever")
+    typer.echo(f"{page['kept']} kept, {page['ever']} rejected in total")
 
 
 @rejected.command()
@@ -48,7 +48,7 @@ def drop(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="ENTRY", help="Number of a message, as `paceline rejected list` has it."
+            metavar="ENTRY", help="Number of a message, as in `paceline rejected list`."
         ),
     ],
     connection: Connection,

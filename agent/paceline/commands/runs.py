@@ -40,7 +40,7 @@ class RunQuery:
     state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None
     policy: Annotated[str | None, typer.Option(help="Only under this policy.")] = None
     used: Annotated[
-        str | None, typer.Option(help="Only where this policy was in force at some time.")
+        str | None, typer.Option(help="Only if this policy was in force at some time.")
     ] = None
     param: Annotated[
         list[str] | None,
@@ -60,11 +60,11 @@ class RunQuery:
     ] = None
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")] = None
     since: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only created then or later.")
+        datetime | None, typer.Option(formats=_DATES, help="Only created at this time or later.")
     ] = None
-    until: Annotated[datetime | None, typer.Option(formats=_DATES, help="Only created before.")] = (
-        None
-    )
+    until: Annotated[
+        datetime | None, typer.Option(formats=_DATES, help="Only created before this time.")
+    ] = None
     waste_min: Annotated[
         float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
     ] = None
@@ -73,7 +73,10 @@ class RunQuery:
         float | None, typer.Option(help="Only with at least this mean time per step.")
     ] = None
     sort: Annotated[
-        str, typer.Option(help="Such as `name`, or `-waste` or `-cost`: the greatest first.")
+        str,
+        typer.Option(
+            help="Column to sort by, such as `name`; `-waste` or `-cost`: the largest first."
+        ),
     ] = "-created_at"
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20
 
@@ -90,7 +93,7 @@ class RunQuery:
 
 def register(app: typer.Typer) -> None:
     """Add the group to the command line; without a subcommand it lists runs."""
-    group = typer.Typer(help="Lists, shows, compares, exports and labels runs.")
+    group = typer.Typer(help="List, show, compare, export and label runs.")
     group.callback(invoke_without_command=True)(runs)
     for command in (show, compare, export, tag, untag, note):
         group.command(command.__name__)(command)
@@ -103,7 +106,7 @@ def runs(
     context: typer.Context,
     query: RunQuery,
     watch: Annotated[
-        bool, typer.Option("--watch", help="List again every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh the list every two seconds, until Ctrl-C.")
     ] = False,
     connection: Connection,
     as_json: Json = False,
@@ -177,7 +180,7 @@ def show(
         typer.echo(f"{name:13} {_figure(name, value)}")
     if cost := about["cost"]:
         waited = money(cost["waited"], cost["currency"])
-        typer.echo(f"{'cost':13} {_money(cost)}, of it waiting: {waited}")
+        typer.echo(f"{'cost':13} {_money(cost)}, {waited} of it for waiting")
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
     columns = ("version", "policy", "parameters", "requested_by", "effective_step")
     print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
@@ -191,7 +194,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
-            help="Two to six runs; of a run some steps, or those of a version of its policy.",
+            help="Two to six runs; of each all steps, a range of steps, or the steps of a "
+            "policy version.",
         ),
     ],
     connection: Connection,
@@ -219,11 +223,11 @@ def export(
     run_id: RunId,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="File; its name ends with .csv, .ndjson or .parquet."),
+        typer.Option("--output", "-o", help="File to write: .csv, .ndjson or .parquet."),
     ],
     table: Annotated[
         Literal["steps", "worker-steps", "rounds", "segments", "switches"],
-        typer.Option(help="Which of the run's tables."),
+        typer.Option(help="Table of the run to write."),
     ] = "steps",
     connection: Connection,
 ) -> None:
@@ -240,7 +244,7 @@ def export(
 def tag(
     *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Short words.")],
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to add: short words.")],
     yes: Yes = False,
     connection: Connection,
 ) -> None:
@@ -257,7 +261,7 @@ def tag(
 def untag(
     *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags that it has.")],
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to remove.")],
     yes: Yes = False,
     connection: Connection,
 ) -> None:
@@ -274,7 +278,7 @@ def untag(
 def note(
     *,
     run_id: RunId,
-    text: Annotated[str, typer.Argument(help="The whole note; empty: none.")],
+    text: Annotated[str, typer.Argument(help="The new note; empty to remove the note.")],
     why: Why = "",
     yes: Yes = False,
     connection: Connection,
@@ -333,7 +337,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
             changes.append(form.format(change["value"]))
             continue
         low, high = form.format(change["low"]), form.format(change["high"])
-        words = "" if change["known"] else ", none shown"
+        words = "" if change["known"] else ", no clear difference"
         changes.append(f"{form.format(change['value'])} ({low} to {high}{words})")
     return dict(zip(names, [_figure_of(row), *values, *changes], strict=True))
 

@@ -20,7 +20,7 @@ Steps = Annotated[
     str | None,
     typer.Option(
         metavar="FIRST:LAST",
-        help="Range of steps, both included; either may be left out.",
+        help="Range of steps, inclusive; either end may be omitted.",
         show_default="the newest 100",
     ),
 ]

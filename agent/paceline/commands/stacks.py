@@ -27,7 +27,7 @@ def stacks(
 ) -> None:
     """Print the Python stacks of a run's ranks, also of ranks that hang.
 
-    Needs the role operator. Exit code 3: a rank has given no stacks.
+    Needs the role operator. Exit code 3: the stacks of a rank are missing.
     """
     with connection.client() as client:
         answer = asked(client, client.run(run_id), rank)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 # The changes of a preset to the training, in words.
 _CHANGES = {
-    "nothing": "What is trained stays as under plain DDP.",
-    "batches": "Other samples than under plain DDP will meet in a global batch.",
-    "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
+    "nothing": "The training stays as under plain DDP.",
+    "batches": "Global batches will have other samples than under plain DDP.",
+    "training": "THIS CHANGES THE TRAINING: a step no longer averages the gradients of all ranks.",
 }
 
 
@@ -63,7 +63,7 @@ def switch(
     if as_json:
         print_json(answer)
         return
-    typer.echo(f"run {run_id} goes on with {policy} from its next segment")
+    typer.echo(f"run {run_id} switches to {policy} at its next segment")
     if words:
         typer.echo(words)
     for warning in warnings:

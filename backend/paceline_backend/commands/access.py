@@ -26,7 +26,7 @@ _COLUMNS = (
     "revoked_at",
 )
 
-app = typer.Typer(help="Makes, lists and revokes tokens of a server.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke tokens of a server.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
@@ -39,16 +39,23 @@ def register(parent: typer.Typer) -> None:
 class TokenRequest:
     """The token to create."""
 
-    name: Annotated[str, typer.Argument(help="What people call it.")]
+    name: Annotated[str, typer.Argument(help="Name of the token, for people.")]
     scope: Annotated[
         Literal["viewer", "operator", "agent", "admin"],
-        typer.Option(help="What it allows: docs/deploying.md."),
+        typer.Option(help="Role of the token: docs/deploying.md."),
     ]
     expires: Annotated[
-        str | None, typer.Option(metavar="30d", help="Seconds, or with m, h or d; default: never.")
+        str | None,
+        typer.Option(
+            metavar="30d",
+            help="Lifetime in seconds, or with the unit m, h or d; default: unlimited.",
+        ),
     ] = None
     node: Annotated[
-        str | None, typer.Option(help="Of an agent's: the only node that it is for; default: all.")
+        str | None,
+        typer.Option(
+            help="For an agent: the only node that may use the token; default: all nodes."
+        ),
     ] = None
 
     def body(self) -> dict[str, Any]:
@@ -70,8 +77,8 @@ def create(
     database: Annotated[
         str | None,
         typer.Option(
-            help="SQLAlchemy URL of a server's database: makes the token there, without a server "
-            "and without another token.",
+            help="SQLAlchemy URL of a server's database: create the token there, without a "
+            "server and without another token.",
         ),
     ] = None,
     authentication: Authentication,
@@ -109,13 +116,15 @@ def list_tokens(
 @app.command()
 @grouped
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `paceline token list` says.")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the token, as in `paceline token list`.")
+    ],
     connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Revoke a token and log out the browsers that used it."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
-        raise InputError(f"{token_id} is no token's id: `paceline token list` shows them")
+        raise InputError(f"ID {token_id}: this is no token's id; `paceline token list` shows them")
     with connection.client() as client:
         revoked = client.call("DELETE", f"/tokens/{token_id}")
     if as_json:
@@ -164,7 +173,9 @@ def _seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:
-        raise InputError(f"--expires {text}: give a number of seconds, or such as 12h or 30d")
+        raise InputError(
+            f"--expires {text}: give a number of seconds, or a time such as 12h or 30d"
+        )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 

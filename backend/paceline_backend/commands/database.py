@@ -26,7 +26,7 @@ from paceline_backend.store.upkeep import secret as rotation
 _FAILED, _ENVIRONMENT = 1, 3
 _MIB = 2**20
 
-app = typer.Typer(no_args_is_help=True, help="Upgrades, checks, prunes and copies the database.")
+app = typer.Typer(no_args_is_help=True, help="Upgrade, check, prune and copy the database.")
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
     """Migrate the database, as a server does when it starts."""
     with _opened(database, data, new=True) as store:
         Store.open(store.url.render_as_string(hide_password=False)).close()
-        typer.echo(f"{store.name} has the tables of this version")
+        typer.echo(f"{store.name} is migrated to this version")
 
 
 @app.command()
@@ -69,13 +69,17 @@ def check(database: Database = None, data: Data = DATA, as_json: Json = False) -
 @app.command()
 def prune(
     keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Delete runs that ended longer ago.")
+        float | None,
+        typer.Option(min=0, help="Delete runs that ended more than this many days ago."),
     ] = None,
     keep_runs: Annotated[
-        int | None, typer.Option(min=0, help="Of runs that are over, keep the newest so many.")
+        int | None, typer.Option(min=0, help="Of ended runs, keep this many of the newest.")
     ] = None,
     keep_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Delete the oldest until rows take no more.")
+        int | None,
+        typer.Option(
+            min=0, help="Delete the oldest ended runs until rows take at most this many bytes."
+        ),
     ] = None,
     database: Database = None,
     data: Data = DATA,
@@ -106,14 +110,16 @@ def _pause(seconds: float) -> bool:
 
 @app.command("rotate-secret")
 def rotate_secret(
-    yes: Annotated[bool, typer.Option("--yes", help="Also while runs are active.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Replace the secret even if runs are active.")
+    ] = False,
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Replace the server's secret after somebody else may have read it: stop all servers first.
+    """Replace the server's secret if it may have leaked. Stop all servers first.
 
-    Agents get new keys when the server is back. Active runs train on without the server until they
-    are resumed. Browsers must log in again; webhooks must be created again.
+    Agents get new keys when the server is back. Active runs continue without the server until
+    they are resumed. Browsers must log in again; webhooks must be created again.
     """
     with _opened(database, data) as store:
         with store.read() as connection:
@@ -130,7 +136,7 @@ def rotate_secret(
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")],
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
     database: Database = None,
     data: Data = DATA,
 ) -> None:
@@ -142,9 +148,9 @@ def backup(
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="That `paceline db backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File that `paceline db backup` wrote.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also over a database with rows.")
+        bool, typer.Option("--replace", help="Overwrite a database that has rows.")
     ] = False,
     database: Database = None,
     data: Data = DATA,
@@ -152,4 +158,4 @@ def restore(
     """Restore the database from a copy: stop all servers first. Postgres uses pg_restore."""
     with _opened(database, data, new=True) as store:
         copies.restore(store, file, replace=replace)
-        typer.echo(f"{store.name} is as in {file}")
+        typer.echo(f"{store.name} is restored from {file}")

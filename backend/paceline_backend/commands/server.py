@@ -29,13 +29,15 @@ class Endpoints:
     """Address of the server, and the database and bus behind it."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8000
     database: Database = None
     bus: Annotated[
         str | None,
         typer.Option(
             envvar="PACELINE_BUS",
-            help="redis:// URL that agents can reach too; default: an embedded one on loopback.",
+            help="redis:// URL that agents can reach, too; default: an embedded bus on loopback.",
         ),
     ] = None
     data: Data = DATA
@@ -49,20 +51,21 @@ class ServerTokens:
         str | None,
         typer.Option(
             envvar="PACELINE_TOKEN",
-            help="An admin's; needed beyond loopback. Other users can see an argument: "
+            help="Token for admins; required beyond loopback. Other users can see an argument: "
             "prefer the variable or --token-file.",
         ),
     ] = None
     token_file: Annotated[
-        Path | None, typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with that token.")
+        Path | None,
+        typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with the token for admins."),
     ] = None
     agent_token: Annotated[
         str | None,
-        typer.Option(envvar="PACELINE_AGENT_TOKEN", help="One for agents, of every node."),
+        typer.Option(envvar="PACELINE_AGENT_TOKEN", help="Token for the agents of all nodes."),
     ] = None
     viewer_token: Annotated[
         str | None,
-        typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="One for those who may only look."),
+        typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="Token for viewers."),
     ] = None
 
 
@@ -73,7 +76,9 @@ class NetworkOptions:
     max_body_bytes: Annotated[
         int,
         typer.Option(
-            envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Larger requests are refused."
+            envvar="PACELINE_MAX_BODY_BYTES",
+            min=1024,
+            help="Maximum size of a request body; larger requests are refused.",
         ),
     ] = MAX_BODY_BYTES
     trust_network: Annotated[
@@ -81,8 +86,8 @@ class NetworkOptions:
         typer.Option(
             "--trust-network",
             envvar="PACELINE_TRUST_NETWORK",
-            help="Let the embedded bus listen where --host says: in clear text, and whoever reads "
-            "along can start programs.",
+            help="Let the embedded bus listen at --host: unencrypted, and anyone who can read "
+            "the traffic can start programs.",
         ),
     ] = False
     share_bus_password: Annotated[
@@ -90,24 +95,30 @@ class NetworkOptions:
         typer.Option(
             "--share-bus-password",
             envvar=users.SHARE,
-            help="On a bus that lets the server make no users: give nodes and runs the server's "
-            "own URL of it. Whoever has that can read and write everything there.",
+            help="If the server cannot create users on the bus: give nodes and runs the "
+            "server's own URL of the bus, with which they can read and write everything "
+            "there.",
         ),
     ] = False
     tls_cert: Annotated[
         Path | None,
-        typer.Option(envvar="PACELINE_TLS_CERT", help="PEM with the chain: serves HTTPS."),
+        typer.Option(
+            envvar="PACELINE_TLS_CERT", help="PEM file with the certificate chain; enables HTTPS."
+        ),
     ] = None
     tls_key: Annotated[
         Path | None,
-        typer.Option(envvar="PACELINE_TLS_KEY", help="PEM; default: in --tls-cert."),
+        typer.Option(
+            envvar="PACELINE_TLS_KEY", help="PEM file with the private key; default: in --tls-cert."
+        ),
     ] = None
     trusted_proxy: Annotated[
         str | None,
         typer.Option(
             envvar="PACELINE_TRUSTED_PROXY",
             metavar="10.0.0.5,…",
-            help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto count.",
+            help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto are "
+            "trusted.",
         ),
     ] = None
     trust_proxy_header: Annotated[
@@ -115,7 +126,7 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_TRUST_PROXY_HEADER",
             metavar="X-Forwarded-User",
-            help="Header in which these proxies, and nobody else, name the user.",
+            help="Header in which these proxies name the user; ignored from other clients.",
         ),
     ] = None
     proxy_role: Annotated[
@@ -123,12 +134,16 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_PROXY_ROLE",
             metavar="USER=ROLE,…",
-            help="viewer, operator or admin, for users that proxies name; others are viewers.",
+            help="Role (viewer, operator or admin) of users that proxies name; others are viewers.",
         ),
     ] = None
     max_streams: Annotated[
         int,
-        typer.Option(envvar="PACELINE_MAX_STREAMS", min=1, help="Event streams of one client."),
+        typer.Option(
+            envvar="PACELINE_MAX_STREAMS",
+            min=1,
+            help="Maximum number of event streams of a client.",
+        ),
     ] = MAX_STREAMS
     path_prefix: Annotated[
         str,
@@ -157,17 +172,21 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_HOUR_PRICE",
             metavar="'2.50 EUR'",
-            help="Price of a worker-hour: costs are shown in money, too.",
+            help="Price of a worker-hour; with it, costs are also shown in money.",
         ),
     ] = None
     keep_days: Annotated[
         float | None,
-        typer.Option(envvar="PACELINE_KEEP_DAYS", min=0, help="Delete runs that ended longer ago."),
+        typer.Option(
+            envvar="PACELINE_KEEP_DAYS",
+            min=0,
+            help="Delete runs that ended more than this many days ago.",
+        ),
     ] = None
     keep_runs: Annotated[
         int | None,
         typer.Option(
-            envvar="PACELINE_KEEP_RUNS", min=0, help="Of runs that are over, keep the newest."
+            envvar="PACELINE_KEEP_RUNS", min=0, help="Of ended runs, keep this many of the newest."
         ),
     ] = None
     keep_bytes: Annotated[
@@ -175,7 +194,8 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_KEEP_BYTES",
             min=0,
-            help="Of runs that are over, delete the oldest until the database's rows take no more.",
+            help="Delete the oldest ended runs until the database's rows take at most this "
+            "many bytes.",
         ),
     ] = None
 
@@ -186,12 +206,12 @@ class ServerPart:
 
     only: Annotated[
         Literal["web", "worker"] | None,
-        typer.Option(help="One part alone; needs --bus and --database."),
+        typer.Option(help="Run only this part; needs --bus and --database."),
     ] = None
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of this worker: no other may have it, and it is best kept across restarts. "
+            help="Name of this worker: unique, and preferably the same after a restart. "
             "Default: host and port, or with --only worker host and process."
         ),
     ] = None

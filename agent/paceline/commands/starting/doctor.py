@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 class DoctorTrial:
     """Size and time limit of the training that is checked."""
 
-    nproc: Annotated[int, typer.Option(min=1, help="Ranks.")] = 2
-    steps: Annotated[int, typer.Option(min=1, help="Steps that the script makes.")] = 2
-    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="When to give up.")] = (
-        600.0
-    )
+    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to run.")] = 2
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit of the check.")
+    ] = 600.0
 
 
 @grouped
 def doctor(
     *,
-    script: Annotated[str, typer.Argument(help="Python script that trains.")],
+    script: Annotated[str, typer.Argument(help="Python script to check.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     trial: DoctorTrial,
     env: Env = None,

@@ -10,7 +10,9 @@ from paceline.commands.options import Name, NodeConnection, data_directory, grou
 
 _Command = Annotated[
     list[str],
-    typer.Argument(metavar="-- COMMAND …", help="What starts the ranks: torchrun, accelerate, …"),
+    typer.Argument(
+        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
+    ),
 ]
 
 

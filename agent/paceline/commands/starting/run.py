@@ -27,25 +27,26 @@ class RankPlacement:
     """The nodes on which the ranks run."""
 
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per emulated device")
+        int | None,
+        typer.Option(min=1, help="Number of ranks.", show_default="1, or one per emulated device"),
     ] = None
     nodes: Annotated[
         str | None,
         typer.Option(
             metavar="2:4",
-            help="How many nodes, or least and most: agents train it, --nproc ranks on each.",
-            show_default="this one",
+            help="Number of nodes, or minimum and maximum; agents start --nproc ranks on each.",
+            show_default="this machine only",
         ),
     ] = None
     spares: Annotated[
         int,
-        typer.Option(min=0, help="With --nodes: idle nodes that are held back while it trains."),
+        typer.Option(min=0, help="With --nodes: number of idle nodes to reserve for the run."),
     ] = 0
     replace_slow_nodes: Annotated[
         bool,
         typer.Option(
             "--replace-slow-nodes",
-            help="With --spares: a node that is slow for long makes way for a spare.",
+            help="With --spares: replace slow nodes automatically.",
         ),
     ] = False
     join_check: Annotated[
@@ -55,7 +56,8 @@ class RankPlacement:
             metavar="FACTOR",
             min=0,
             max=1000,
-            help="With --nodes: leave out nodes so many times slower than the median; 0: none.",
+            help="With --nodes: exclude nodes that are this many times slower than the median; "
+            "0: none.",
             show_default="1.5",
         ),
     ] = None
@@ -63,7 +65,8 @@ class RankPlacement:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Who gives the nodes, such as `slurm`; `paceline backends` lists all.",
+            help="Training backend that provides the nodes, such as `slurm`; `paceline "
+            "backends` lists all.",
             show_default="agents of nodes",
         ),
     ] = None
@@ -112,8 +115,8 @@ class Program:
         bool,
         typer.Option(
             "--driver",
-            help="The script is no rank, but starts the ranks, as Ray Train's does: --nproc of "
-            "them at most, anew --max-restarts times at most.",
+            help="The script starts the ranks itself, as with Ray Train: at most --nproc "
+            "ranks, restarted at most --max-restarts times.",
         ),
     ] = False
 
@@ -133,7 +136,7 @@ class DeviceEmulation:
 
     slowdown: Annotated[
         str | None,
-        typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: a factor for each rank."),
+        typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: one time factor per rank."),
     ] = None
     seconds_per_unit: Annotated[
         float, typer.Option(help="Emulated time of one size unit at factor 1.")
@@ -193,7 +196,8 @@ def run(
     if program.driver:
         if restarts.restart_hung is not None:
             raise InputError(
-                "--driver: whoever starts the ranks ends them: leave --restart-hung out"
+                "--restart-hung: leave it out with --driver, where the script starts and "
+                "ends the ranks"
             )
         variables[drivers.VARIABLE] = "1"
     launch = Launch(
