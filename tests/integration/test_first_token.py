@@ -85,7 +85,7 @@ def test_mistakes_make_no_token(tmp_path: Path) -> None:
     code, _, err = ran("token", "create", "auto", *at)
     assert (code, "name: " in err) == (2, True), err
     code, _, err = ran("token", "create", "n", *at, "--node", "n1")
-    assert (code, "node: give a node's name" in err) == (2, True), err
+    assert (code, "node: give a valid node name" in err) == (2, True), err
     code, _, err = ran("token", "create", "n", "--database", "nonsense", "--scope", "admin")
     assert code in (2, 3), err
     assert "Traceback" not in err

@@ -356,7 +356,10 @@ def test_the_secret_is_rotated(
     webhook = sessions.keys(store).of_webhook("w")
     Keeper(store, bus_url).keep(bus)
     code, _, err = main(*command)
-    assert (code, f"1 runs are active and would lose the server ({run})" in err) == (3, True)
+    assert (
+        code,
+        f"1 runs are active and would lose their connection to the server ({run})" in err,
+    ) == (3, True)
     assert works(given)
     with connect(given["bus"]) as thief:
         assert thief.ping()

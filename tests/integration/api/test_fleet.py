@@ -51,7 +51,7 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert client.get("/api/v1/verdict").json()["words"] == "No run trains."
+    assert client.get("/api/v1/verdict").json()["words"] == "No run is training."
     trained(store, "fine", 1.0)
     trained(store, "slow", 3.0)
     add_run(store, "over", state="finished")
@@ -77,7 +77,7 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     assert node["node"] == "n"
     [held] = node["runs"]
     assert (held["run"], held["ranks"], held["kinds"]) == ("slow", [1], ["node"])
-    assert answer["words"].startswith("1 of 2 runs on 6 workers is held up; ")
+    assert answer["words"].startswith("1 of 2 runs on 6 workers is slowed down; ")
     main = in_process(monkeypatch, capsys)
     server = ("--server", str(client.base_url))
     code, printed, _ = main("verdict", "--fleet", *server)

@@ -65,7 +65,7 @@ def test_what_an_observed_run_does_not_take(shared_stack: Stack, tmp_path: Path)
         if "speed changed" not in (answer["reason"] or ""):
             break
         run = observed(shared_stack, "ddp", tmp_path)
-    assert answer["reason"] is None and "tells no sizes" in answer["assumes"]
+    assert answer["reason"] is None and "reports no sizes" in answer["assumes"]
     best = max(answer["forecasts"], key=lambda each: each["saving"])
     assert best["saving"] > 0.1  # rank 1 would get fewer samples
 

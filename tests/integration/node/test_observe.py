@@ -42,11 +42,12 @@ signal.pause()
 """
 AWAY = """
 import pathlib, sys
+from paceline.node.client import Client
 from paceline.node.starting import observing
 command = [sys.executable, "-c", "import os; print(os.getpid())"]
 observing.observe(
-    command, data=pathlib.Path(sys.argv[1]), node="here", server=None,
-    default_server="http://127.0.0.1:1", token=None, name=None,
+    command, Client("http://127.0.0.1:1"), name=None, node="here",
+    data=pathlib.Path(sys.argv[1]), required=False,
 )
 """
 

@@ -98,30 +98,22 @@ def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
 
 def train(
     launch: Launch,
+    client: Client,
+    choice: Mapping[str, Any],
     *,
-    data: Path,
     node: str,
-    server: str | None,
-    default_server: str,
-    token: str | None,
-    policy: str | None,
-    parameters: dict[str, Any],
-    name: str,
-    restart_hung_s: float | None = None,
+    data: Path,
+    required: bool,
 ) -> int:
     """Register a run with the server, train, and report the end; return the exit code.
 
     Args:
         launch: what to run.
-        data: the data directory.
+        client: a client of the server.
+        choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
-        server: URL of a server that must answer; None: `default_server`, which may be unavailable.
-        default_server: URL of the server to use if it answers.
-        token: token for the server.
-        policy: the run's first policy; None: the server's default.
-        parameters: parameters of the policy.
-        name: name of the run.
-        restart_hung_s: the control plane restarts all ranks when the run has hung for this time.
+        data: the data directory.
+        required: the server must answer; else, the ranks train without one if none answers.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
@@ -130,27 +122,22 @@ def train(
     """
     check(launch)
     with ExitStack() as stack:
-        client = stack.enter_context(Client(server or default_server, token))
         record = Record(f"local-{secrets.token_hex(4)}", node, SUPERVISOR, "")
         link = None
         try:
             check_bus(client, client.version())
         # A server at the default address is not required.
         except PacelineError as error:
-            if server is not None:
+            if required:
                 raise
-            _refuse_plans(policy, parameters, error)
-            if restart_hung_s is not None:
+            policy = choice.get("policy")
+            _refuse_plans(policy, choice.get("parameters") or {}, error)
+            if "restart_hung_s" in choice:
                 raise InputError(f"--restart-hung needs a control plane, but {error}") from error
             how = "and unobserved" if policy == OBSERVED else "in plain DDP's order"
             say(f"{error}: training without a control plane, {how}")
         else:
-            choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
-            if policy is not None:
-                choice["policy"] = policy
-            if restart_hung_s is not None:
-                choice["restart_hung_s"] = restart_hung_s
-            record.run = register(client, launch, {**choice, "launch": False})
+            record.run = register(client, launch, {**choice, "node": node, "launch": False})
             session = of_run(client, record.run)
             record.control = session.control
             link = stack.enter_context(Link(session))

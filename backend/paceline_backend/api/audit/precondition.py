@@ -45,7 +45,7 @@ def _expected(
     if_match: Annotated[
         str | None,
         Header(
-            description="the `ETag` of `GET /runs/{run}` that the change is meant for; `*`: any",
+            description="`ETag` of `GET /runs/{run}` on which the change is based; `*`: any",
             examples=['"3"'],
         ),
     ] = None,
@@ -53,8 +53,8 @@ def _expected(
     if if_match is None:
         raise ProblemError(
             HTTPStatus.PRECONDITION_REQUIRED,
-            f"say which revision of run {run} you have seen: send the ETag of GET /runs/{run} as "
-            "If-Match, or `If-Match: *` to change it whatever others have done",
+            f"If-Match is missing for run {run}: send the ETag of GET /runs/{run} as If-Match, or "
+            "`If-Match: *` to change the run regardless of other changes",
         )
     if if_match.strip() == "*":
         return None

@@ -17,7 +17,7 @@ router = APIRouter()
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 Cursor = Annotated[
-    str | None, Query(max_length=100, description="`next_cursor` of the page before")
+    str | None, Query(max_length=100, description="`next_cursor` of the previous page")
 ]
 
 
@@ -29,12 +29,19 @@ Cursor = Annotated[
 )
 def list_changes(
     request: Request,
-    run: Annotated[str | None, Query(max_length=200, description="of this run")] = None,
-    who: Annotated[str | None, Query(max_length=200, description="by this requester")] = None,
-    action: Annotated[
-        str | None, Query(max_length=100, description="of this kind", examples=["run.policy"])
+    run: Annotated[
+        str | None, Query(max_length=200, description="only changes of this run")
     ] = None,
-    since: Annotated[float | None, Query(description="at this Unix time or later")] = None,
+    who: Annotated[
+        str | None, Query(max_length=200, description="only changes by this requester")
+    ] = None,
+    action: Annotated[
+        str | None,
+        Query(max_length=100, description="only changes with this action", examples=["run.policy"]),
+    ] = None,
+    since: Annotated[
+        float | None, Query(description="only changes at this Unix time or later")
+    ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Any:

@@ -36,7 +36,7 @@ _FILES: dict[str, Any] = {
 def export(
     request: Request,
     run: str,
-    table: Annotated[Table, Query(description="which of the run's tables")] = "steps",
+    table: Annotated[Table, Query(description="table to export")] = "steps",
     form: Annotated[Format, Query(alias="format")] = "csv",
     first: From = None,
     to: To = None,

@@ -19,8 +19,8 @@ from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
 
-By = Annotated[models.Name, Query(description="the program that asks")]
-Why = Annotated[models.Why, Query(description="for the audit log")]
+By = Annotated[models.Name, Query(description="client program, for the audit log")]
+Why = Annotated[models.Why, Query(description="reason, for the audit log")]
 
 
 @router.get(

@@ -46,8 +46,8 @@ def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
 def uncordon_node(
     request: Request,
     node: str,
-    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
-    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
 ) -> Any:
     """Lift the cordon of a node. 409: the node is not cordoned."""
     requests.uncordon(store_of(request), node, requester_of(request, by, why))
@@ -60,8 +60,8 @@ def uncordon_node(
 def forget_node(
     request: Request,
     node: str,
-    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
-    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
 ) -> Any:
     """Delete a node from the list, and revoke its key and its user of the bus.
 
@@ -81,8 +81,8 @@ def forget_node(
 def check_node(
     request: Request,
     node: str,
-    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
-    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
 ) -> Any:
     """Ask a node's agent to measure the machine again.
 
