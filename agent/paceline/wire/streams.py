@@ -15,8 +15,9 @@ stream                    writer → reader            messages
 ``live(run)``             ingest → controller        `Committed`: what a plan rests on;
                                                      `RunChanged` for all parts of a Hello
                           web, worker → controller   `SwitchRequested`, `RunChanged`
-``CHANGES``               ingest, web, worker → web  no messages: runs about which something was
-                                                     committed, each with its earliest new step
+``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
+                          worker                     committed, each with its earliest new step; "":
+                                                     a request may have changed something else
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`
                           web → `paceline run`       `Kill`

@@ -66,6 +66,7 @@ from paceline_backend.api.rules import VIEWER, Allow, Rules
 from paceline_backend.api.runs import settings_of
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching
+from paceline_backend.api.waking import WakeWorkers
 from paceline_backend.insight.figures import Figures
 from paceline_backend.insight.reuse import Reused
 from paceline_backend.requests.asking import Asker

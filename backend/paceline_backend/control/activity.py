@@ -1,10 +1,10 @@
-"""Signal that something happens on this control plane, so that an idle worker hardly costs CPU time.
+"""Signal that something happens on this control plane, so that an idle worker hardly needs the CPU.
 
 Most rounds of the worker's `Periodic`s find nothing to do while no run is active and no client
 changes anything. `Activity` calls that *quiet*: the last entry on `CHANGES` is older than
-`QUIET_AFTER_S`, and no run is active. The web process adds an entry after each request that may have
-changed something, and ingest one for each change that open pages show. While it is quiet, each
-`Periodic` pauses for `QUIET_S` between its rounds, and the first change ends these pauses.
+`QUIET_AFTER_S`, and no run is active. The web process adds an entry after each request that may
+have changed something, and ingest adds one for each change that open pages show. While it is quiet,
+each `Periodic` pauses for `QUIET_S` between its rounds, and the first change ends these pauses.
 """
 
 from __future__ import annotations

@@ -109,8 +109,10 @@ _SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)
 # end.
 _HOLD_S = 30.0
 _part = msgspec.msgpack.Decoder(HelloPart)
-# Maximum delay after which `Ingest.run` notices that it should stop.
-_BLOCK_S = 0.25
+# Maximum delay after which `Ingest.run` notices that it should stop, and that there are new streams.
+# The second one applies after `_IDLE_AFTER_S` in which nodes sent nothing but heartbeats.
+_BLOCK_S, _IDLE_BLOCK_S = 0.25, 1.0
+_IDLE_AFTER_S = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +195,7 @@ class Ingest:
         self._blameless: Counter[str] = Counter()
         # Ends of runs whose own streams hold more entries.
         self._held: list[Received] = []
+        self._idle_at = time.monotonic() + _IDLE_AFTER_S
         # Called after each batch, and regularly while idle.
         self.on_step: Callable[[], None] = lambda: None
 
@@ -245,7 +248,8 @@ class Ingest:
         self._held = [each for each in self._held if each.entry[:2] in kept]
         self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
         self._take_wholes(client, stop)
-        entries = consumer.read(_BATCH, _BLOCK_S)
+        idle = time.monotonic() > self._idle_at
+        entries = consumer.read(_BATCH, _IDLE_BLOCK_S if idle else _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
@@ -316,6 +320,8 @@ class Ingest:
     def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
         items = [_item(each) for each in self._whole(client, received)]
+        if any(not isinstance(item.message, NodeState) for item in items):
+            self._idle_at = time.monotonic() + _IDLE_AFTER_S
         _mark_stale(client, items)
         good = self._check(items)
         self._complete = {}

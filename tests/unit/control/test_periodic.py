@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from paceline_backend.control.activity import Activity
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.store import StoreUnavailableError
 
@@ -51,13 +52,18 @@ def test_the_first_round_is_made_at_once_and_none_after_the_end() -> None:
     assert rounds == [1]
 
 
-def test_a_round_that_finds_nothing_is_followed_by_the_longer_pause() -> None:
-    pauses, outcomes = list[float | None](), iter([True, False, None])
+def test_pauses_are_long_while_nothing_happens_until_something_does() -> None:
+    stop, ended = threading.Event(), threading.Event()
+    asked: list[tuple[float, float]] = []
 
-    class Clockless(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            pauses.append(timeout)
-            return len(pauses) > 3
+    class Scripted(Activity):
+        def __init__(self) -> None:
+            """Without a database and a bus: the test says what happens."""
 
-    Periodic("engines", 0.5, lambda: next(outcomes), idle_s=3.0).run(Clockless())
-    assert pauses == [0.0, 0.5, 3.0, 0.5]
+        def pause(self, seconds: float, quiet_s: float, stop: threading.Event) -> bool:
+            asked.append((seconds, quiet_s))
+            return len(asked) > 1 or stop.is_set()
+
+    Periodic("engines", 0.5, lambda: None, ended.set, quiet_s=3.0).run(stop, Scripted())
+    assert asked == [(0.5, 3.0), (0.5, 3.0)]
+    assert ended.is_set()
