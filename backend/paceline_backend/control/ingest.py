@@ -109,7 +109,7 @@ _SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)
 # end.
 _HOLD_S = 30.0
 _part = msgspec.msgpack.Decoder(HelloPart)
-# Maximum delay after which `Ingest.run` notices that it should stop, and that there are new streams.
+# Maximum delay after which `Ingest.run` notices that it should stop, or that there are new streams.
 # The second one applies after `_IDLE_AFTER_S` in which nodes sent nothing but heartbeats.
 _BLOCK_S, _IDLE_BLOCK_S = 0.25, 1.0
 _IDLE_AFTER_S = 30.0
