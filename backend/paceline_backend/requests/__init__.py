@@ -7,9 +7,9 @@ command line and demo go through the API.
 
     me = Requester("me", "operator")
     run = launch(store, bus_url, new, me, start=True)
-    switch(store, bus_url, run, "paceline", {}, me)
-    stop(store, bus_url, run, "stopped by me", me)
-    resume(store, bus_url, run, {}, None, me, start=True)
+    switch(store, bus_url, RequestedChange(run, me), "paceline", {})
+    stop(store, bus_url, RequestedChange(run, me), "stopped by me")
+    resume(store, bus_url, RequestedChange(run, me), Resumption(start=True))
     session = sessions.of_node(store, bus_url, "node-1")
 
 They raise `InvalidRequestError` (a field is wrong), `ConflictError` (not in the run's present
@@ -33,8 +33,8 @@ from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
 from paceline_backend.requests.labels.target import set_target
 from paceline_backend.requests.launch import launch
-from paceline_backend.requests.replacing import replace, withdraw
-from paceline_backend.requests.resume import resume
+from paceline_backend.requests.replacing import NodeReplacement, replace, withdraw
+from paceline_backend.requests.resume import Resumption, resume
 from paceline_backend.requests.stop import stop
 from paceline_backend.requests.switch import switch
 
@@ -42,6 +42,8 @@ __all__ = [
     "ConflictError",
     "Elsewhere",
     "InvalidRequestError",
+    "NodeReplacement",
+    "Resumption",
     "adopt",
     "check_node",
     "check_policy",

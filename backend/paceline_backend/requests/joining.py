@@ -28,7 +28,7 @@ from paceline_backend.store import (
     runs,
     telemetry,
 )
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, RunNode
@@ -37,23 +37,18 @@ from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, Run
 def join(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     wanted: int | Sequence[str],
     env: Mapping[str, str],
-    by: Requester,
-    *,
-    expected: int | None = None,
 ) -> None:
     """Launches a run on further nodes; they join at the launchers' next meeting.
 
     Args:
         store: the database.
         bus_url: ``redis://…``.
-        run: the run's public id.
+        change: the run, and who asks.
         wanted: how many nodes, or which.
         env: values of the variables that the run was started with, which nobody stored.
-        by: who asks.
-        expected: the revision that the request is meant for; None: any.
 
     Raises:
         UnknownRunError: no such run.
@@ -64,18 +59,19 @@ def join(
         StoreError: or one of its kinds.
     """
     logs.hide_environment(env)
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new, _ = new_runs.stored(connection, run)
             group = under_way(connection, run)
             refuse_adopted(new)
             if new.has_jobs:
-                _ask_engine(connection, new, group, wanted, by, expected)
+                _ask_engine(connection, new, group, wanted, change)
                 return
             new = replace(new, env=environment(connection, run, new, env))
             names = _chosen(new, group, wanted, nodes.listed(connection))
             details = {"nodes": names}
-            record_change(connection, run, by, "run.join", expected=expected, details=details)
+            record_change(connection, change, "run.join", details)
             run_nodes.launch(connection, group.key, names, group.first_attempt)
         start(store, bus_url, bus, group, replace(new, nodes=names))
 
@@ -109,23 +105,19 @@ def start(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun, new
 def leave(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     node: str,
-    by: Requester,
     *,
     cordon: bool = False,
-    expected: int | None = None,
 ) -> None:
     """Ends a run's processes on one of its nodes; the others go on without it.
 
     Args:
         store: the database.
         bus_url: ``redis://…``.
-        run: the run's public id.
+        change: the run, and who asks.
         node: that leaves.
-        by: who asks.
         cordon: whether to cordon the node, too.
-        expected: the revision that the request is meant for; None: any.
 
     Raises:
         UnknownRunError: no such run.
@@ -134,6 +126,7 @@ def leave(
         redis.RedisError: the bus is away; whoever asked may ask again.
         StoreError: or one of its kinds.
     """
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new_runs.stored(connection, run)
@@ -147,10 +140,10 @@ def leave(
                     f"{len(staying)}: stop it, or let another node join first"
                 )
             details = {"node": node, "cordon": cordon}
-            record_change(connection, run, by, "run.leave", expected=expected, details=details)
+            record_change(connection, change, "run.leave", details)
             run_nodes.change(connection, leaver, {"leaving": True})
             if cordon:
-                cordon_too(connection, node, by)
+                cordon_too(connection, node, change.by)
         order_to_leave(store, bus, group, node)
         streams.tell_change(bus, run)
 
@@ -214,8 +207,7 @@ def _ask_engine(
     new: NewRun,
     group: MultiNodeRun,
     wanted: int | Sequence[str],
-    by: Requester,
-    expected: int | None,
+    change: RequestedChange,
 ) -> None:
     """Asks a run's engine for further nodes, each of which joins when it is there."""
     if not isinstance(wanted, int):
@@ -223,7 +215,7 @@ def _ask_engine(
     present = sum(not row.ended for row in group.nodes)
     _refuse_more(new, group, present, wanted, expected=jobs.expected(connection, group.id))
     details = {"nodes": wanted}
-    record_change(connection, group.id, by, "run.join", expected=expected, details=details)
+    record_change(connection, change, "run.join", details)
     jobs.add(connection, group.id, wanted)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from paceline.core import driver, logs
 from paceline.wire import State
@@ -19,25 +19,32 @@ from paceline_backend.requests.errors import (
 )
 from paceline_backend.requests.launch import placed, start_recorded
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs, segments
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 
 MOST_ATTEMPTS = 2**15  # numbers of attempts: as the columns
 _EMULATE = "PACELINE_EMULATE"
 
 
-def resume(
-    store: Store,
-    bus_url: str,
-    run: str,
-    env: Mapping[str, str],
-    max_restarts: int | None,
-    by: Requester,
-    *,
-    start: bool,
-    to: Elsewhere = AS_BEFORE,
-    expected: int | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Resumption:
+    """Terms on which a run goes on.
+
+    Args:
+        start: whether the control plane starts it; else who asks does.
+        max_restarts: how often the ranks may then be started again; None: as before.
+        to: where it goes on, if that is elsewhere, and on how much.
+        env: values of the variables that the run was started with, which nobody stored.
+    """
+
+    start: bool
+    max_restarts: int | None = None
+    to: Elsewhere = AS_BEFORE
+    # Values may be secrets, so the representation leaves them out.
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumption) -> None:
     """Makes an ended run a pending one, with another attempt, and starts it on its node.
 
     Its script goes on from its newest checkpoint, if it declares checkpoints.
@@ -45,13 +52,8 @@ def resume(
     Args:
         store: the database.
         bus_url: ``redis://…``.
-        run: the run's public id.
-        env: values of the variables that the run was started with, which nobody stored.
-        max_restarts: how often the ranks may then be started again; None: as before.
-        by: who asks.
-        start: whether the control plane starts it; else who asks does.
-        to: where it goes on, if that is elsewhere, and on how much.
-        expected: the revision that the request is meant for; None: any.
+        change: the run, and who asks.
+        terms: on which it goes on.
 
     Raises:
         UnknownRunError: no such run.
@@ -63,36 +65,34 @@ def resume(
 
     A run that was recorded and then not started, for whatever reason, has failed with that reason.
     """
-    logs.hide_environment(env)
+    logs.hide_environment(terms.env)
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
-            details = {"max_restarts": max_restarts, "launch": start, **to.asked}
-            record_change(connection, run, by, "run.resume", expected=expected, details=details)
-            new = _recorded(connection, run, env, max_restarts, start, to)
+            details = {
+                "max_restarts": terms.max_restarts,
+                "launch": terms.start,
+                **terms.to.asked,
+            }
+            record_change(connection, change, "run.resume", details)
+            new = _recorded(connection, run, terms)
             # Else the leader would read what stopped the run before. Within the transaction: an
             # order to stop that comes later stays.
             streams.forget_orders(bus, run)
-        if start:
+        if terms.start:
             start_recorded(store, bus_url, bus, run, new)
         streams.tell_change(bus, run)
 
 
-def _recorded(
-    connection: Connection,
-    run: str,
-    env: Mapping[str, str],
-    max_restarts: int | None,
-    start: bool,
-    to: Elsewhere,
-) -> NewRun:
+def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
     new, state = new_runs.stored(connection, run)
     _refuse(run, new, state)
     if state is State.FINISHED and not _stopped_early(connection, run):
         raise ConflictError(f"run {run} has finished: nothing is left of it; start another run")
-    new = moved(connection, run, new, to, start=start)
+    new = moved(connection, run, new, terms.to, start=terms.start)
     check_driver(new)
-    if max_restarts is not None:
-        new = replace(new, max_restarts=max_restarts)
+    if terms.max_restarts is not None:
+        new = replace(new, max_restarts=terms.max_restarts)
     last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
     if last >= MOST_ATTEMPTS:
         raise ConflictError(
@@ -100,8 +100,8 @@ def _recorded(
             f"{MOST_ATTEMPTS:,}; start another run"
         )
     listed = nodes.listed(connection)
-    if start:
-        new = replace(new, env=environment(connection, run, new, env))
+    if terms.start:
+        new = replace(new, env=environment(connection, run, new, terms.env))
         try:
             new = placed(backend_of(new.backend), new, listed)
         except ConflictError as error:

@@ -20,18 +20,16 @@ from paceline.wire.bus import publish
 from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, jobs, runs
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 
 
 def stop(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     why: str,
-    by: Requester,
     *,
     force: bool = False,
-    expected: int | None = None,
 ) -> None:
     """Stops a run at its next segment; with `force`, or before it trains, its processes now.
 
@@ -40,11 +38,9 @@ def stop(
     Args:
         store: the database.
         bus_url: ``redis://…``.
-        run: the run's public id.
+        change: the run, and who asks.
         why: in words, for ranks and agent.
-        by: who asks.
         force: does not wait for the segment's end.
-        expected: the run's revision that the stop is meant for; None: any.
 
     Raises:
         UnknownRunError: no such run.
@@ -55,6 +51,7 @@ def stop(
             agent tells that it started the run all the same.
         StoreError: or one of its kinds.
     """
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             known = runs.launched(connection, run)
@@ -62,7 +59,7 @@ def stop(
             force |= known.policy == OBSERVED  # no rank follows a plan that could end
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
-            record_change(connection, run, by, "run.stop", expected=expected, details=details)
+            record_change(connection, change, "run.stop", details)
             # The launch may be lost with an agent that died: nobody else would ever end the run.
             trains = state is State.RUNNING
             ends = not trains and (state in jobs.WAITING or not where)

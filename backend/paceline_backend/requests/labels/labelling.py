@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, runs
-from paceline_backend.store.audit import Requester, record, record_change
+from paceline_backend.store.audit import RequestedChange, Requester, record, record_change
 from paceline_backend.store.history import labels
 
 
@@ -50,17 +50,13 @@ def untag(store: Store, run: str, word: str, by: Requester) -> None:
             record(connection, by, "run.untag", run=run, target=word)
 
 
-def annotate(
-    store: Store, run: str, note: str, by: Requester, *, expected: int | None = None
-) -> None:
+def annotate(store: Store, change: RequestedChange, note: str) -> None:
     """Writes a run's note in place of the one before.
 
     Args:
         store: the database.
-        run: the run's public id.
+        change: the run, and who asks.
         note: the whole text; empty: none.
-        by: who asks.
-        expected: the run's revision that the note is meant for; None: any.
 
     Raises:
         UnknownRunError: no such run.
@@ -68,5 +64,5 @@ def annotate(
         StoreError: or one of its kinds.
     """
     with store.write() as connection:
-        record_change(connection, run, by, "run.note", expected=expected)
-        labels.set_note(connection, runs.key_of(connection, run), note)
+        record_change(connection, change, "run.note")
+        labels.set_note(connection, runs.key_of(connection, change.run), note)
