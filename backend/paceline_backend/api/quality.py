@@ -21,7 +21,7 @@ from paceline_backend.api.quality_models import (
 )
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.api.telemetry import Points, Steps
 from paceline_backend.insight import quality
 from paceline_backend.store import attempts, runs
 from paceline_backend.store.audit import RequestedChange
@@ -71,13 +71,11 @@ def list_best(request: Request, run: str) -> Any:
     response_model_exclude_unset=True,
     dependencies=[Depends(VIEWER)],
 )
-def get_metrics(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
-) -> Any:
+def get_metrics(request: Request, run: str, steps: Steps, points: Points = 1000) -> Any:
     """Return training metrics other than the loss, up to the newest complete step."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        return stored.columns(connection, key, (first, to), points)
+        return stored.columns(connection, key, steps.span, points)
 
 
 @router.put(

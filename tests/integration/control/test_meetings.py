@@ -36,7 +36,7 @@ from paceline_backend.requests import (
     streams,
 )
 from paceline_backend.store import Store, nodes, runs, schema, telemetry
-from paceline_backend.store.audit import RequestedChange, page
+from paceline_backend.store.audit import ChangeFilter, RequestedChange, page
 from paceline_backend.store.nodes import run_nodes
 from support.groups import GONE, ME, answer, launch, orders, ready, report, states
 from support.ingesting import ingesting, reasons
@@ -424,7 +424,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(
         assert isinstance(order, Launch)
         assert order.attempt == 1
     with store.read() as connection:
-        [change, *_] = page(connection, run=run)[0]
+        [change, *_] = page(connection, ChangeFilter(run))[0]
     assert (change["who"], change["action"]) == ("the control plane", "run.regroup")
     assert change["details"] == {"left": "n1", "nodes": ["n2", "n3"], "first_attempt": 1}
     ready(store, run, "n3", attempt=1)

@@ -26,7 +26,7 @@ from paceline_backend.backends.base import Credentials
 from paceline_backend.backends.local import Local
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreUnavailableError, nodes, runs, telemetry
-from paceline_backend.store.audit import RequestedChange, Requester, page
+from paceline_backend.store.audit import ChangeFilter, RequestedChange, Requester, page
 from paceline_backend.store.new_runs import NewRun
 from support.records import add_run
 
@@ -113,7 +113,7 @@ def test_a_stop_is_written_down_before_anybody_is_told_and_may_be_asked_for_agai
 
     def publish(*_: object, **__: object) -> None:
         with store.read() as connection:
-            written.append(len(page(connection, run="r", action="run.stop")[0]))
+            written.append(len(page(connection, ChangeFilter("r", action="run.stop"))[0]))
         raise redis.ConnectionError("gone")
 
     monkeypatch.setattr(stopping, "publish", publish)

@@ -29,7 +29,7 @@ def test_a_change_counts_the_revision_and_is_kept_with_who_and_why(store: Store)
         made = audit.record_change(connection, RequestedChange("r", ADA), "run.policy", details)
     assert made == runs.get(store, "r")["revision"] == 1
     with store.read() as connection:
-        [row], following = audit.page(connection, run="r")
+        [row], following = audit.page(connection, audit.ChangeFilter("r"))
     assert following is None
     del row["at"], row["key"]
     assert row == {
@@ -100,13 +100,14 @@ def test_pages_go_on_below_the_last_row(store: Store) -> None:
         for number in range(5):
             audit.record(connection, ADA, "token.create", target=f"t{number}")
         audit.record(connection, BOB, "token.revoke", target="t0")
+    by_ada = audit.ChangeFilter(who="ada")
     with store.write() as connection:
-        first, cursor = audit.page(connection, who="ada", limit=3)
+        first, cursor = audit.page(connection, by_ada, limit=3)
         assert cursor is not None
         audit.record(connection, ADA, "token.create", target="later")
-        second, end = audit.page(connection, who="ada", limit=3, cursor=cursor)
-        by_action, _ = audit.page(connection, action="token.revoke")
-        none, _ = audit.page(connection, since=first[0]["at"] + 3600)
+        second, end = audit.page(connection, by_ada, limit=3, cursor=cursor)
+        by_action, _ = audit.page(connection, audit.ChangeFilter(action="token.revoke"))
+        none, _ = audit.page(connection, audit.ChangeFilter(since=first[0]["at"] + 3600))
     assert [row["target"] for row in [*first, *second]] == ["t4", "t3", "t2", "t1", "t0"]
     assert end is None
     assert [row["who"] for row in by_action] == ["bob"]
