@@ -126,10 +126,10 @@ class Ray(Engine):
         name = f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:32]}.zip"
         place = f"/api/packages/gcs/{name}"
         if ask("GET", place, missing_is_none=True) is None:  # a question keeps it for a while
-            ask("PUT", place, content=content)
+            ask("PUT", place, body=content)
         body = _request(order, f"gcs://{name}")
         try:
-            ask("POST", "/api/jobs/", json=body, timeout_s=_SUBMIT_S, may_refuse=True)
+            ask("POST", "/api/jobs/", body=body, timeout_s=_SUBMIT_S, may_refuse=True)
         except EngineRefusedError as error:
             if "already exists" not in str(error):
                 raise

@@ -34,8 +34,7 @@ def ask(
     method: str,
     path: str,
     *,
-    json: object = None,
-    content: bytes | None = None,
+    body: object = None,
     timeout_s: float | None = None,
     missing_is_none: bool = False,
     may_refuse: bool = False,
@@ -45,8 +44,7 @@ def ask(
     Args:
         method: of HTTP.
         path: with the query.
-        json: the body, or
-        content: the body as it is.
+        body: bytes are sent as they are, anything else as JSON; None: there is no body.
         timeout_s: for each part of the way; default: 5 s.
         missing_is_none: 404 is answered with None.
         may_refuse: Ray can refuse this for good; else each failure counts as an outage.
@@ -59,8 +57,8 @@ def ask(
         answer = httpx.request(
             method,
             f"{_address()}{path}",
-            json=json,
-            content=content,
+            json=None if isinstance(body, bytes) else body,
+            content=body if isinstance(body, bytes) else None,
             headers=_headers(),
             timeout=timeout_s or _TIMEOUT_S,
         )
