@@ -21,6 +21,7 @@ from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store import choices, coverage, data_epochs, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.details.moments import steps_between
+from paceline_backend.store.rollups.reading import RankChoice
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -155,7 +156,8 @@ def list_worker_steps(
         every = reads.shown_every(world)
         if only is None:
             points = reads.shown_steps(world, points)
-        return reads.worker_step_columns(connection, key, span, points, only, every, more)
+        which = RankChoice(only, every)
+        return reads.worker_step_columns(connection, key, span, points, which, more)
 
 
 def _refuse_long(span: reads.Range, world: int | None) -> None:
