@@ -1,10 +1,10 @@
-"""How near each planner comes to the fluid limit: Paceline's policies and its peers, side by side.
+"""Comparison of planners with the fluid limit: Paceline's policies and peers of other projects.
 
 The figure is an epoch's time over the fluid limit, ``Σλ / Σ(1/a) + steps · b``, the time of a
 perfectly divisible load. Nothing is faster. Training is virtual: rank j's step takes
 ``a_j · Λ' + b`` seconds, where Λ' is the sum of the sizes or, if padded, samples times the longest
-size. Policies are not told the ranks' speeds: they learn the speeds in the first epoch, which does
-not count. Peers never learn about speeds. A peer that is not installed has null as its figure.
+size. Policies do not get the ranks' speeds: they learn the speeds in the first epoch, which does
+not count. Peers never learn speeds. The figure of a peer that is not installed is null.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.hello import hello_of
 from paceline_backend.simulator.sizes import Sizes
 
-MEAN = 45.0  # mean size in frames, as in CHRONICA's data sets
+# Mean size, as in CHRONICA's data sets.
+MEAN = 45.0  # frames
 
-SPEED_S = 1e-3  # a of the fast workers, s per size unit
-OVERHEAD = 0.02  # b as a share of a mean step
-STEPS = 64  # steps of an epoch
-EPOCHS = 3  # the first epoch is not counted
+# a of the fast workers.
+SPEED_S = 1e-3  # s per size unit
+# b as a fraction of a mean step.
+OVERHEAD = 0.02
+# Steps of an epoch.
+STEPS = 64
+# The first epoch is not counted.
+EPOCHS = 3
 
 FREE, EXACT = "paceline free", "paceline exact"
 OURS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -49,18 +54,18 @@ OURS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One data set on one cluster."""
+    """A data set on a cluster. In an uneven one, half of the workers are half as fast."""
 
     dif: int
     world: int
     local_batch: int
-    uneven: bool  # half of the workers half as fast
+    uneven: bool
     padded: bool
     distribution: Literal["lognormal", "gamma"] = "lognormal"
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Number of samples of a step."""
         return self.world * self.local_batch
 
     @property
@@ -76,12 +81,12 @@ class Setting:
 
     @property
     def hello(self) -> Hello:
-        """What the leader of a run in this setting would say hello with."""
+        """Hello of the leader of a run in this setting."""
         return hello_of(self.sizes, self.world, self.global_batch, epochs=EPOCHS)
 
     @property
     def devices(self) -> Emulation:
-        """The ranks' devices; in an uneven setting, ranks with odd numbers are slow."""
+        """Devices of the ranks. In an uneven setting, ranks with odd numbers are slow."""
         slow = [1.0 + (self.uneven and rank % 2) for rank in range(self.world)]
         overhead = OVERHEAD * SPEED_S * MEAN * self.local_batch
         return Emulation(
@@ -97,7 +102,7 @@ class Setting:
 
 
 def over_limit(batches: Features, devices: Emulation) -> float:
-    """Time of all steps over the fluid limit of their samples; batches are [S, W]."""
+    """Return the time of all steps over the fluid limit of their samples; batches are [S, W]."""
     step_s = devices.compute_s(0, batches).max(axis=1)
     return float(step_s.sum()) / fluid_s(
         float(batches.load.sum()), len(step_s), np.array(devices.a_s), devices.b_s[0]
@@ -105,7 +110,7 @@ def over_limit(batches: Features, devices: Emulation) -> float:
 
 
 def bound_over_limit(setting: Setting) -> float | None:
-    """The lower bound of all planners over the fluid limit; None where the cost is padded."""
+    """Return the lower bound of all planners over the fluid limit, or None for padded costs."""
     if setting.padded:
         return None
     sizes, devices = setting.sizes, setting.devices
@@ -115,7 +120,7 @@ def bound_over_limit(setting: Setting) -> float | None:
 
 
 def ours(setting: Setting, policy: str, parameters: dict[str, Any]) -> dict[str, float]:
-    """One of Paceline's policies: time over limit, and planning time a step."""
+    """Return time over limit and planning time per step, in s, of one of Paceline's policies."""
     made = policies.make(policy, parameters)
     trained = train(Simulation(setting.hello, setting.devices, made)).since(1)
     return {
@@ -125,7 +130,7 @@ def ours(setting: Setting, policy: str, parameters: dict[str, Any]) -> dict[str,
 
 
 def theirs(setting: Setting, peer: Peer) -> dict[str, float]:
-    """A peer: time over limit, and planning time a step."""
+    """Return time over limit and planning time per step, in s, of a peer."""
     sizes = setting.sizes
     begun = time.process_time()
     steps: Steps = []
@@ -141,17 +146,18 @@ def theirs(setting: Setting, peer: Peer) -> dict[str, float]:
 
 
 def contenders(*, quick: bool) -> list[tuple[str, str, dict[str, Any]]]:
-    """Paceline's policies that are registered: (label, preset, parameters)."""
+    """Return Paceline's registered policies, as (label, preset, parameters)."""
     known = policies.names()
     made = [row for row in OURS if row[1] in known]
-    # ep4ddl balances with threads: its batches are those of bsp.
+    # ep4ddl balances with threads, and has the batches of bsp.
     others = [name for name in known if name not in {"paceline", "chronica", "ep4ddl"}]
-    others = [name for name in others if not policies.make(name).relaxed]  # bsp's batches, too
+    # Relaxed presets have the batches of bsp, too.
+    others = [name for name in others if not policies.make(name).relaxed]
     return made if quick else made + [(name, name, {}) for name in others]
 
 
 def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
-    """All contenders in one setting; a contender that is not installed gets None."""
+    """Measure all contenders in a setting. One that is not installed gets None."""
     row: dict[str, Any] = {
         name: ours(setting, policy, parameters)
         for name, policy, parameters in contenders(quick=quick)
@@ -167,7 +173,7 @@ def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:
-    """The settings to run."""
+    """Return the settings to run."""
     if options.quick:
         axes: tuple[Iterable[Any], ...] = ((0, 16, 64), (8,), (4,), (False, True), (False, True))
     else:
@@ -176,7 +182,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
 
 
 def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
-    """A contender's largest time over limit among rows whose fields have the given values."""
+    """Return a contender's largest time over limit in rows whose fields have the given values."""
     return max(
         row["contenders"][name]["over_limit"]
         for row in rows
@@ -185,7 +191,7 @@ def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
 
 
 def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padded: bool) -> float:
-    """A contender's time over that of the best of some peers: the largest ratio of all rows."""
+    """Return the largest ratio, over all rows, of a contender's time to the best peer's time."""
     ratios = []
     for row in rows:
         got = [row["contenders"][peer] for peer in peers]
@@ -196,7 +202,7 @@ def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padd
 
 
 def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
-    """What the results must keep."""
+    """Return the checks of the results."""
     if "paceline" not in policies.names():
         return []
     big, linear = (16, 64), (False,)
@@ -227,7 +233,7 @@ def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """One line a contender, one column a setting."""
+    """Return a table with a line per contender and a column per setting."""
     lines = []
     for padded, uneven in itertools.product((False, True), (False, True)):
         shown = [r for r in rows if r["padded"] == padded and r["uneven"] == uneven]

@@ -1,12 +1,13 @@
-"""How fast a run's page is, in a real browser on a real server with real telemetry.
+"""Speed of a run's page, in a real browser with a real server.
 
-- first chart: from the click on a link to the first drawn chart, with a warm cache, for a run of
-  4 ranks × 300 steps and for 1,024 × 10,000, ended and live; and how large the answers are;
-- switch: from the click that confirms it to the mark in the charts;
-- pixel: from a step's end to its drawing, at 2 steps a second, and whether each step is drawn once;
-- spikes: 20 single slow steps of one rank among 100,000 steps, seen at the widest zoom.
+- First chart: from the click on a link to the first drawn chart, with a warm cache, for a run of
+  4 ranks × 300 steps and for 1,024 × 10,000, ended and live; and the sizes of the answers.
+- Switch: from the click that confirms a switch to its mark in the charts.
+- Pixel: from a step's end to its drawing, at 2 steps per second; each step must be drawn once.
+- Spikes: 20 single slow steps of a rank among 100,000 steps, which must be visible in the chart of
+  the whole run.
 
-Ranks are made up: their records take the way of real ones, over the bus, ingest and the database.
+Ranks are simulated, but their records go through the bus, ingest and the database like real ones.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ from support.records import add_run, adopted, hello, record
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-timer-throttling"]
 WAIT_MS = 120_000
-RATE = 2.0  # steps a second
-MOST_BYTES = 300_000  # of an answer that charts are drawn from
-BOUNDS = {"small": 1.5, "large": 2.5}  # s to the first chart
+RATE = 2.0  # steps per second
+# Maximum size of an answer from which charts are drawn.
+MOST_BYTES = 300_000
+# Maximum time until the first chart.
+BOUNDS = {"small": 1.5, "large": 2.5}  # seconds
+# Maximum time from a step's end to its drawing, by number of ranks.
 PIXEL_S = {64: 0.5, 1000: 1.0}
-# In the page: when the first chart has a line, and when each step was drawn first.
+# Script in the page that records when the first chart has a line, and when each step was first
+# drawn.
 WATCH = """
 window.seen = {first: null, drawn: {}};
 const look = () => {
@@ -64,7 +69,7 @@ MARKED = """policy => [...document.querySelectorAll('.js-plotly-plot')].some(cha
 def made(
     world: int, steps: range, slow: frozenset[int], ended_at: float | None = None
 ) -> list[StepRecord]:
-    """Records of all ranks; in the steps of `slow`, rank 1 takes 20 times as long."""
+    """Return records of all ranks. In the steps of `slow`, rank 1 takes 20 times as long."""
     noise = np.random.default_rng(steps.start).normal(1, 0.03, (len(steps), world))
     return [
         record(
@@ -82,7 +87,7 @@ def made(
 def fill(
     store: Store, run: str, world: int, steps: int, *, ended: bool, slow: frozenset[int]
 ) -> None:
-    """A run with its complete steps and their roll-ups."""
+    """Store a run with complete steps and their roll-ups."""
     add_run(store, run, nproc=world, signed=True, created_at=time.time(), state="running")
     began = RunState(State.RUNNING, time.time() - 3600, "node-1")
     telemetry.write(
@@ -97,19 +102,13 @@ def fill(
 
 
 class Ranks:
-    """Ranks that end a step together, twice a second, until told to stop.
-
-    Args:
-        bus: its address.
-        run: whose telemetry it is.
-        world: ranks.
-        first: their next step.
-    """
+    """Simulated ranks that end a step together, twice a second, while the context is open."""
 
     def __init__(self, bus: str, run: str, world: int, first: int) -> None:
         self.bus, self.run, self.world = bus, run, world
         self.first = first
-        self.ended: dict[int, float] = {}  # step → when it ended, Unix time
+        # By step: Unix time of its end.
+        self.ended: dict[int, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._train)
 
@@ -131,7 +130,8 @@ class Ranks:
                 now = time.time()
                 records = made(self.world, range(step, step + 1), frozenset(), now)
                 pipeline = client.pipeline(transaction=False)
-                for each in records:  # a rank sends its own
+                # Each rank sends its own message.
+                for each in records:
                     fields: dict[Any, Any] = dict(encode(StepBatch([each]), self.run))
                     pipeline.xadd(run_telemetry(self.run), fields)
                 pipeline.execute()
@@ -140,7 +140,7 @@ class Ranks:
 
 @contextmanager
 def heard(bus: str, runs: list[str]) -> Iterator[None]:
-    """Says every 5 s that runs go on: the control plane ends those of which it hears nothing."""
+    """Report every 5 s that runs are active, because the control plane fails silent runs."""
     stop = threading.Event()
 
     def speak() -> None:
@@ -163,7 +163,7 @@ def heard(bus: str, runs: list[str]) -> Iterator[None]:
 
 @contextmanager
 def browsing(stack: Stack) -> Iterator[Browser]:
-    """A Chromium; `opened` makes pages that are signed in."""
+    """Yield a Chromium. `opened` creates pages that are signed in."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         yield browser
@@ -171,7 +171,7 @@ def browsing(stack: Stack) -> Iterator[Browser]:
 
 
 def opened(browser: Browser, stack: Stack) -> Page:
-    """A page of a new context, signed in, with a warm cache."""
+    """Return a page of a new context that is signed in."""
     headers = {"Authorization": f"Bearer {tokens.kept(stack.url)}"}
     context = browser.new_context(
         extra_http_headers=headers, viewport={"width": 1440, "height": 900}
@@ -183,18 +183,19 @@ def opened(browser: Browser, stack: Stack) -> Page:
 
 
 def first_chart_s(page: Page, stack: Stack, run: str, repeats: int) -> float:
-    """Median time from the navigation to the first chart."""
+    """Return the median seconds from the navigation to the first chart."""
     took = []
     for turn in range(repeats + 1):
         page.goto(f"{stack.url}/runs/{run}")
         page.wait_for_function("() => window.seen?.first !== null")
-        if turn:  # the first visit warms the cache
+        # The first visit only warms the cache.
+        if turn:
             took.append(page.evaluate("window.seen.first") / 1000)
     return float(np.median(took))
 
 
 def answer_bytes(stack: Stack, run: str) -> int:
-    """The larger of the two answers that a page begins with, as it travels."""
+    """Return the compressed size of the larger one of a page's two first answers."""
     headers = {"Authorization": f"Bearer {tokens.kept(stack.url)}", "Accept-Encoding": "gzip"}
     with httpx.Client(base_url=stack.url, headers=headers, timeout=120) as client:
         sizes = []
@@ -206,7 +207,7 @@ def answer_bytes(stack: Stack, run: str) -> int:
 
 
 def mark_s(page: Page, stack: Stack, run: str, repeats: int) -> float:
-    """Median time from the confirmation of a switch to its mark."""
+    """Return the median seconds from the confirmation of a switch to its mark."""
     page.goto(f"{stack.url}/runs/{run}")
     page.wait_for_function("() => window.seen?.first !== null")
     took = []
@@ -236,7 +237,7 @@ def mark_s(page: Page, stack: Stack, run: str, repeats: int) -> float:
 def pixel_s(
     page: Page, stack: Stack, bus: str, run: str, world: int, duration_s: float
 ) -> tuple[float, int]:
-    """95th percentile from a step's end to its drawing; steps that were lost or drawn twice."""
+    """Return the 95th percentile of seconds to a step's drawing, and `wrong_points`."""
     page.goto(f"{stack.url}/runs/{run}")
     page.wait_for_function("() => window.seen?.first !== null")
     headers = {"Authorization": f"Bearer {tokens.kept(stack.url)}"}
@@ -254,13 +255,14 @@ def pixel_s(
         at = min((when for latest, when in drawn.items() if latest >= step), default=np.inf)
         if at < ended:
             raise RuntimeError(f"step {step} was drawn {ended - at:.3f} s before it ended")
-        if step >= first + 4:  # the first ones warm up
+        # The first steps are warm-up.
+        if step >= first + 4:
             waits.append(at - ended)
     return float(np.percentile(waits, 95)), wrong_points(page, first, last)
 
 
 def wrong_points(page: Page, first: int, last: int) -> int:
-    """Steps of [first, last] that are not exactly once in the charts' longest line."""
+    """Count steps of [first, last] that are not exactly once in the charts' longest line."""
     steps: list[int] = page.evaluate(
         """() => [...document.querySelectorAll('.js-plotly-plot')]
           .flatMap(chart => chart.data ?? [])
@@ -276,7 +278,7 @@ def wrong_points(page: Page, first: int, last: int) -> int:
 
 
 def spikes_seen(page: Page, stack: Stack, run: str, slow: frozenset[int]) -> int:
-    """How many of the slow steps show in a chart of the whole run."""
+    """Count the slow steps that are visible in a chart of the whole run."""
     page.goto(f"{stack.url}/runs/{run}")
     page.wait_for_function("() => window.seen?.first !== null")
     page.select_option("#chart-window", "all")
@@ -290,7 +292,8 @@ def spikes_seen(page: Page, stack: Stack, run: str, slow: frozenset[int]) -> int
           .flatMap(trace => [...(trace.x ?? [])].map((x, i) => [x, trace.y?.[i] ?? 0]))
           .filter(([, y]) => y > 1)"""
     )
-    at = np.array([x for x, y in points if y < 3])  # seconds of the slow rank: 2 ± 10 %
+    # The slow rank takes 2 s ± 10 %.
+    at = np.array([x for x, y in points if y < 3])
     return sum(bool(np.any(np.abs(at - step) <= 200)) for step in slow)
 
 
@@ -303,7 +306,7 @@ def figures(
     slow: frozenset[int],
     quick: bool,
 ) -> None:
-    """Notes all figures of a server that has these runs."""
+    """Record all figures of a server that has these runs."""
     repeats, long = (2, 20_000) if quick else (5, 100_000)
     page = opened(browser, stack)
     for name, (world, steps) in runs.items():
@@ -324,7 +327,7 @@ def figures(
 
 
 def measure(folder: Path, quick: bool) -> tuple[dict[str, float], list[Check]]:
-    """All figures."""
+    """Return all figures and checks."""
     large = (256, 1_000) if quick else (1_024, 10_000)
     long = 20_000 if quick else 100_000
     slow = frozenset(range(long // 40, long, long // 20))
@@ -354,7 +357,7 @@ def measure(folder: Path, quick: bool) -> tuple[dict[str, float], list[Check]]:
 
 
 def table(results: dict[str, float]) -> str:
-    """Return the figures for people."""
+    """Return a table of the figures."""
     return "\n".join(f"{name:55}{value:12,.3f}" for name, value in results.items())
 
 

@@ -1,10 +1,10 @@
-"""Whether forecasts show what a switch then gives, in virtual time.
+"""Accuracy of forecasts compared with the effects of switches, in virtual time.
 
-`scenarios/forecasts.json` lists the scenarios; people who had read docs/simulator.md and
-docs/policies.md and nothing of the code described their kinds. Each scenario trains up to a step,
-gets forecasts of all presets, and then continues under some of these presets: the same devices, the
-same noise, each from the same step. The measured time is that of the steps after the warm-up, per
-unit of load. `regret.py` trains the same scenarios under `auto`.
+`scenarios/forecasts.json` lists the scenarios. Their kinds were described by people who had read
+docs/simulator.md and docs/policies.md, but none of the code. Each scenario trains up to a step,
+gets forecasts of all presets, and then continues under some of these presets, each from the same
+step with the same devices and the same noise. The measured time is that of the steps after the
+warm-up, per unit of load. `regret.py` trains the same scenarios under `auto`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Scenario, ScenarioError, Simulation, TrainedSegment
 
 SCENARIOS = Path(__file__).with_name("scenarios") / "forecasts.json"
-AFTER = 200  # steps that are measured after a switch and its warm-up
-OPTIONS = 8  # forecasts that are checked in each scenario
-KEPT = STEPS  # steps that a forecast uses
+# Number of steps that are measured after a switch and its warm-up.
+AFTER = 200
+# Number of forecasts that are checked in each scenario.
+OPTIONS = 8
+# Number of steps that a forecast uses.
+KEPT = STEPS
 
 
 def scenarios(kind: str = "") -> list[dict[str, Any]]:
-    """Return the scenarios whose kind has some words in it."""
+    """Return the scenarios whose kind contains the text `kind`."""
     read: list[dict[str, Any]] = json.loads(SCENARIOS.read_text())
     return [each for each in read if kind in each["kind"]]
 
@@ -63,7 +66,7 @@ def mixed(sizes: Mapping[str, Any], seed: int) -> np.ndarray[Any, Any]:
 
 
 def simulation_of(scenario: Mapping[str, Any], steps: int) -> Simulation:
-    """Return the simulation of a scenario for some steps; mixed sizes go through a file."""
+    """Return the simulation of a scenario for some steps. Mixed sizes are passed in a file."""
     body = copy.deepcopy(dict(scenario)) | {"name": "forecasts", "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
         if "mixture" in body["sizes"]:
@@ -74,7 +77,7 @@ def simulation_of(scenario: Mapping[str, Any], steps: int) -> Simulation:
 
 
 def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
-    """Return what a forecast knows of the newest steps of a simulation."""
+    """Return the measurements of a simulation's newest steps, as a forecast gets them."""
     columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
     features = Features(*columns)
     of = MeasuredSteps(
@@ -97,9 +100,9 @@ def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
 
 
 def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return a scenario's forecasts, and what some of the forecast presets then took.
+    """Return a scenario's forecasts, and the measured times of some of the presets.
 
-    A text is the reason why there can be no such scenario.
+    If the scenario is impossible, return the reason as text.
     """
     body, name, seed = made["scenario"], made["kind"], made["scenario"]["seed"]
     row: dict[str, Any] = {"kind": name, "seed": seed, "world": body["workers"]}
@@ -126,7 +129,8 @@ def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
         load = float(sizes.mean()) * simulation.hello.global_batch
     mine = next(f for f in answer.forecasts if (f.policy, f.parameters) == (policy, parameters))
     others = [forecast for forecast in answer.forecasts if forecast is not mine]
-    chosen, rest = [mine, *others[:2]], others[2:]  # `auto` acts on the best two
+    # Check the best two, on which `auto` acts, and a random choice of the others.
+    chosen, rest = [mine, *others[:2]], others[2:]
     order = np.random.default_rng(seed).permutation(len(rest))
     chosen += [rest[at] for at in order[: OPTIONS - len(chosen)]]
     base_s = None
@@ -157,7 +161,7 @@ def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
 def after(
     before: Simulation, policy: str, parameters: dict[str, Any], in_force: bool
 ) -> float | None:
-    """Return seconds per unit of load under a preset; None: it cannot train here."""
+    """Return seconds per unit of load under a preset, or None if it cannot train here."""
     simulation = copy.deepcopy(before)
     if not in_force:
         simulation.switch(policies.make(policy, parameters, simulation.hello.world))
@@ -194,8 +198,8 @@ def table_of(cells: Mapping[str, list[dict[str, Any]]]) -> str:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--kind", default="", help="only kinds of scenario that have this in them")
-    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
+    asking.add_argument("--kind", default="", help="only scenario kinds that contain this text")
+    asking.add_argument("--seed", type=int, default=0, help="number added to the scenarios' seeds")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
     options = asking.parse_args()
     asked = scenarios(options.kind)

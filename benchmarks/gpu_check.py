@@ -1,10 +1,9 @@
 """Checks on a GPU: times, gradients, synchronisers, overhead, copies and mixed precision.
 
 All ranks share the first GPU: three ranks under gloo, and a single rank under NCCL, which refuses
-two ranks on one device.
-Without a GPU the program says so and exits 0; ``--device cpu`` runs the same checks on the CPU,
-where figures of time mean little. All parts together end within 8 minutes. A check whose name
-ends in "(time)" needs a device and a host that do nothing else.
+two ranks on one device. Without a GPU the program reports that and exits with 0. ``--device cpu``
+runs the same checks on the CPU, where times mean little. All parts together take at most 8 minutes.
+A check whose name ends in "(time)" needs a device and a host that do nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ __all__ = ["PARTS", "TIME", "Check", "Kit", "Outcome", "main", "run_parts", "tab
 RESULTS = Path(__file__).parent / "results"
 OUTPUT = "gpu.json"
 
-PARTS: dict[str, tuple[Part, float]] = {  # name → the part, and its time limit in seconds
+# Name → the part, and its time limit in seconds.
+PARTS: dict[str, tuple[Part, float]] = {
     "timing": (gpu_parts.timing, 90.0),
     "nccl": (gpu_parts.nccl, 90.0),
     "gradients": (gpu_parts.gradients, 60.0),
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # name → the part, and its time limi
 
 
 def run_parts(kit: Kit, names: Sequence[str]) -> Result:
-    """Runs parts. A part that fails or hangs is a failed check, and the other parts still run."""
+    """Run parts. A part that fails or hangs is a failed check, and the other parts still run."""
     return in_turn({name: partial(_timed, kit, name) for name in names})
 
 
@@ -59,7 +59,7 @@ def _timed(kit: Kit, name: str) -> Result:
 
 
 def table_of(results: Figures) -> str:
-    """Each part's figures, a line each."""
+    """Return a table with a line per figure."""
     lines = []
     for name, figures in results.items():
         lines.append(name)
@@ -76,7 +76,7 @@ def _text(value: Any) -> str:
 
 
 def reason_to_skip(kind: str) -> str | None:
-    """Why this machine cannot be checked; None: it can be."""
+    """Return why this machine cannot be checked, or None."""
     if kind == "cpu":
         return None
     if not torch.cuda.is_available():
@@ -85,7 +85,7 @@ def reason_to_skip(kind: str) -> str | None:
 
 
 def config_of(kind: str) -> Figures:
-    """The device, and versions of what drives it."""
+    """Return the device, and the versions of torch and CUDA."""
     made: Figures = {"device": kind, "torch": torch.__version__, "world": WORLD}
     if kind == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -99,12 +99,14 @@ def config_of(kind: str) -> Figures:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """Parse the command line's options."""
     made = parser(__doc__)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
     made.add_argument(
-        "--out", type=Path, help=f"JSON file; on a GPU benchmarks/results/{OUTPUT} by default"
+        "--only", choices=PARTS, action="append", help="run only this part; may be repeated"
+    )
+    made.add_argument(
+        "--out", type=Path, help=f"JSON file; default on a GPU: benchmarks/results/{OUTPUT}"
     )
     return made.parse_args(arguments)
 

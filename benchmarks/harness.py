@@ -1,9 +1,9 @@
-"""Everything that the benchmarks share.
+"""Common functions of all benchmarks.
 
-A program asks `parser` for its options, measures, and ends with `finish`, which prints a table, or
+A program gets its options from `parser`, measures, and ends with `finish`, which prints a table, or
 with ``--json`` one object with the commit, the machine, the configuration, the results and the
-checks. The program exits 1 when a check fails. Two ways of doing the same work are measured in turn
-with `interleaved`, so that other load on the machine slows both.
+checks. The program exits with 1 if a check fails. `interleaved` measures several ways of doing the
+same work in turn, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-Api = Callable[..., Any]  # method, path below /api/v1, body → answer
+# Takes method, path below /api/v1, and body, and returns the answer.
+Api = Callable[..., Any]
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
 @dataclass
 class Check:
-    """A figure against its bound."""
+    """Comparison of a figure with its bound. `op` is "<=" or ">="."""
 
     name: str
     value: float
     bound: float
-    op: str  # "<=" or ">="
+    op: str
 
     @property
     def ok(self) -> bool:
-        """Whether the figure keeps the bound."""
+        """True if the figure keeps the bound."""
         return _OPERATORS[self.op](self.value, self.bound)
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     return {
         "platform": platform.platform(),
         "processor": platform.machine(),
@@ -55,7 +56,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit that is checked out; empty outside a repository."""
+    """Return the commit that is checked out, or an empty string outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
@@ -63,9 +64,7 @@ def commit() -> str:
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return an argument parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument(
-        "--json", action="store_true", help="one JSON object alone on standard output"
-    )
+    made.add_argument("--json", action="store_true", help="print only one JSON object")
     made.add_argument("--quick", action="store_true", help="a reduced set, in under 50 s")
     return made
 
@@ -86,7 +85,7 @@ def finish(
     checks: list[Check],
     table: str,
 ) -> NoReturn:
-    """Print the table, or everything as JSON, and exit 1 when a check failed."""
+    """Print the table, or everything as JSON, and exit with 1 if a check failed."""
     if options.json:
         print(json.dumps(report(config, results, checks)))
     else:
@@ -100,15 +99,10 @@ def finish(
 def interleaved(
     ways: Mapping[str, Callable[[], Any]], pairs: int, warm: int = 0
 ) -> list[dict[str, Any]]:
-    """Do something in several ways, in turn and in random order, the same on all ranks.
+    """Run several functions in turn and in random order, which is the same on all ranks.
 
-    Args:
-        ways: name → what to do.
-        pairs: how often each way counts.
-        warm: how often each way is done before that.
-
-    Returns:
-        name → answer, of each turn that counts.
+    Each function runs `warm` times without counting. Return the results by name, for each of
+    `pairs` further turns.
     """
     shuffled, turns = random.Random(1), []
     for _ in range(warm + pairs):
@@ -125,12 +119,12 @@ def median_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def percent(values: Sequence[bool]) -> float:
-    """Return how many are true, in percent."""
+    """Return the percentage of values that are true, or 100 without values."""
     return 100 * float(np.mean(values)) if len(values) else 100.0
 
 
 def percentiles(values: Sequence[float], *which: float) -> dict[str, float]:
-    """Return percentiles by name, such as `p99`; the default is 50, 95 and 99."""
+    """Return percentiles by name, such as `p99`. The default is 50, 95 and 99."""
     which = which or (50, 95, 99)
     return {f"p{q:g}": float(at) for q, at in zip(which, np.percentile(values, which), strict=True)}
 

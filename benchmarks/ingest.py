@@ -1,17 +1,16 @@
-"""Ingest: rows per second of one consumer, and how long an event takes to its committed row.
+"""Ingest: rows per second of one consumer, and latency from an event to its committed row.
 
-Throughput: records wait on a real bus, 50 in a message or 1, and one process takes them all, as
-the worker's does (`IngestProcess`). It reads, decodes, checks, upserts, sums up the steps, commits,
-publishes and acknowledges; its start counts, too. Its peer, in the
-same run, is the least that any consumer must do: read, decode, executemany into the same table,
-acknowledge.
+Throughput: records are on a real bus, 50 in a message or 1, and one process ingests them all, like
+that of the worker (`IngestProcess`). It reads, decodes, checks, upserts, sums up the steps,
+commits, publishes and acknowledges. Its start-up counts, too. The baseline, in the same run, is the
+minimum that any consumer must do: read, decode, executemany into the same table, acknowledge.
 
-Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
-event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
+Latency: another process sends 10,000 events/s as ranks do, in one message per rank every 20 ms. An
+event starts when its record is created, up to 20 ms before the record is sent. It ends when the
 live stream on the bus has the message, which happens after the commit.
 
-With ``--beside`` only the latency is measured, while another run sends the largest Hello that is
-allowed, and while it sends a thousand messages that cannot be read.
+With ``--beside`` only the latency is measured: while another run sends the largest permitted Hello,
+and while it sends a thousand messages that cannot be read.
 
 Postgres vacuums and writes its checkpoint before each measurement, not during it.
 """
@@ -74,7 +73,7 @@ COLUMNS = (*StepRecord.__struct_fields__, "run")
 
 
 def records(rank: int, steps: range, ended_at: list[float] | None = None) -> list[StepRecord]:
-    """A rank's records of some steps."""
+    """Return a rank's records of some steps."""
     return [
         StepRecord(
             attempt=0,
@@ -99,7 +98,7 @@ def records(rank: int, steps: range, ended_at: list[float] | None = None) -> lis
 
 
 def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
-    """Puts `rows` records onto the bus, the ranks taking turns."""
+    """Put `rows` records onto the bus, alternating between ranks."""
     per_rank = rows // WORLD
     for first in range(0, per_rank, per_message):
         pipeline = client.pipeline(transaction=False)
@@ -111,7 +110,7 @@ def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
 
 
 def new_run(store: Store) -> str:
-    """Adds a run of `WORLD` ranks that has said hello, and returns its id."""
+    """Add a run of `WORLD` ranks that has sent its Hello, and return its id."""
     run = f"run-{time.monotonic_ns()}"
     add_run(store, run, nproc=WORLD, signed=True, created_at=time.time())
     sizes = np.ones(1000).tobytes()
@@ -122,13 +121,14 @@ def new_run(store: Store) -> str:
 
 @contextmanager
 def ingesting(store: Store, bus_url: str) -> Iterator[Callable[[], None]]:
-    """A process that ingests as the worker does, once the function that this gives is called."""
+    """Start a process that ingests like the worker, once the yielded function is called."""
     url = store.url.render_as_string(hide_password=False)
     program = [sys.executable, __file__, "--ingest", url, bus_url]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()  # it has imported what it needs
+        # Wait until the process has imported all modules.
+        process.stdout.readline()
         try:
             yield lambda: _say(process, b"begin\n")
         finally:
@@ -145,8 +145,9 @@ def _say(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def ingest(database: str, bus_url: str) -> None:
-    """Ingests from the first line of input to its end; for a process of its own."""
-    backends.names()  # a worker has imported them, too
+    """Ingest from the first line of standard input until its end, in a separate process."""
+    # Import all backends, as a worker does.
+    backends.names()
     print("ready", flush=True)
     sys.stdin.readline()
     child, stop = IngestProcess(Settings(database, bus_url), "benchmark"), threading.Event()
@@ -158,7 +159,7 @@ def ingest(database: str, bus_url: str) -> None:
 
 
 def settle(store: Store) -> None:
-    """Lets Postgres do now what it would do in the background of the next measurement."""
+    """Let Postgres do the maintenance that would otherwise run during the next measurement."""
     if store.is_sqlite:
         return
     with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -167,7 +168,7 @@ def settle(store: Store) -> None:
 
 
 def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
-    """Rows per second of one ingest, which sums up every step."""
+    """Measure rows per second of one ingest, which sums up every step."""
     run = new_run(store)
     settle(store)
     with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
@@ -179,7 +180,7 @@ def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> floa
         took_s = time.perf_counter() - began
     stored = {table: _count(store, table, run) for table in (schema.worker_steps, schema.steps)}
     if stored != {schema.worker_steps: rows, schema.steps: rows // WORLD}:
-        raise RuntimeError(f"of {rows} rows {list(stored.values())} rows and steps were stored")
+        raise RuntimeError(f"sent {rows} rows, but stored {list(stored.values())} rows and steps")
     return rows / took_s
 
 
@@ -190,7 +191,7 @@ def _count(store: Store, table: sa.Table, run: str) -> int:
 
 
 def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
-    """Rows per second of the least that a consumer can do with its driver."""
+    """Measure rows per second of the minimum that a consumer must do with its driver."""
     run = new_run(store)
     settle(store)
     with store.read() as connection:
@@ -229,7 +230,7 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
 
 
 def produce(bus_url: str, run: str, duration_s: float) -> None:
-    """Sends `EVENTS_PER_S` as ranks do; the benchmark runs this in a process of its own."""
+    """Send `EVENTS_PER_S` as ranks do. The benchmark runs this in a separate process."""
     per_flush = round(EVENTS_PER_S * FLUSH_S / WORLD)
     ages = [FLUSH_S * (1 - (index + 1) / per_flush) for index in range(per_flush)]
     with closing(connect(bus_url)) as client:
@@ -240,7 +241,7 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
             steps = range(flush * per_flush, (flush + 1) * per_flush)
             pipeline = client.pipeline(transaction=False)
             for rank in range(WORLD):
-                # Events begin when they were due, so that a late producer does not look fast.
+                # An event starts when it was due, so that a late producer does not hide latency.
                 batch = StepBatch(records(rank, steps, [due - age for age in ages]))
                 fields: dict[Any, Any] = dict(encode(batch, run))
                 pipeline.xadd(run_telemetry(run), fields)
@@ -248,7 +249,7 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
 
 
 def largest_hello(client: redis.Redis, run: str) -> None:
-    """Send the largest Hello that is allowed, in its parts."""
+    """Send the largest permitted Hello in parts."""
     sizes = np.random.default_rng(7).uniform(1, 500, MOST_SAMPLES).astype("<f8").tobytes()
     hello = Hello(0, WORLD, 64, 0, sizes, "samples", False, None, 2, 1.0, "0", "2", "cpu")
     for part in in_parts(hello):
@@ -268,7 +269,7 @@ BESIDE = {"largest_hello": largest_hello, "unreadable": unreadable}
 
 
 def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str, float]]:
-    """Measure the rows of a run while another sends what is hard to take in."""
+    """Measure latencies of a run while another run sends messages that are costly to ingest."""
     results = {}
     for name, send in BESIDE.items():
         other = new_run(store)
@@ -281,20 +282,16 @@ def beside(store: Store, bus_url: str, duration_s: float) -> dict[str, dict[str,
     with store.read() as connection:
         stored = connection.execute(sa.select(sa.func.max(schema.runs.c.samples))).scalar_one()
     if stored != MOST_SAMPLES:
-        raise RuntimeError(f"the largest Hello is not stored: {stored} samples")
+        raise RuntimeError(f"the largest Hello was not stored: {stored} samples")
     return results
 
 
 def latencies(
     store: Store, bus_url: str, duration_s: float, other: str | None = None
 ) -> tuple[float, float, float]:
-    """Measure latencies, and the peak memory of ingest in MiB.
+    """Return the median and 99th percentile of latencies in s, and ingest's peak memory in MiB.
 
-    Args:
-        store: of the rows.
-        bus_url: of the bus.
-        duration_s: how long to send rows.
-        other: a stream that must be empty, too, before the end.
+    Rows are sent for `duration_s`. The measurement ends once their stream and `other` are empty.
     """
     run = new_run(store)
     settle(store)
@@ -313,13 +310,12 @@ def latencies(
         for message in decode_all(fields)[1]:
             records = message.records if isinstance(message, StepBatch) else []
             waits += [committed - record.ended_at for record in records]
-    # The first second warms up: connections, caches.
+    # Leave out the first second, in which connections and caches warm up.
     warm = waits[EVENTS_PER_S:]
     return float(np.percentile(warm, 50)), float(np.percentile(warm, 99)), peak
 
 
 def _peak_mib(pid: int) -> float:
-    """Return the most memory that a process ever had."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -348,7 +344,7 @@ def measure(store: Store, bus_url: str, quick: bool) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Return the figures for people."""
+    """Return a table of the figures."""
     lines = [
         f"{'':10}{'rows/s':>12}{'raw driver':>12}{'1 a message':>13}{'p50':>10}{'p99':>10}",
     ]
@@ -362,7 +358,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def on_both(figures: Callable[[Store, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return figures on SQLite and on Postgres."""
+    """Return the figures on SQLite and on Postgres."""
     with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
         with Store.open(f"sqlite:///{directory}/paceline.db") as store:
             results = {"sqlite": figures(store, bus.url)}
@@ -376,7 +372,7 @@ def on_both(figures: Callable[[Store, str], dict[str, Any]]) -> dict[str, dict[s
 
 
 def measure_beside(options: argparse.Namespace) -> NoReturn:
-    """Measure latencies beside a run that does harm, and exit."""
+    """Measure latencies beside a harmful run, and exit."""
     duration_s = 8.0 if options.quick else 20.0
     results = on_both(lambda store, bus: beside(store, bus, duration_s))
     checks = [
@@ -395,7 +391,7 @@ def measure_beside(options: argparse.Namespace) -> NoReturn:
 
 
 def main() -> None:
-    """Run the benchmark, or a process of its."""
+    """Run the benchmark, or one of its child processes."""
     if sys.argv[1:2] == ["--produce"]:
         produce(sys.argv[2], sys.argv[3], float(sys.argv[4]))
         return
@@ -403,7 +399,7 @@ def main() -> None:
         ingest(sys.argv[2], sys.argv[3])
         return
     made = parser(__doc__)
-    made.add_argument("--beside", action="store_true", help="latency beside a run that does harm")
+    made.add_argument("--beside", action="store_true", help="measure latency beside a harmful run")
     options = made.parse_args()
     if options.beside:
         measure_beside(options)

@@ -1,8 +1,8 @@
-"""The ledger of the papers' figures and tables: measures rows, and writes docs/ledger.md.
+"""Ledger of the papers' figures and tables: measures rows, and writes docs/ledger.md.
 
-Each row has a command, or says why it has none. Without options all rows are measured that
-have one. What was measured is kept in benchmarks/results/ledger.json, with the commit, the machine
-and the script; the page and its charts (docs/images/ledger) are made from there.
+Each row has a command, or a reason why it has none. Without options, all rows with a command are
+measured. The measurements are stored in benchmarks/results/ledger.json, with commit, machine and
+script. The page and its charts (docs/images/ledger) are generated from this file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CHARTS = ROOT / "docs" / "images" / "ledger"
 
 
 def recorded() -> dict[str, Any]:
-    """Return row → when and how it was measured, how long that took, its values and its chart."""
+    """Return each row's record: date, duration, provenance, values and chart."""
     of: dict[str, Any] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else {}
     return of
 
 
 def measure(row: Row) -> dict[str, Any]:
-    """What is recorded of a row after measuring it."""
+    """Measure a row, and return its record."""
     began = time.perf_counter()
     read.clear()
     of = row.measured()
@@ -50,7 +50,7 @@ def measure(row: Row) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """A number with five digits; anything else as it is."""
+    """Round a number to five digits; return anything else unchanged."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -62,8 +62,9 @@ def _rounded(chart: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(record: dict[str, Any], redrawn: Iterable[str]) -> None:
-    """Writes record, page, and the charts of some rows."""
-    kept = {row: record[row] for row in ROWS if row in record}  # in the papers' order
+    """Write record and page, and the charts of the rows in `redrawn`."""
+    # Keep the papers' order.
+    kept = {row: record[row] for row in ROWS if row in record}
     RECORD.write_text(json.dumps({"rows": kept}, ensure_ascii=False, separators=(",", ":")) + "\n")
     PAGE.write_text(page(kept))
     drawn = {row: kept[row] for row in redrawn if row in kept and kept[row]["chart"]}
@@ -74,19 +75,23 @@ def write(record: dict[str, Any], redrawn: Iterable[str]) -> None:
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
-    """The rows to measure."""
+    """Return the rows to measure."""
     if options.only:
         return [ROWS[name] for name in options.only]
     return [row for row in ROWS.values() if row.measure]
 
 
 def main() -> None:
-    """Measures, and writes the page."""
+    """Measure rows, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--list", action="store_true", help="all rows and their commands")
-    which.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="measure these")
-    which.add_argument("--page", action="store_true", help="write page and charts, measure nothing")
+    which.add_argument("--list", action="store_true", help="list all rows and their commands")
+    which.add_argument(
+        "--only", nargs="+", choices=ROWS, metavar="ROW", help="measure only these rows"
+    )
+    which.add_argument(
+        "--page", action="store_true", help="write page and charts without measuring"
+    )
     options = parser.parse_args()
     if options.list:
         for row in ROWS.values():
@@ -105,7 +110,8 @@ def main() -> None:
         for label, value in record[row.id]["values"].items():
             theirs = row.paper.get(label)
             print(f"{label}: {value}" + ("" if theirs is None else f" (paper: {theirs})"))
-        write(record, [])  # a later row may fail
+        # Save after each row, because a later one may fail.
+        write(record, [])
     write(record, [row.id for row in rows])
 
 

@@ -1,9 +1,9 @@
-"""What observing an unchanged script costs a step.
+"""Overhead per step of observing an unchanged script.
 
 Two real ranks train a convolutional network under torch's DistributedDataParallel, with a loader
-and a script that know nothing of Paceline. Blocks of steps with and without observing follow each
-other in pairs and in random order, so that what else the machine does meets both alike. Records go
-to a spool on disk.
+and a script that do not use Paceline. Blocks of steps with and without observing alternate in pairs
+and in random order, so that other load on the machine affects both alike. Records go to a spool on
+disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.ranks import Ranks
 
 WORLD, BLOCK, WARM, CLASSES = 2, 10, 2, 10
-BOUND = 1.01  # of a step's time over that without observing
+# Maximum ratio of a step's time with and without observing.
+BOUND = 1.01
 
 
 def network() -> nn.Module:
@@ -45,7 +46,7 @@ def network() -> nn.Module:
 
 
 def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
-    """Return seconds of a block of steps in each way, and how many steps were observed."""
+    """Return seconds of a block of steps in each way, and the number of observed steps."""
     observer = Observer()
     patches.apply(observer)
     model = DistributedDataParallel(network())
@@ -91,7 +92,7 @@ def main() -> None:
         finally:
             ranks.stop()
         assert any(Path(spool).rglob("*")), "records are spooled"
-    # A block ends when the slower rank has ended it.
+    # A block's time is that of the slower rank.
     observed_s, plain_s = (
         [max(times[pair][way] for times, _ in answers) / BLOCK for pair in range(pairs)]
         for way in ("observed", "plain")

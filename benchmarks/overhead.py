@@ -1,12 +1,12 @@
-"""What a session adds to a training step, beside plain DDP's step in the same process.
+"""Overhead of a session per training step, compared with plain DDP in the same process.
 
-Real ranks, nothing emulated, a small model on the CPU. In each pair a step of plain DDP and one of
-a session follow each other, in an order that changes from pair to pair; the ranks meet before each.
-`alone` is without a control plane, as under torchrun. `managed` is with one that plans and stores
-every step: its processes share the machine's cores with the ranks.
+Real ranks train a small model on the CPU; nothing is emulated. Each pair has a step of plain DDP
+and a step of a session, in an order that changes from pair to pair, with a barrier before each
+step. `alone` has no control plane, as under torchrun. `managed` has one that plans and stores every
+step, and whose processes share the machine's cores with the ranks.
 
-Besides the time of a step there is the processor time of the script's own thread, which leaves out
-waiting for other ranks and threads.
+In addition to the time of a step, the CPU time of the script's own thread is measured, which
+excludes waiting for other ranks and threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GOAL_US, THREAD_GOAL_US = 200.0, 120.0
 
 
 def alone(folder: Path, world: int, pairs: int) -> None:
-    """Trains under torchrun."""
+    """Train under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", str(world), str(SCRIPT), str(folder), str(pairs)]
     subprocess.run(launcher, check=True, stdout=sys.stderr)
 
 
 def managed(folder: Path, world: int, pairs: int) -> None:
-    """Trains under a control plane."""
+    """Train under a control plane."""
     with Stack(folder / "stack", 0) as stack:
         body = {
             "name": "overhead",
@@ -55,12 +55,13 @@ WAYS = {"alone": alone, "managed": managed}
 
 
 def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
-    """The figures of one way and number of ranks."""
+    """Return the figures of one way and number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         WAYS[way](Path(folder), world, pairs)
         files = sorted(Path(folder).glob("rank-*.json"))
         rows = np.array([row for file in files for row in json.loads(file.read_text())])
-    plain, paced, plain_cpu, paced_cpu = 1e6 * rows.T  # of `support.gpu_cases.Pair`
+    # The columns are the fields of `support.gpu_cases.Pair`.
+    plain, paced, plain_cpu, paced_cpu = 1e6 * rows.T
     return {
         "pairs": len(rows) // world,
         "plain_us": float(np.median(plain)),
@@ -75,7 +76,9 @@ def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--pairs", type=int, default=PAIRS, help="of steps; %(default)s")
+    arguments.add_argument(
+        "--pairs", type=int, default=PAIRS, help="pairs of steps; default: %(default)s"
+    )
     options = arguments.parse_args()
     pairs = 200 if options.quick else options.pairs
     results = {

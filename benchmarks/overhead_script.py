@@ -1,4 +1,7 @@
-"""A rank of `overhead.py`: plain DDP's and a session's steps in turn; their times go to a file."""
+"""Training script of `overhead.py`: alternates steps of plain DDP and of a session.
+
+It writes the times of the steps to a file for each rank.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.gpu_cases import paired
 
-HIDDEN = 32  # width of the model; its step is short, so what a session adds is seen
+# Width of the model. Small, so that steps are short and the overhead of a session is visible.
+HIDDEN = 32
 
 
 def main(folder: Path, pairs: int) -> None:
-    """Trains, and leaves the times in the folder."""
+    """Train, and write the times to the folder."""
     dist.init_process_group("gloo")
     made, rank = paired("cpu", pairs, HIDDEN), dist.get_rank()
     part = folder / f"rank-{rank}.part"

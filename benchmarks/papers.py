@@ -1,7 +1,7 @@
-"""The papers' figures beside ours: what was printed, and what the same policies give here.
+"""Comparison of the papers' printed figures with those of the same policies in the simulator.
 
 Each paper's testbed is a scenario in examples/scenarios. Its devices are calibrated from the
-paper's own baseline rows; docs/papers.md says how, and explains the differences.
+paper's own baseline rows. docs/papers.md describes how, and explains the differences.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from virtual import Trained, train
 from paceline_backend import policies
 from paceline_backend.simulator import Scenario, Simulation
 
-Run = tuple[str, dict[str, Any]]  # preset and parameters
+# Preset and parameters.
+Run = tuple[str, dict[str, Any]]
 SCENARIOS = Path(__file__).parents[1] / "examples" / "scenarios"
 
-# Label → preset and parameters: first the papers' systems, then ours.
+# Label → preset and parameters: first the papers' systems, then Paceline's.
 SYSTEMS: dict[str, Run] = {
     "TensorFlow": ("bsp", {}),
     "BOA": ("boa", {}),
@@ -49,38 +50,41 @@ TABLE_5 = {
     "MobileNetV1": {"TensorFlow": 139, "BOA": 113, "EP4DDL": 143, "CHRONICA": 85},
     "EfficientNet-B0": {"TensorFlow": 143, "BOA": 115, "EP4DDL": 148, "CHRONICA": 86},
 }
-CHRONICA_OVER_EP4DDL = 3.19  # CHRONICA, VI-E: 32 workers, half of them slower
+# CHRONICA, VI-E: 32 workers, half of them slower.
+CHRONICA_OVER_EP4DDL = 3.19
 
 # LBB, Tables 2 and 3: samples and ms of two GTX 1070, a Tesla M40 and a GTX 750.
 LBB_SSGD_MS = (81.81, 81.49, 85.39, 392.92)
 LBB_BALANCED = ((167, 167, 158, 20), (104.94, 104.14, 103.46, 104.41))
 LBB_RAPID = ((165, 165, 160, 22), 110.24)
-LBB_EPOCH_S = (62.44, 22.12)  # Fig. 4's text: SSGD, LBB
+# LBB, text of Fig. 4: SSGD, LBB.
+LBB_EPOCH_S = (62.44, 22.12)
 
-SATA_SPEEDUP = {2: 3.3, 5: 3.3, 10: None}  # over All-Reduce, IV-B; no number for 10x
+# SATA, IV-B: speed-up over All-Reduce. The paper gives no number for 10x.
+SATA_SPEEDUP = {2: 3.3, 5: 3.3, 10: None}
 # Dynamic batching, text of Fig. 6: time of uniform over that of variable batches, by level, with
-# ResNet. The text does not say at which level MNIST reaches 4x.
+# ResNet. The text does not state the level at which MNIST reaches 4x.
 DYNAMIC_SPEEDUP = {1: None, 2: 2.0, 4: None, 6: None, 8: None, 10: 2.4}
 
 
 def scenario(name: str, **changes: Any) -> Scenario:
-    """A paper's testbed with some fields changed."""
+    """Return a paper's testbed with some fields changed."""
     return msgspec.structs.replace(Scenario.load(SCENARIOS / f"{name}.yaml"), **changes)
 
 
 def simulated(testbed: Scenario, policy: str, parameters: Mapping[str, Any]) -> Trained:
-    """The testbed under a policy."""
+    """Train the testbed under a policy."""
     changed = msgspec.structs.replace(testbed, policy=policy, parameters=dict(parameters))
     return train(Simulation.of(changed))
 
 
 def systems(names: Iterable[str] = SYSTEMS) -> dict[str, Run]:
-    """The named systems whose policies are registered."""
+    """Return the named systems whose policies are registered."""
     return {name: SYSTEMS[name] for name in names if SYSTEMS[name][0] in policies.names()}
 
 
 def calibrated(testbed: Scenario) -> Scenario:
-    """CHRONICA's testbed, its devices scaled so that DIF 0 takes as long as in Table IV."""
+    """Scale the devices of CHRONICA's testbed so that DIF 0 takes as long as in Table IV."""
     devices, sizes = testbed.devices, testbed.sizes
     even = msgspec.structs.replace(testbed, sizes=msgspec.structs.replace(sizes, dif=0.0))
     trained = simulated(even, "bsp", {}).since(1)
@@ -96,9 +100,9 @@ def calibrated(testbed: Scenario) -> Scenario:
 
 
 def chronica_table_4(*, quick: bool) -> list[dict[str, Any]]:
-    """Seconds of the second epoch by DIF. In the first epoch policies learn."""
+    """Return seconds of the second epoch by DIF. Policies learn in the first epoch."""
     testbed = calibrated(scenario("chronica-homogeneous", epochs=2))
-    # EP4DDL's network takes as long to learn as all other systems together.
+    # EP4DDL's network takes as long to train as all other systems together.
     labels = [label for label in SYSTEMS if not (quick and label == "EP4DDL")]
     rows = []
     for dif in (0, 16, 64) if quick else TABLE_4:
@@ -114,13 +118,11 @@ def chronica_table_4(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def chronica_table_5(dif_64: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Table V from Table IV's simulation: each model has a speed and a cost per step.
+    """Derive Table V from Table IV's simulation: each model has a speed and a cost per step.
 
     Speed and cost are fitted to the paper's TensorFlow and CHRONICA columns. The other columns
-    follow from the fit.
-
-    Args:
-        dif_64: seconds of each system's epoch at DIF 64 in Table IV's testbed.
+    follow from the fit. `dif_64` holds the seconds of each system's epoch at DIF 64 in Table IV's
+    testbed.
     """
     rows = []
     for model, paper in TABLE_5.items():
@@ -134,7 +136,7 @@ def chronica_table_5(dif_64: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def chronica_heterogeneous() -> dict[str, Any]:
-    """Seconds of the second epoch on 32 workers, half of them slower, at DIF 64."""
+    """Return seconds of the second epoch on 32 workers, half of them slower, at DIF 64."""
     testbed = scenario("chronica-heterogeneous", epochs=2)
     seconds = {
         label: float(simulated(testbed, *made).since(1).step_s.sum())
@@ -144,7 +146,7 @@ def chronica_heterogeneous() -> dict[str, Any]:
 
 
 def lbb_table_2() -> dict[str, Any]:
-    """Step times and batch sizes after the first epoch, by system, with and without a profile."""
+    """Return step times and batch sizes after the first epoch, with and without a profile."""
     testbed = scenario("lbb-table2")
     cold = msgspec.structs.replace(testbed, profile=False)
     runs = {
@@ -174,7 +176,7 @@ def lbb_table_2() -> dict[str, Any]:
 
 
 def lbb_figure_7() -> dict[str, Any]:
-    """After each disturbance: the straggler effect, and for how many steps it stayed above 0.1."""
+    """Return the straggler effect after each disturbance, and its number of steps above 0.1."""
     testbed = scenario("lbb-disturbances")
     figures: dict[str, Any] = {}
     for label, policy, parameters in (
@@ -204,7 +206,7 @@ def lbb_figure_7() -> dict[str, Any]:
 
 
 def speedups(testbed: Scenario, runs: Mapping[str, Run]) -> dict[str, float]:
-    """Speed-up of each policy and of the fluid limit over equal batches, in the last epoch."""
+    """Return speed-ups of policies and of the fluid limit over equal batches, in the last epoch."""
     last = (testbed.epochs or 1) - 1
     equal = simulated(testbed, "bsp", {}).since(last)
     made = {
@@ -221,7 +223,7 @@ def speedups(testbed: Scenario, runs: Mapping[str, Run]) -> dict[str, float]:
 
 
 def sata_stragglers() -> list[dict[str, Any]]:
-    """Speed-up over All-Reduce with one straggler."""
+    """Return speed-ups over All-Reduce with one straggler."""
     runs = {
         "SATA": ("sata", {}),
         "LBB": ("lbb", {}),
@@ -238,7 +240,7 @@ def sata_stragglers() -> list[dict[str, Any]]:
 
 
 def dynamic_levels(*, quick: bool) -> list[dict[str, Any]]:
-    """Speed-up over uniform batches by heterogeneity level."""
+    """Return speed-ups over uniform batches by heterogeneity level."""
     rows = []
     for level, paper in DYNAMIC_SPEEDUP.items():
         if quick and paper is None:
@@ -255,7 +257,7 @@ def dynamic_levels(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def checks_of(results: Mapping[str, Any]) -> list[Check]:
-    """The papers' results that must come out here, too."""
+    """Return checks of the papers' results that must also hold here."""
     worst = results["chronica_table_4"][-1]
     lbb = results["lbb_table_2"]
     checks = []
@@ -283,7 +285,7 @@ def checks_of(results: Mapping[str, Any]) -> list[Check]:
 
 
 def beside(rows: list[dict[str, Any]], key: str, field: str, decimals: int) -> list[str]:
-    """Lines with "paper / ours" for each system."""
+    """Return lines with "paper / ours" for each system."""
     labels = list(dict.fromkeys(label for row in rows for label in row[f"ours{field}"]))
     lines = [f"{key:<16}" + "".join(f"{label:>15}" for label in labels)]
     for row in rows:
@@ -298,7 +300,7 @@ def beside(rows: list[dict[str, Any]], key: str, field: str, decimals: int) -> l
 
 
 def table_of(results: Mapping[str, Any]) -> str:
-    """All tables, paper / ours."""
+    """Return all tables, as "paper / ours"."""
     lines = ["CHRONICA, Table IV: seconds per epoch, 8 equal workers (paper / ours)"]
     lines += beside(results["chronica_table_4"], "dif", "_s", 0)
     lines += ["", "CHRONICA, Table V: seconds per epoch, DIF 64 (paper / ours)"]
@@ -319,7 +321,7 @@ def table_of(results: Mapping[str, Any]) -> str:
         each = ", ".join(
             f"{d['straggler_effect']:.2f}: {d['steps_above_0.1']}" for d in figures["disturbances"]
         )
-        lines.append(f"{label:<16}{figures['total_s']:.1f} s in all; {each}")
+        lines.append(f"{label:<16}{figures['total_s']:.1f} s in total; {each}")
     lines += ["", "SATA: speed-up over All-Reduce with one straggler (paper / ours)"]
     lines += beside(results["sata"], "slowdown", "", 2)
     lines += ["", "Dynamic batching: speed-up over uniform batches by level (paper / ours)"]

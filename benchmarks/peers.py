@@ -1,8 +1,8 @@
-"""What other projects would train in each step: samplers and balancers, called as users call them.
+"""Peers: samplers and balancers of other projects, called as their users call them.
 
-A peer gets sizes, ranks, global batch, seed and epoch, and gives [step][rank] sample indices. No
-peer knows how fast a rank is. ``pip install 'paceline[bench]'`` installs all peers; tables name
-those that are not installed.
+A peer gets sizes, ranks, global batch, seed and epoch, and returns [step][rank] sample indices. No
+peer takes the ranks' speeds into account. ``pip install 'paceline[bench]'`` installs all peers.
+Tables name those that are not installed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Planner = Callable[[Ints, int, int, int, int], Steps]
 
 @dataclass(frozen=True)
 class Peer:
-    """A planner of another project.
+    """Planner of another project.
 
     Args:
         name: the peer's name in tables.
         package: the package that must be installed.
-        licence: the package's licence, as its metadata says.
+        licence: the package's licence according to its metadata.
         plan: sizes [N], ranks, global batch, seed, epoch → [step][rank] samples.
-        same_batches: whether each global batch has the same samples as under plain DDP.
+        same_batches: each global batch has the same samples as under plain DDP.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Peer:
 
     @property
     def version(self) -> str | None:
-        """The installed package's version; None: the package is not installed."""
+        """Version of the installed package, or None if it is not installed."""
         try:
             return version(self.package)
         except PackageNotFoundError:
@@ -56,7 +56,7 @@ class Peer:
 
 
 def _order(samples: int, seed: int, epoch: int) -> Ints:
-    """DistributedSampler's order of an epoch."""
+    """Return DistributedSampler's order of an epoch."""
     import torch
 
     generator = torch.Generator()
@@ -65,7 +65,7 @@ def _order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 def _per_rank(ranks: list[Ints], local: int) -> Steps:
-    """Steps in which each rank takes the next `local` samples of its stream."""
+    """Return steps in which each rank takes the next `local` samples of its list."""
     return [
         [stream[at : at + local] for stream in ranks]
         for at in range(0, len(ranks[0]) // local * local, local)
@@ -73,7 +73,7 @@ def _per_rank(ranks: list[Ints], local: int) -> Steps:
 
 
 def torch_sampler(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-    """PyTorch's DistributedSampler."""
+    """Plan with PyTorch's DistributedSampler."""
     from torch.utils.data import DistributedSampler
 
     ranks = []
@@ -86,7 +86,7 @@ def torch_sampler(sizes: Ints, world: int, global_batch: int, seed: int, epoch: 
 
 @cache
 def _flatflow_graph() -> bytes:
-    """A small graph whose cost is linear in length: flatflow takes samples' costs from a graph."""
+    """Return a small graph whose cost is linear in the length, because flatflow needs a graph."""
     import torch
     from flatflow import ops
     from torch.export import Dim, export
@@ -104,7 +104,8 @@ def _flatflow_graph() -> bytes:
     tokens = torch.zeros(1, 64, dtype=torch.long)
     lengths = ({1: Dim("length", min=2, max=8192)},)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch uses deprecated calls while it copies the graph
+        # torch uses deprecated calls while it copies the graph.
+        warnings.simplefilter("ignore")
         program = export(Linear().eval(), (tokens,), dynamic_shapes=lengths).run_decompositions()
     made: bytes = ops.serialize(program.graph)
     return made
@@ -117,8 +118,9 @@ def _flatflow(mode: str) -> Planner:
         schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
         local = global_batch // world
         ranks = []
-        for rank in range(world):  # each plans for all and keeps its part
-            # flatflow sorts its arguments in place.
+        # Each rank plans for all ranks and keeps its own samples.
+        for rank in range(world):
+            # flatflow sorts its arguments in place, so each rank needs new ones.
             order, costs = _order(len(sizes), seed, epoch).astype(np.uintp), sizes.copy()
             graph = _flatflow_graph()
             made = schedule(order, costs, graph, 1, 1, world, rank, global_batch, local, "fast")
@@ -156,11 +158,10 @@ def _length_grouped(sizes: Ints, world: int, global_batch: int, seed: int, epoch
 
 @cache
 def _verl() -> Any:
-    """verl's balancer without verl's dependencies, which are those of a whole RL stack.
+    """Import verl's balancer without verl's dependencies, which are those of a whole RL stack.
 
-    verl's packages import these dependencies in their ``__init__``. So the packages are entered
-    into `sys.modules` without running that. Modules that the balancer imports but does not need
-    are stubs.
+    verl's packages import these dependencies in their ``__init__``. So the packages are added to
+    `sys.modules` without running it. Modules that the balancer imports but does not need are stubs.
     """
     spec = find_spec("verl")
     assert spec is not None
@@ -193,7 +194,7 @@ def _karmarkar_karp(*, equal: bool) -> Planner:
 
 
 def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-    """Batches of similar total lengths, so the number of steps varies by epoch."""
+    """Plan batches of similar total lengths. The number of steps varies by epoch."""
     longest = max(global_batch / world * float(sizes.mean()), float(sizes.max()))
     steps = len(sizes) // global_batch
     logging.getLogger("lhotse").setLevel(logging.ERROR)
@@ -203,7 +204,7 @@ def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -
     drawn: list[Ints] = []
 
     class Recording(DynamicBucketingSampler):  # type: ignore[misc]
-        """Records the batches of all ranks: each rank draws all batches and keeps its own."""
+        """Sampler that records the batches of all ranks: a rank draws all and keeps its own."""
 
         def _next_batch(self) -> Any:
             batch = super()._next_batch()

@@ -1,9 +1,9 @@
-"""Provenance of pictures: the commit, the command, the machine and the script that made them.
+"""Provenance of pictures: commit, command, machine and script.
 
-`scripts/screenshots.py` and `benchmarks/ledger.py` draw every picture of the documents. Beside each
-picture they write a JSON file of the same name. `tests/unit/test_pictures.py` fails where that file
-is missing, and where the script's statements have changed since: then the picture no longer
-shows what the script makes, and its command must be run again.
+`scripts/screenshots.py` and `benchmarks/ledger.py` draw every picture of the documentation, and
+write a JSON file of the same name beside each picture. `tests/unit/test_pictures.py` fails if the
+file is missing, or if the script's statements have changed since. In that case the picture may no
+longer show what the script draws, and its command must be run again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def code_sha256(script: Path) -> str:
 
 
 def made_by(script: Path, command: str, records: Iterable[Path] = ()) -> dict[str, Any]:
-    """Return how a picture is made that a script draws now.
+    """Return the provenance of a picture that `script` draws now with `command`.
 
-    Args:
-        records: files of earlier measurements that the script reads; each names its machine.
+    `records` are files of earlier measurements that the script reads. Each of them names its
+    machine.
     """
     return {
         "commit": commit(),
@@ -64,16 +64,15 @@ def _sha256(path: Path) -> str:
 def record(picture: Path, shows: str, made: dict[str, Any]) -> None:
     """Write the JSON file beside a picture.
 
-    Args:
-        shows: "simulated …" of a simulation; else what ran.
-        made: from `made_by`, at the time of the measurement.
+    `shows` is "simulated …" for a simulation, or else describes what ran. `made` is the result of
+    `made_by` at the time of the measurement.
     """
     whole = {"shows": shows, **made}
     picture.with_suffix(".json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
 def fault(picture: Path) -> str:
-    """Return why a picture's provenance does not hold, with the command to run; else ""."""
+    """Return why a picture's provenance is not valid, with the command to run, or ""."""
     beside = picture.with_suffix(".json")
     if not beside.exists():
         return f"{picture.name}: {beside.name} is missing; make the picture with its script"

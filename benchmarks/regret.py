@@ -1,9 +1,9 @@
-"""What `auto` loses beside the best policy in hindsight, in virtual time.
+"""Regret of `auto` compared with the best policy in hindsight, in virtual time.
 
-Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it, if
-forecasts took no time. Then the same devices with the same noise train under each preset that
-leaves the training unchanged, with its defaults and its variants, from start to end. The scenarios
-are those of `forecasts.py`, the first of each kind.
+Each scenario starts with bsp and trains under `auto`, as a controller and an advisor would run it
+if forecasts took no time. Then the same devices with the same noise train from start to end under
+each preset that does not change the training, with its defaults and its variants. The scenarios are
+those of `forecasts.py`, the first of each kind.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
 
-START_UP = 200  # steps before this one are printed apart
+# Steps before this one are reported separately.
+START_UP = 200
 
 
 def case(made: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return one scenario: `auto` beside each preset."""
+    """Return the figures of a scenario: `auto` compared with each preset."""
     body = made["scenario"] | {"policy": "bsp", "parameters": {}}
     first = simulation_of(body, steps)
     began = time.process_time()
@@ -66,7 +67,7 @@ def case(made: Mapping[str, Any], steps: int) -> dict[str, Any]:
 
 
 def options() -> list[tuple[str, dict[str, Any]]]:
-    """The presets that leave the training unchanged, with their variants."""
+    """Return the presets that do not change the training, with their variants."""
     return [
         (name, parameters)
         for name, parameters in presets_and_variants().values()
@@ -76,7 +77,7 @@ def options() -> list[tuple[str, dict[str, Any]]]:
 
 
 def trained(simulation: Simulation, steps: int) -> list[TrainedSegment]:
-    """Trains up to a step."""
+    """Train up to a step."""
     ran = []
     while simulation.step < steps and not simulation.finished:
         ran.append(simulation.advance())
@@ -84,12 +85,12 @@ def trained(simulation: Simulation, steps: int) -> list[TrainedSegment]:
 
 
 def spent(ran: list[TrainedSegment]) -> Any:
-    """Seconds of each step, [steps]. Global batches are the same under all these presets."""
+    """Return seconds of each step, [steps]. Global batches are the same under these presets."""
     return np.concatenate([r.evened_s for r in ran])
 
 
 def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
-    """Trains with `auto` in force; returns its switches, and the time of each step."""
+    """Train under `auto`, and return its switches and the time of each step."""
     ran: list[TrainedSegment] = []
     asked = [Switch(0, "bsp", "api", 0, {})]
     earlier: list[Forecast] = []
@@ -100,7 +101,8 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
                 asked[-1].version, asked[-1].policy, BY, simulation.step, asked[-1].parameters
             )
         ran.append(simulation.advance())
-        step = simulation.step - 1  # the newest complete one
+        # The newest complete step.
+        step = simulation.step - 1
         if step < look.step:
             continue
         newest, count = [], 0
@@ -141,18 +143,19 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--seed", type=int, default=0, help="is added to the scenarios' seeds")
+    asking.add_argument("--seed", type=int, default=0, help="number added to the scenarios' seeds")
     asking.add_argument("--scenarios", type=int, default=40)
     asking.add_argument("--steps", type=int, default=5_000)
     asking.add_argument("--most", type=int, default=32, help="largest number of ranks")
     asking.add_argument("--jobs", type=int, default=2, help="processes")
-    asking.add_argument("--skip", type=int, default=0, help="first scenarios to leave out")
+    asking.add_argument("--skip", type=int, default=0, help="number of first scenarios to skip")
     options = asking.parse_args()
     count, steps, most = options.scenarios, options.steps, options.most
     if options.quick:
         count, steps, most = 2, 400, 6
     small = [each for each in scenarios() if each["scenario"]["workers"] <= most]
-    kinds = {each["kind"]: each for each in reversed(small)}  # the first of each kind
+    # Keep the first scenario of each kind.
+    kinds = {each["kind"]: each for each in reversed(small)}
     asked = list(reversed(kinds.values()))[:count][options.skip :]
     for each in asked:
         each["scenario"]["seed"] += options.seed

@@ -1,10 +1,11 @@
-"""What one leader, one server and one page take: 1,000 to 100,000 ranks, none of which trains.
+"""Scalability of a leader, a server and a page with 1,000 to 100,000 ranks, none of which trains.
 
-- segment: how long until all ranks have read their parts of a segment. The leader and its store are
-  those of a run. A rank has a connection of its own, waits for its part, gets it and deletes it; a
-  thread stands for several ranks, one after the other, so a time includes the wait for the thread.
+- segment: time until all ranks have read their parts of a segment. The leader and its store are
+  those of a real run. Each rank has a connection of its own, waits for its part, reads it and
+  deletes it. A thread does that for several ranks, one after the other, so the times include the
+  wait for the thread.
 - simulator: a run of many simulated workers through the whole control plane, as
-  `paceline simulate --server` sends it, and all that the run's page asks for.
+  `paceline simulate --server` sends it, and all requests of the run's page.
 
 The figures are for `docs/scale.md`.
 """
@@ -50,16 +51,21 @@ from paceline.train.profile import Limits
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
 
-PROCESSES, THREADS = 4, 64  # processes that stand for ranks, threads of each
-PER_RANK, STEPS = 4, 4  # samples of a rank in a step, steps of a segment
-SPARE_FILES = 200  # files that a process opens besides its connections
-PATIENCE_S = 300.0  # for the segments of one number of ranks
-# Torch's store asks the name server for the name of each client, and answers no client meanwhile.
-# That is not what is measured here: glibc's resolver asks no server.
+# Processes that act as ranks, and threads of each.
+PROCESSES, THREADS = 4, 64
+# Samples of a rank in a step, and steps of a segment.
+PER_RANK, STEPS = 4, 4
+# Files that a process opens in addition to its connections.
+SPARE_FILES = 200
+# Timeout of the segments of one number of ranks.
+PATIENCE_S = 300.0
+# Torch's store queries the name server for the name of each client, and blocks meanwhile. Exclude
+# that from the measurement: with these options, glibc's resolver queries no server.
 _NO_NAMES = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-# s: a segment of four steps lasts 4 s if a step takes a second.
+# Bounds in seconds. A segment of four steps lasts 4 s if a step takes a second.
 READ_S, STORED_S, ANSWER_S, OPEN_S = 4.0, 600.0, 5.0, 10.0
-PAGE = {  # what the run's page asks
+# Requests of the run's page.
+PAGE = {
     "run": "",
     "newest steps": "/view?last=511",
     "workers": "/workers?last=50",
@@ -71,7 +77,7 @@ Part = tuple[dict[str, Any], list[Check], list[str]]
 
 
 class _Timed:
-    """The ranks' store, which notes when the leader began and ended to put a segment's parts."""
+    """The ranks' store, which records when the leader puts the first and last part of a segment."""
 
     def __init__(self, store: TCPStore) -> None:
         self._store = store
@@ -85,7 +91,7 @@ class _Timed:
 
 
 def _readers(pipe: Connection, port: int, ranks: Sequence[int], segments: int) -> None:
-    """Connect some ranks when told, then send when they had their parts, segment by segment."""
+    """Connect some ranks on request, then send the times of their reads, segment by segment."""
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     pipe.send("loaded")
     pipe.recv()
@@ -116,7 +122,7 @@ def _readers(pipe: Connection, port: int, ranks: Sequence[int], segments: int) -
 
 
 def distributed(ranks: int, segments: int) -> dict[str, Any]:
-    """Return seconds until each segment is planned, put, and read by all, and of connecting."""
+    """Return the seconds of connecting, and of planning, putting and reading segments."""
     os.environ.update(_NO_NAMES)
     most, (soft, hard) = ranks + SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < most:
@@ -175,7 +181,7 @@ def distributed(ranks: int, segments: int) -> dict[str, Any]:
 
 
 def segment(*, quick: bool) -> Part:
-    """Segments from the leader to all ranks."""
+    """Measure segments from the leader to all ranks."""
     results, checks, lines = {}, [], []
     for ranks in (100, 1_000) if quick else (1_000, 10_000):
         of = results[str(ranks)] = distributed(ranks, 5 if quick else 20)
@@ -191,7 +197,7 @@ def segment(*, quick: bool) -> Part:
 
 
 def scenario(workers: int, steps: int) -> Scenario:
-    """Return sizes and speeds as uneven as CHRONICA's heterogeneous cluster."""
+    """Return a scenario as uneven as CHRONICA's heterogeneous cluster."""
     sizes = {"distribution": "gamma", "mean": 45, "dif": 16, "samples": 100 * workers}
     fast = workers // 2
     factors = [{"workers": fast, "factor": 1}, {"workers": workers - fast, "factor": 2}]
@@ -210,7 +216,7 @@ def scenario(workers: int, steps: int) -> Scenario:
 
 
 def opened_s(stack: Stack, run: str, last: int) -> float:
-    """Return seconds until a browser shows a run up to a step."""
+    """Return the seconds until a browser shows a run up to a step."""
     from playwright.sync_api import sync_playwright
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
@@ -230,7 +236,7 @@ def opened_s(stack: Stack, run: str, last: int) -> float:
 
 
 def simulator(*, quick: bool) -> Part:
-    """A run of many simulated workers, and its page."""
+    """Measure a run of many simulated workers, and its page."""
     workers, steps = (2_000, 20) if quick else (100_000, 100)
     with tempfile.TemporaryDirectory() as name, Stack(Path(name) / "data", 0) as stack:
         path = Path(name) / "scenario.yaml"
@@ -272,7 +278,9 @@ PARTS = {"segment": segment, "simulator": simulator}
 def main() -> None:
     """Run the benchmark."""
     made: argparse.ArgumentParser = parser(__doc__)
-    made.add_argument("--part", choices=PARTS, action="append", help="only this; may be repeated")
+    made.add_argument(
+        "--part", choices=PARTS, action="append", help="run only this part; may be repeated"
+    )
     options = made.parse_args()
     config: dict[str, Any] = {"load_of_the_machine": psutil.getloadavg()}
     results: dict[str, Any] = {}

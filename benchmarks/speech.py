@@ -1,16 +1,16 @@
-"""Speech of very uneven length in padded batches on two real ranks; nothing is emulated.
+"""Training on speech of very uneven length in padded batches, on two real ranks without emulation.
 
 examples/speech is trained with plain DDP, with DDP on batches of similar lengths, with DDP on plain
 DDP's global batches, sorted by length and cut where the padded cost is equal, and with `paceline`
-in its exact and its free mode under a real control plane. The sorted cut is the fairest contender:
-it has exact mode's global batches, needs no server, and knows from the start what a batch costs. It
-does not know how fast ranks are.
+in exact and free mode under a real control plane. The sorted cut is the fairest contender: it has
+the global batches of exact mode, needs no server, and uses the true cost of a batch from the start.
+It does not use the ranks' speeds.
 
 The contenders train in turn, seed by seed, from the same parameters. Exact mode learns that a batch
 costs as much as its padded form, or gets that as a parameter (`cost=padded`). The table has seconds
-per epoch, loading and padding included, ratios as mean and range over seeds, and held-out
-accuracy after the last epoch. `load_before` is the machine's load when the benchmark began: on an
-idle machine it is near 0.
+per epoch, including loading and padding, ratios as mean and range over seeds, and held-out accuracy
+after the last epoch. `load_before` is the machine's load at the start of the benchmark, which is
+near 0 on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ from paceline_backend.server.stack import Stack
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "speech"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline" / "speech"
 WORLD = 2
-# In the first two to five steps the costs of batches are not known yet: ranks get equal counts, and
-# steps are as slow as plain DDP's. An epoch has five steps.
-START = 3  # first epochs, which do not count
-MOST_S = 600.0  # longest time of a training
+# Number of first epochs, which do not count. An epoch has five steps. In the first two to five
+# steps the costs of batches are unknown: ranks get equal counts, and steps are as slow as plain
+# DDP's.
+START = 3
+# Maximum time of a training.
+MOST_S = 600.0
 
 DDP, GROUPED, CUT = "plain DDP", "length-grouped DDP", "sorted-and-cut DDP"
 EXACT, PADDED, FREE = "exact", "exact, cost=padded", "free, cost=padded"
-PLAIN = {DDP: (), GROUPED: ("--grouped",), CUT: ("--cut",)}  # options of train_ddp.py
-PLANNED = {  # parameters of the preset `paceline`
+# Options of train_ddp.py.
+PLAIN = {DDP: (), GROUPED: ("--grouped",), CUT: ("--cut",)}
+# Parameters of the preset `paceline`.
+PLANNED = {
     EXACT: {"mode": "exact"},
     PADDED: {"mode": "exact", "cost": "padded"},
     FREE: {"mode": "free", "cost": "padded"},
@@ -50,7 +54,7 @@ PLANNED = {  # parameters of the preset `paceline`
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained: epochs, samples of a rank in a step, seeds, and which contenders."""
+    """Extent of the benchmark: epochs, samples per rank and step, seeds, and contenders."""
 
     epochs: int = 8
     batch: int = 256
@@ -63,22 +67,18 @@ QUICK = Size(epochs=5, seeds=1, contenders=(DDP, CUT, PADDED))
 
 @dataclass
 class Training:
-    """What one training gave.
-
-    Args:
-        accuracy: held-out, after the last epoch.
-        epochs_s: time of each epoch.
-    """
+    """Result of a training: final held-out accuracy, and time of each epoch in seconds."""
 
     accuracy: float
     epochs_s: list[float]
 
 
-Results = dict[str, list[Training]]  # contender → its training with each seed
+# Contender → its training with each seed.
+Results = dict[str, list[Training]]
 
 
 def arguments_of(size: Size, data: Path, seed: int, result: Path) -> list[str]:
-    """Options of a training, which train.py and train_ddp.py share."""
+    """Return the options of a training, which train.py and train_ddp.py share."""
     values = {
         "data": data,
         "epochs": size.epochs,
@@ -90,7 +90,7 @@ def arguments_of(size: Size, data: Path, seed: int, result: Path) -> list[str]:
 
 
 def train_plain(arguments: list[str]) -> None:
-    """Runs train_ddp.py under torchrun."""
+    """Run train_ddp.py under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={WORLD}", str(EXAMPLE / "train_ddp.py"), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S)
@@ -99,7 +99,7 @@ def train_plain(arguments: list[str]) -> None:
 
 
 def train_planned(stack: Stack, arguments: list[str], parameters: Mapping[str, Any]) -> None:
-    """Runs train.py under a control plane."""
+    """Run train.py under a control plane."""
     body = {
         "name": "speech",
         "script": str(EXAMPLE / "train.py"),
@@ -115,7 +115,7 @@ def train_planned(stack: Stack, arguments: list[str], parameters: Mapping[str, A
 
 
 def train_all(size: Size, data: Path) -> Results:
-    """Trains all contenders, seed by seed."""
+    """Train all contenders, seed by seed."""
     results: Results = {name: [] for name in size.contenders}
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
         result = Path(folder) / "result.json"
@@ -133,33 +133,29 @@ def train_all(size: Size, data: Path) -> Results:
 
 
 def epoch_s(trainings: list[Training]) -> float:
-    """Median time of an epoch after the first ones."""
+    """Return the median time of an epoch, without the first ones."""
     return statistics.median(s for training in trainings for s in training.epochs_s[START:])
 
 
 def total_s(trainings: list[Training]) -> float:
-    """Mean time of a whole training, without the start of processes."""
+    """Return the mean time of a whole training, without the start of processes."""
     return statistics.fmean(sum(training.epochs_s) for training in trainings)
 
 
 def accuracy(trainings: list[Training]) -> float:
-    """Mean accuracy over seeds."""
+    """Return the mean accuracy over seeds."""
     return statistics.fmean(training.accuracy for training in trainings)
 
 
 def over(slower: list[Training], faster: list[Training]) -> dict[str, float]:
-    """Return how many times as long an epoch of one contender takes as another's.
-
-    Returns:
-        The ratio over all seeds (`all`), and the least and the greatest ratio of a single seed.
-    """
+    """Return the ratio of two contenders' epoch times, over all seeds and as range over seeds."""
     pairs = zip(slower, faster, strict=True)
     ratios = [epoch_s([slow]) / epoch_s([fast]) for slow, fast in pairs]
     return {"all": epoch_s(slower) / epoch_s(faster), "least": min(ratios), "most": max(ratios)}
 
 
 def figures_of(results: Results) -> dict[str, Any]:
-    """Return each contender's figures, and each of its trainings."""
+    """Return each contender's figures and trainings."""
     return {
         name: {
             "epoch_s": epoch_s(trainings),
@@ -179,7 +175,7 @@ def figures_of(results: Results) -> dict[str, Any]:
 
 
 def checks_of(results: Results) -> list[Check]:
-    """The promises about exact mode, for the contenders that were trained."""
+    """Return checks of exact mode against the other contenders that were trained."""
     checks = []
     for name in (EXACT, PADDED):
         if name not in results:
@@ -204,10 +200,10 @@ def checks_of(results: Results) -> list[Check]:
 
 
 def table_of(results: Results) -> str:
-    """Return the figures for people."""
+    """Return a table of the figures."""
     shown = [name for name in (CUT, GROUPED, DDP) if name in results]
     lines = [f"{'':<20}{'s/epoch':>10}" + "".join(f"{f'x {name}':>26}" for name in shown)]
-    lines[0] += f"{'s in all':>10}{'accuracy':>10}   by seed"
+    lines[0] += f"{'total s':>10}{'accuracy':>10}   by seed"
     for name, figures in figures_of(results).items():
         ratios = [figures[f"epoch_of_{other}"] for other in shown]
         cells = [f"{r['all']:.2f} ({r['least']:.2f} to {r['most']:.2f})" for r in ratios]
@@ -215,7 +211,7 @@ def table_of(results: Results) -> str:
         line += f"{figures['total_s']:>10.2f}{figures['accuracy']:>10.3f}   "
         lines.append(line + " ".join(f"{training.accuracy:.3f}" for training in results[name]))
     lines += [
-        f"s/epoch: median from epoch {START + 1} on; s in all: all epochs, mean over seeds.",
+        f"s/epoch: median from epoch {START + 1} on; total s: all epochs, mean over seeds.",
         "x: how many times as long the named contender's epoch takes; in brackets by seed.",
     ]
     return "\n".join(lines)
@@ -224,7 +220,9 @@ def table_of(results: Results) -> str:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--data", type=Path, help="the recordings; fetched when it is left out")
+    arguments.add_argument(
+        "--data", type=Path, help="folder of the recordings; default: fetch them"
+    )
     options = arguments.parse_args()
     data = options.data or CACHE
     if options.data is None and subprocess.run([EXAMPLE / "fetch.sh", data]).returncode:

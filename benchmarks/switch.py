@@ -1,12 +1,12 @@
-"""How long a policy switch takes, from the REST call to the first step under the new policy.
+"""Duration of a policy switch, from the REST call to the first step under the new policy.
 
-PLAID trains on 4 real ranks with emulated device speeds and the embedded stack. The policy goes
-back and forth between bsp and chronica. The peer, in the same run, is what a change of policy costs
-without live switches: the time from starting another run until its first step.
+PLAID trains on 4 real ranks with emulated device speeds and the embedded stack. The policy
+alternates between bsp and chronica. The baseline, in the same run, is a change of policy without
+live switches: the time from starting another run until its first step.
 
-With --nodes 3, a rank trains on each of three nodes instead: network namespaces of this machine,
-which needs root. A step of a small model takes 0.1 s. The database then says whether the policy
-came into force with the same step on all ranks.
+With --nodes 3, a rank trains on each of three nodes instead, which are network namespaces of this
+machine and need root. A step of a small model takes 0.1 s. The database then shows if the policy
+took effect at the same step on all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 
 
 def start(api: Api) -> str:
-    """Starts training on this node; returns the run's id."""
+    """Start training on this node, and return the run's id."""
     run = api(
         "POST",
         "/runs",
@@ -55,21 +55,21 @@ def start(api: Api) -> str:
 
 @contextlib.contextmanager
 def on_one_node(folder: Path) -> Iterator[tuple[Api, str]]:
-    """A run on this node; REST, and the run's id."""
+    """Start a run on this node, and yield the REST client and the run's id."""
     with Stack(folder, 0) as stack:
         yield stack.api, start(stack.api)
 
 
 @contextlib.contextmanager
 def on_nodes(folder: Path, nodes: int) -> Iterator[tuple[Api, str]]:
-    """A run with a rank on each of so many nodes; REST, and the run's id."""
+    """Start a run with a rank on each node, and yield the REST client and the run's id."""
     with network(nodes) as made, Cluster(made, folder) as cluster:
         cluster.start_agents(*range(1, nodes + 1))
         yield cluster.api, cluster.start_run(nodes, nodes, 100_000)
 
 
 def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:
-    """When a step began (Unix time), and how long it took."""
+    """Return a step's start (Unix time) and duration in seconds, once it is complete."""
     while True:
         rows = api("GET", f"/runs/{run}/steps?from={step}&to={step}")
         if rows["step"]:
@@ -78,7 +78,7 @@ def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:
 
 
 def switch(api: Api, run: str, policy: str) -> dict[str, float]:
-    """One switch: its latency in seconds and in steps."""
+    """Switch the policy, and return the latency in seconds and in steps."""
     asked = time.time()
     version = api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})["version"]
     deadline = time.monotonic() + 60
@@ -95,7 +95,7 @@ def switch(api: Api, run: str, policy: str) -> dict[str, float]:
 
 
 def differing(database: Path) -> int:
-    """How many policy versions came into force with different steps on different ranks."""
+    """Return the number of policy versions that took effect at different steps on ranks."""
     query = """
         SELECT s.version, w.rank, min(w.step) FROM worker_steps w
         JOIN segments s ON s.run = w.run AND s.attempt = w.attempt AND s.seq = w.segment
@@ -111,7 +111,7 @@ def differing(database: Path) -> int:
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
-    options.add_argument("--nodes", type=int, default=1, help="1, or several, as root")
+    options.add_argument("--nodes", type=int, default=1, help="number of nodes; above 1 needs root")
     given = options.parse_args()
     count = 6 if given.quick else 20
     rng = random.Random(0)
@@ -125,7 +125,8 @@ def main() -> None:
             peer_s = began - begun
             rows = []
             for turn in range(count):
-                time.sleep(rng.uniform(0.3, 1.5))  # anywhere within a segment
+                # Request the switch anywhere within a segment.
+                time.sleep(rng.uniform(0.3, 1.5))
                 rows.append(switch(api, run, ("chronica", "bsp")[turn % 2]))
             api("POST", f"/runs/{run}/stop", {"force": True})
         odd = differing(folder / "server" / "paceline.db") if given.nodes > 1 else 0
@@ -133,14 +134,7 @@ def main() -> None:
 
 
 def report(options: Any, rows: list[dict[str, float]], peer_s: float, odd: int) -> None:
-    """Prints and checks the switches.
-
-    Args:
-        options: of the command line.
-        rows: of `switch`.
-        peer_s: what starting another run takes.
-        odd: see `differing`.
-    """
+    """Print and check the switches. `peer_s` is the baseline, and `odd` is from `differing`."""
     latency = statistics.median(row["latency_s"] for row in rows)
     steps = statistics.median(row["steps"] for row in rows)
     step_s = statistics.median(row["step_s"] for row in rows)

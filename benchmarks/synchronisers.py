@@ -1,9 +1,9 @@
 """Relaxed gradient synchronisation in real training on real ranks, whose devices are emulated.
 
 `scenarios/synchronisers.yaml` lists the scenarios (random delays, one slow rank, two groups of
-speeds, sequences of uneven length), the presets that train in each, PyTorch's own means beside
-them, and what is promised. The figures are updates and gradients a second, time to a target loss,
-accuracy and staleness. In some scenarios a real control plane plans batches and synchronisation.
+speeds, sequences of uneven length), the presets and PyTorch's own means that train in each, and the
+expected results. The figures are updates and gradients per second, time to a target loss, accuracy
+and staleness. In some scenarios a real control plane plans batches and synchronisation.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from paceline_backend.policies.base import Feedback, Floats
 from paceline_backend.server.stack import Stack
 from support.ranks import Ranks
 
-_CHOSEN_STEPS = 64  # emulated steps that choosers get as feedback
+# Number of emulated steps that choosers get as feedback.
+_CHOSEN_STEPS = 64
 
 
 class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to train: a preset of Paceline, or PyTorch's own way; see the file of scenarios."""
+    """Training method: a preset of Paceline, or PyTorch's own way; see the file of scenarios."""
 
     preset: str | None = None
     parameters: dict[str, Any] = {}
@@ -58,7 +59,7 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is trained, on which devices, by whom, and what is promised; see the file."""
+    """Task, devices, contenders and expected results; see the file of scenarios."""
 
     name: str
     steps: int
@@ -76,7 +77,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return len(self.devices["b_s"])
 
     def emulation(self, seed: int) -> Emulation:
@@ -86,7 +87,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Emulation(**given, delay_s=(low, high), seed=seed)
 
     def warm_of(self, contender: Contender) -> int:
-        """Return the steps before the first step that counts."""
+        """Return the number of steps before the first step that counts."""
         later = self.warm and contender.warm
         return self.warm if later is None else later
 
@@ -104,24 +105,26 @@ CONTENDERS, SCENARIOS, QUICK = _READ.contenders, _READ.scenarios, _READ.quick
 
 @dataclass
 class Run:
-    """The figures of one training.
+    """Figures of a training.
 
     Args:
-        seconds: time of the counted part, from the first rank's start until all ranks had met.
-        updates_s: changes of rank 0's parameters a second.
-        gradients_s: gradients applied a second, in local batches of equal shares, without dropped
+        seconds: time of the counted part, from the first rank's start until all ranks were
+            synchronised.
+        updates_s: changes of rank 0's parameters per second.
+        gradients_s: applied gradients per second, in local batches of equal size, without dropped
             ones.
-        weight_s: `gradients_s` with one difference: where a rank gives a round the mean of several
-            gradients, they count as one gradient.
-        target_s: time until ranks had the target loss, see `trainings.Watch`; None: never.
+        weight_s: like `gradients_s`, but if a rank contributes the mean of several gradients to a
+            round, they count as one gradient.
+        target_s: seconds until the model reached the target loss (see `trainings.Watch`), or None
+            if it never did.
         loss: held-out loss after training.
         accuracy: held-out accuracy after training.
-        staleness: gradients in rounds by age: entry n counts those n rounds old, the last entry
-            also older ones.
-        dropped: samples whose gradients were too old.
-        response_s: median time from a round's end until the next round was called.
-        reduced_s: median time from a round's call until its sum was there.
-        batches: batches that each rank trained.
+        staleness: number of gradients in rounds by age: entry n counts those that are n rounds old,
+            and the last entry also older ones.
+        dropped: number of samples whose gradients were too old.
+        response_s: median seconds from a round's end until the next round was called.
+        reduced_s: median seconds from a round's call until its sum was complete.
+        batches: number of batches that each rank trained.
     """
 
     seconds: float
@@ -148,11 +151,7 @@ def run_of(
 ) -> Run:
     """Return the figures of a training.
 
-    Args:
-        ranks: what each rank saw.
-        rounds: the rounds that ranks reported.
-        task: what was learnt.
-        means: whether all gradients that a rank gives to a round count as one.
+    With `means`, all gradients that a rank contributes to a round count as one.
     """
     began = min(rank.began for rank in ranks)
     seconds = max(rank.ended for rank in ranks) - began
@@ -178,7 +177,7 @@ def run_of(
 
 
 def alone(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) -> Run:
-    """Train without a control plane: equal batches, and a given synchronisation."""
+    """Train without a control plane, with equal batches and the contender's synchronisation."""
     what = _synchroniser(scenario, contender, seed)
     with tempfile.TemporaryDirectory() as spool:
         environment = {"PACELINE_RUN": "benchmark", "PACELINE_SPOOL": spool}
@@ -192,7 +191,7 @@ def alone(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) -> R
 
 
 def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchronisation:
-    """Return a contender's synchronisation; a chooser gets emulated steps as feedback."""
+    """Return a contender's synchronisation. Choosers get emulated steps as feedback."""
     if contender.preset is None:
         return ALLREDUCE
     what = policies.make(contender.preset, contender.parameters).synchroniser
@@ -208,7 +207,7 @@ def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchr
 
 
 def _segment(scenario: Scenario, seed: int, what: Synchronisation) -> int:
-    """Steps in a segment of a relaxed synchronisation, by the controller's rule."""
+    """Return the number of steps of a relaxed segment, by the controller's rule."""
     times_s = _times_s(scenario, seed).mean(axis=0)
     shares = is_pooled(what)
     step_s = scenario.world / (1 / times_s).sum() if shares else times_s.max()
@@ -216,7 +215,7 @@ def _segment(scenario: Scenario, seed: int, what: Synchronisation) -> int:
 
 
 def _times_s(scenario: Scenario, seed: int) -> Floats:
-    """Times of each rank's steps with samples of mean size, [steps, W]."""
+    """Return times of each rank's steps with samples of mean size, [steps, W]."""
     task, devices = task_of(scenario.task), scenario.emulation(seed)
     rows = np.full(scenario.world, float(task.batch))
     size = np.full(scenario.world, float(np.mean(task.sizes)))
@@ -239,7 +238,8 @@ def planned(pool: Ranks, stack: Stack, scenario: Scenario, contender: Contender,
     bus = stack.api("GET", "/version")["bus"]
     environment = {"PACELINE_RUN": run, "PACELINE_BUS": bus}
     ranks = _on(pool, scenario, contender, seed, ALLREDUCE, environment)
-    with connect(bus) as client:  # as a launcher would end the run
+    # End the run as a launcher would.
+    with connect(bus) as client:
         ended = RunState(State.FINISHED, time.time(), "", exit_code=0)
         publish(client, TELEMETRY, ended, run)
     if contender.auto:
@@ -272,11 +272,12 @@ def _on(
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=900.0)
 
 
-Runs = dict[str, list[Run]]  # contender → its run with each seed
+# Contender → its run with each seed.
+Runs = dict[str, list[Run]]
 
 
 def mean(runs: Iterable[Run], name: str) -> float:
-    """Return the mean of a figure over seeds; infinite if the figure of any seed is None."""
+    """Return the mean of a figure over seeds, or infinity if the figure of any seed is None."""
     values = [getattr(run, name) for run in runs]
     return statistics.fmean(math.inf if value is None else value for value in values)
 
@@ -284,7 +285,7 @@ def mean(runs: Iterable[Run], name: str) -> float:
 def compare(
     scenario: Scenario, seeds: int, train_one: Callable[[Scenario, Contender, int], Run]
 ) -> Runs:
-    """Train all contenders seed by seed, so that other load on the machine slows all of them."""
+    """Train all contenders seed by seed, so that other load on the machine affects all of them."""
     runs: Runs = {name: [] for name in scenario.contenders}
     for seed in range(seeds):
         for name in scenario.contenders:
@@ -294,7 +295,7 @@ def compare(
 
 
 def compared(scenarios: Iterable[Scenario], seeds: int) -> dict[str, Runs]:
-    """Train all scenarios; those with equally many ranks in a row share their ranks."""
+    """Train all scenarios. Consecutive ones with the same number of ranks share processes."""
     results: dict[str, Runs] = {}
     for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
         with contextlib.ExitStack() as held:
@@ -312,14 +313,14 @@ def compared(scenarios: Iterable[Scenario], seeds: int) -> dict[str, Runs]:
 
 
 def soonest(runs: Runs) -> str:
-    """Return who has the target first, of those that end within a point of `bsp`'s accuracy."""
+    """Return the fastest contender that ends within one point of `bsp`'s accuracy."""
     least = mean(runs["bsp"], "accuracy") - 0.01
     good = [name for name, rows in runs.items() if mean(rows, "accuracy") >= least]
     return min(good, key=lambda name: mean(runs[name], "target_s"))
 
 
 def checks_of(scenario: Scenario, runs: Runs) -> list[Check]:
-    """Return what a scenario promises of the contenders that trained."""
+    """Return the scenario's checks of the contenders that trained."""
     checks = []
     where = f", {scenario.name}"
     for contender, figure, other, op, bound in scenario.checks:
@@ -342,7 +343,8 @@ def checks_of(scenario: Scenario, runs: Runs) -> list[Check]:
     return checks
 
 
-_FIGURES = {  # heading → figure, digits
+# Heading → figure, digits.
+_FIGURES = {
     "updates/s": ("updates_s", 1),
     "gradients/s": ("gradients_s", 1),
     "weight/s": ("weight_s", 1),
@@ -354,7 +356,7 @@ _FIGURES = {  # heading → figure, digits
 
 
 def table_of(results: Mapping[str, Runs]) -> str:
-    """Return the figures for people: means over seeds."""
+    """Return a table of the figures, as means over seeds."""
     lines = []
     for scenario, runs in results.items():
         lines += ["", f"{scenario} ({len(next(iter(runs.values())))} seeds)"]
@@ -366,7 +368,7 @@ def table_of(results: Mapping[str, Runs]) -> str:
 
 
 def with_only(scenario: Scenario, names: Sequence[str]) -> Scenario:
-    """Return the scenario with `bsp` and these contenders."""
+    """Return the scenario with only `bsp` and these contenders."""
     kept = [name for name in scenario.contenders if name in ("bsp", *names)]
     return msgspec.structs.replace(scenario, contenders=kept)
 
@@ -374,11 +376,15 @@ def with_only(scenario: Scenario, names: Sequence[str]) -> Scenario:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--seeds", type=int, default=5, help="how many; %(default)s")
+    arguments.add_argument(
+        "--seeds", type=int, default=5, help="number of seeds; default: %(default)s"
+    )
     arguments.add_argument(
         "--only", nargs="+", choices=SCENARIOS, metavar="NAME", help=", ".join(SCENARIOS)
     )
-    arguments.add_argument("--contenders", nargs="+", metavar="NAME", help="only these, and bsp")
+    arguments.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="train only these and bsp"
+    )
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds
     usual = [name for name, scenario in SCENARIOS.items() if not scenario.named_only]

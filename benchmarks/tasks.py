@@ -1,4 +1,4 @@
-"""The tasks of the benchmarks' trainings: real data, small enough to be learnt in seconds."""
+"""Tasks of the benchmarks' trainings: real data, small enough to be learnt in seconds."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
 
-FRAME = 20  # points of a recording that are one step of the LSTM
+# Number of points of a recording that form one step of the LSTM.
+FRAME = 20
 
 Item = tuple[Tensor, int]
-Batch = tuple[Tensor, ...]  # what the network takes, then classes [n]
+# Inputs of the network, then classes [n].
+Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to learn: real data, small enough to be learnt in seconds.
+    """Task with data, network and target.
 
     Args:
-        samples: pairs of what the network takes, and a class.
+        samples: pairs of the network's input and a class.
         sizes: λ of each sample.
-        held_out: batch to evaluate with.
-        collate: makes a batch of samples.
-        network: makes a network.
-        batch: samples of a rank's step.
+        held_out: batch for the evaluation.
+        collate: creates a batch from samples.
+        network: creates a network.
+        batch: samples per rank and step.
         target: held-out loss to reach.
     """
 
@@ -45,7 +47,7 @@ class Task:
 
 
 class Epoch(Dataset[Item]):
-    """One epoch as long as a training: a task's samples over and over."""
+    """Data set as long as a training: a task's samples, repeated."""
 
     def __init__(self, task: Task, count: int) -> None:
         self._samples = task.samples
@@ -63,7 +65,7 @@ def _stacked(items: list[Item]) -> Batch:
 
 
 def _digits() -> Task:
-    """scikit-learn's handwritten digits: two thirds to learn, one third held out."""
+    """Return scikit-learn's handwritten digits: two thirds to learn, one third held out."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -85,7 +87,7 @@ def _digits() -> Task:
 
 
 def _wide_digits() -> Task:
-    """`_digits` for a network of 1.1 million parameters."""
+    """Return `_digits` with a network of 1.1 million parameters."""
 
     def network() -> nn.Module:
         return nn.Sequential(
@@ -96,7 +98,7 @@ def _wide_digits() -> Task:
 
 
 class SeriesLSTM(nn.Module):
-    """An LSTM over a series' frames, then the mean and the maximum of its states."""
+    """LSTM over a series' frames, followed by the mean and the maximum of its states."""
 
     def __init__(self, classes: int, width: int = 32) -> None:
         super().__init__()
@@ -105,11 +107,12 @@ class SeriesLSTM(nn.Module):
         self.head = nn.Linear(2 * width + 2, classes)
 
     def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
-        """Logits [n, classes] of padded series [n, points] with lengths [n]."""
+        """Return logits [n, classes] of padded series [n, points] with lengths [n]."""
         series = nn.functional.pad(series, (0, -series.shape[1] % FRAME))
         peak = series.abs().amax(1, keepdim=True).clamp_min(1e-4)
         mean = series.sum(1, keepdim=True) / lengths[:, None]
-        # An appliance is known by its current's shape (peak 1) and by the current's strength.
+        # An appliance is recognised by the shape of its current (scaled to peak 1) and by the
+        # strength of the current.
         kinds = [x.unflatten(1, (-1, FRAME)) for x in (series / peak, torch.asinh(series))]
         states, _ = self.lstm(torch.cat(kinds, 2))
         inside = (torch.arange(states.shape[1]) * FRAME < lengths[:, None])[:, :, None]
@@ -124,7 +127,7 @@ class SeriesLSTM(nn.Module):
 
 
 def _plaid() -> Task:
-    """PLAID's recordings, of 100 to 1,344 points, for an LSTM."""
+    """Return PLAID's recordings, of 100 to 1,344 points, for an LSTM."""
     from data import CLASSES, Plaid, collate
 
     data, held_out = Plaid(train=True), Plaid(train=False)
@@ -140,22 +143,18 @@ def _plaid() -> Task:
 
 
 def _long_digits() -> Task:
-    """`_digits` to a loss that is reached after 2,000 steps of 32 samples at a rate of 0.02."""
+    # Reached after 2,000 steps of 32 samples at a learning rate of 0.02.
     return replace(_digits(), target=0.11)
 
 
 def _long_plaid() -> Task:
-    """`_plaid` to a loss that is reached after 2,000 steps of 16 samples at a rate of 0.015."""
+    # Reached after 2,000 steps of 16 samples at a learning rate of 0.015.
     return replace(_plaid(), target=0.9)
 
 
 @cache
 def task_of(name: str) -> Task:
-    """A task, read once in each process.
-
-    Raises:
-        KeyError: no such task.
-    """
+    """Return a task, which is read once per process, or raise KeyError."""
     tasks = {
         "digits": _digits,
         "wide digits": _wide_digits,

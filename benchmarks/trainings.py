@@ -1,6 +1,6 @@
-"""Short trainings with a real accuracy on real ranks, by Paceline or by PyTorch's own means.
+"""Short trainings with real accuracies on real ranks, by Paceline or by PyTorch's own means.
 
-`train` is a case for the ranks of `support.ranks`: it runs on all ranks at once.
+`support.ranks` runs `train` on all ranks at once.
 """
 
 from __future__ import annotations
@@ -48,24 +48,30 @@ from paceline.wire.synchronisation import Synchronisation
 # Hides the warning that devices are emulated.
 logging.getLogger("paceline.train.device").setLevel(logging.ERROR)
 
-WARM = 8  # first steps, which do not count; half of them are all-reduced
-RATE = 0.1  # so low that stale gradients do no harm; momentum is 0.5
-EVERY = 8  # steps between two means of PyTorch's local SGD
-MEET_S = 20.0  # ranks wait so long at most for all to be at the begin of the counted part
-MOMENTS = 8_192  # most moments of a training at which the loss is evaluated
-_HERE = "benchmark/here"  # key of the ranks' store
+# First steps, which do not count. Half of them are all-reduced.
+WARM = 8
+# Low enough that stale gradients do no harm. The momentum is 0.5.
+RATE = 0.1
+# Steps between two averages of PyTorch's local SGD.
+EVERY = 8
+# Maximum time that ranks wait for each other at the start of the counted part.
+MEET_S = 20.0
+# Maximum number of moments of a training at which the loss is evaluated.
+MOMENTS = 8_192
+# Key in the ranks' store.
+_HERE = "benchmark/here"
 
 
 @dataclass(frozen=True)
 class Work:
-    """One training.
+    """Specification of a training.
 
     Args:
         task: a name that `tasks.task_of` knows.
         how: "paceline", or one of PyTorch's own means: "ddp", "join", "post-local".
         seed: seed of the model, and of the order of the data.
-        steps: how many steps count.
-        warm: steps before the first step that counts; nothing is learnt in them.
+        steps: number of steps that count.
+        warm: steps before the first step that counts, with a learning rate of 0.
         synchroniser: without a control plane, Paceline's synchroniser from the second segment on.
         segment: without a control plane, steps of a segment with that synchroniser.
         rate: learning rate.
@@ -83,16 +89,18 @@ class Work:
 
 @dataclass
 class Trained:
-    """What one rank saw of the counted part of a training, and how well all did.
+    """Observations of a rank in the counted part of a training, and the final quality.
 
     Args:
-        began: when this rank began the counted part, in s of a clock that all ranks share; inf: it
-            had too few steps.
+        began: start of the counted part on this rank, in seconds of a clock that all ranks share.
+            Infinite if the rank had too few steps.
         began_at: the same moment in Unix time.
-        ended: when all had met after training, in s of the shared clock.
+        ended: moment at which all ranks were synchronised after training, in seconds of the shared
+            clock.
         steps: counted steps of this rank.
-        updates: how often this rank's parameters changed.
-        target_at: when all had the target loss, in s of the shared clock, see `Watch`; None: never.
+        updates: number of changes of this rank's parameters.
+        target_at: moment at which the model reached the target loss, in seconds of the shared clock
+            (see `Watch`), or None if it never did.
         loss: held-out loss of the mean of the final replicas.
         accuracy: held-out accuracy of the mean of the final replicas.
     """
@@ -109,14 +117,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a rank had at one moment: at a step's begin, when its group met, or after training.
+    """Replica of a rank at a step's start, after its group has synchronised, or after training.
 
-    Args:
-        began: the moment, in s of the clock that all ranks share.
-        replica: the rank's contribution to the model that all would have, see `Watch`.
-        weight: the contribution's weight.
-        waits: whether the replica counts also while the rank waits for others.
-        ended: when the step ended; inf: no step began at this moment.
+    `replica` is the rank's contribution to the common model (see `Watch`). With `waits`, it counts
+    also while the rank waits for others. `ended` is infinite if no step started at this moment.
+    Times are in seconds of the clock that all ranks share.
     """
 
     began: float
@@ -127,25 +132,27 @@ class _Seen:
 
 
 class Watch:
-    """Watches a training: when its counted part began and ended, and what the model was in between.
+    """Observer of a training: start and end of its counted part, and the model in between.
 
-    A watch keeps copies of the parameters and evaluates them after the clock has stopped. It
-    evaluates the model that all ranks would have if they met at that moment:
+    The watch copies the parameters during training and evaluates them afterwards, so that
+    evaluation does not count as training time. It evaluates the model that all ranks would have if
+    they synchronised at that moment:
 
-    - where replicas are averaged: their weighted mean;
-    - under RNA's hierarchy: the mean of all replicas less what came from other groups;
-    - otherwise: the mean of the ranks that are in a step. The other ranks wait, and will get what
-      these ranks have.
+    - if replicas are averaged: their weighted mean;
+    - under RNA's hierarchy: the mean of all replicas without what came from other groups;
+    - otherwise: the mean over the ranks that are in a step. The other ranks wait, and will receive
+      what these ranks have.
 
-    A replica is copied when its rank begins a step and lacks what came later. So relaxed
-    synchronisers seem to reach the target later than they do, by up to a slow rank's step.
+    A replica is copied when its rank starts a step, so it lacks later changes. Relaxed
+    synchronisers therefore seem to reach the target later than they do, by up to a slow rank's
+    step.
 
     Args:
         network: the network that is trained.
         warm: steps that do not count.
         rate: learning rate of the counted part.
-        meets: whether all ranks begin the counted part at once.
-        averages: whether PyTorch averages replicas instead of reducing gradients.
+        meets: all ranks start the counted part at once.
+        averages: PyTorch averages replicas instead of reducing gradients.
     """
 
     def __init__(
@@ -153,10 +160,12 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
-        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # synchroniser in force
-        # What tells the session that a rank waits in the loop's body.
+        # Returns the current synchroniser.
+        self.relaxed: Callable[[], Synchroniser | None] = lambda: None
+        # Reports to the session that the rank waits in the loop's body.
         self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self.store: dist.Store | None = None  # in which ranks count who is at the begin
+        # Holds the count of ranks at the start of the counted part.
+        self.store: dist.Store | None = None
         self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
@@ -164,26 +173,26 @@ class Watch:
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
-        """The training's optimiser. Its learning rate is 0 until the counted part begins."""
+        """Optimiser of the training. Its learning rate is 0 until the counted part starts."""
         return self._optimiser
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surrounds each turn of the training's loop.
+        """Observe an iteration of the training loop, whose step is `number`.
 
-        Args:
-            number: of its step, or of the first step of its segment: that is when counting begins.
+        If ranks share a segment's batches, `number` is the segment's first step.
         """
         if number < self._warm:
             yield
             return
         first = self._trained.began == math.inf
         relaxed = self.relaxed()
-        # Between two means a slow rank may leave all its batches to the others, and not come here.
+        # Between two averages a slow rank may leave all its batches to other ranks, and never come
+        # here.
         leaves = isinstance(relaxed, Averaging) and not isinstance(relaxed, Pairwise)
         if first and self._meets and not leaves:
-            # Each rank begins a batch of its own here. Waiting must not count as its work: else
-            # ranks that come early would leave their batches to the others.
+            # The wait must not count as work on the rank's batch: otherwise ranks that come early
+            # would leave their batches to the others.
             with self.waiting():
                 self._meet()
         now = time.perf_counter()
@@ -197,11 +206,11 @@ class Watch:
         self._trained.steps += 1
 
     def _meet(self) -> None:
-        """Waits until all ranks are at the begin of the counted part, or for `MEET_S`.
+        """Wait until all ranks are at the start of the counted part, for at most `MEET_S`.
 
-        No barrier: a rank that was held up for longer than the others need for a segment leaves
-        all its batches of that segment to them. It comes to its next batch in the next segment,
-        which rank 0 plans only once it is through with this one.
+        A barrier would deadlock: a rank that was delayed for longer than the others need for a
+        segment leaves all its batches of that segment to them. It gets its next batch in the next
+        segment, which rank 0 plans only once it is done with this one.
         """
         assert self.store is not None
         until = time.monotonic() + MEET_S
@@ -211,17 +220,17 @@ class Watch:
             here = self.store.add(_HERE, 0)
 
     def group_met(self, relaxed: Hierarchical) -> None:
-        """Notes that this rank's group has met between two steps, and now waits for others."""
+        """Record that this rank's group has synchronised, and now waits for other groups."""
         if self._trained.began < math.inf:
             self._steps.append(self._seen(time.perf_counter(), relaxed))
 
     def over(self) -> None:
-        """Notes that the training has ended and all ranks have met."""
+        """Record that the training has ended and all ranks are synchronised."""
         self._trained.ended = time.perf_counter()
         self._steps.append(self._seen(self._trained.ended, None))
 
     def done(self, task: Task) -> Trained:
-        """What this rank saw, and how well all did. All ranks must call this at once."""
+        """Return this rank's observations and the final quality. All ranks must call this."""
         mean = self._steps[-1].replica / dist.get_world_size()
         dist.all_reduce(mean)
         self._trained.loss, self._trained.accuracy = self._evaluated(mean, task)
@@ -229,26 +238,28 @@ class Watch:
         return self._trained
 
     def _target_at(self, task: Task) -> float | None:
-        """When all first had the target loss; the moments tried are those of all ranks' `_Seen`."""
+        """Return the first moment with the target loss, among those of all ranks' `_Seen`."""
         rank, world = dist.get_rank(), dist.get_world_size()
         steps_of: list[list[_Seen]] = [[]] * world
         nothing = torch.empty(0)
         dist.all_gather_object(steps_of, [replace(step, replica=nothing) for step in self._steps])
         stepped = [k for k in range(world) if len(steps_of[k]) > 1]
         newest = dict.fromkeys(stepped, -1)
-        due: list[tuple[float, int, float]] = []  # moment, number of this rank's replica, its share
+        # Moment, number of this rank's replica, and weight of the replica.
+        due: list[tuple[float, int, float]] = []
         begun = [(step.began, k, n) for k in stepped for n, step in enumerate(steps_of[k])]
         for at, who, number in sorted(begun):
             newest[who] = number
             if min(newest.values()) >= 0:
                 seen = {k: steps_of[k][n] for k, n in newest.items()}
                 within = {k: s.weight for k, s in seen.items() if s.waits or s.ended > at}
-                if not any(within.values()):  # all have just met
+                # All ranks have just synchronised.
+                if not any(within.values()):
                     within = dict.fromkeys(within, 1.0)
                 share = within.get(rank, 0.0) / sum(within.values())
                 due.append((at, newest.get(rank, 0), share))
         due = due[:: -max(1, math.ceil(len(due) / MOMENTS))][::-1]
-        # A block has as many moments as there are ranks, and each rank evaluates one.
+        # A block has as many moments as there are ranks, so that each rank evaluates one.
         for block in (due[first : first + world] for first in range(0, len(due), world)):
             means = torch.zeros(world, self._steps[-1].replica.numel())
             for mean, (_, number, share) in zip(means, block, strict=False):
@@ -264,7 +275,7 @@ class Watch:
         return None
 
     def _evaluated(self, parameters: Tensor, task: Task) -> tuple[float, float]:
-        """Held-out loss and accuracy; the network is left with these parameters."""
+        """Return held-out loss and accuracy. The network keeps these parameters."""
         nn.utils.vector_to_parameters(parameters, self._network.parameters())
         *inputs, classes = task.held_out
         with torch.no_grad():
@@ -273,7 +284,7 @@ class Watch:
             return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
-        # A relaxed synchroniser may step several times, or without gradients if no round came.
+        # A relaxed synchroniser may step several times, or without gradients if no round was over.
         if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):
@@ -290,13 +301,13 @@ class Watch:
 
 
 def train(work: Work) -> Trained:
-    """Trains on this rank. `PACELINE_EMULATE` says how fast its device is."""
+    """Train on this rank, whose device `PACELINE_EMULATE` specifies."""
     task, world = task_of(work.task), dist.get_world_size()
     data = Epoch(task, world * task.batch * (work.warm + work.steps))
     torch.manual_seed(work.seed)
     network = task.network()
-    # Paceline's ranks may be apart when counting begins, so they meet first. Under `Join` a slow
-    # rank may end before the counted part, so ranks must not wait for it.
+    # Paceline's ranks may be at different steps when counting starts, so they wait for each other.
+    # Under `Join` a slow rank may end before the counted part, so ranks must not wait for it.
     meets = work.how == "paceline"
     averages = work.how == "post-local"
     watch = Watch(network, work.warm, work.rate, meets=meets, averages=averages)
@@ -310,9 +321,9 @@ def train(work: Work) -> Trained:
 
 @contextlib.contextmanager
 def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
-    """Makes the leader's coasted segments carry a synchroniser.
+    """Patch the leader so that the segments it plans while coasting have a synchroniser.
 
-    The first two segments are short and the first is all-reduced. Later ones have `steps` steps.
+    The first two segments are short, and the first is all-reduced. Later ones have `steps` steps.
     """
     coasted = Leader._coasted
 
@@ -323,7 +334,8 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 
     with (
         mock.patch("paceline.train.plan.leader.MOST_COASTED", steps),
-        mock.patch("paceline.train.plan.leader.ALONE_S", 0.0),  # the first two are no longer
+        # Otherwise the first two segments would be longer.
+        mock.patch("paceline.train.plan.leader.ALONE_S", 0.0),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield
@@ -331,7 +343,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_seen(watch: Watch) -> Iterator[None]:
-    """Tells the watch when this rank's group has met."""
+    """Notify the watch when this rank's group has synchronised."""
     met = Partial.meet
 
     def meet(synchroniser: Partial, optimiser: torch.optim.Optimizer) -> None:
@@ -356,7 +368,8 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):
-            # Where ranks share a segment's batches, fast ones have done some of its later work.
+            # If ranks share a segment's batches, a fast rank may have trained later ones already,
+            # so count from the segment's first step.
             with watch.step(session._loop.running().step.segment_first):
                 optimiser.zero_grad()
                 cross_entropy(model(*inputs), classes).backward()
@@ -366,7 +379,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
 
 
 class Held:
-    """An emulated device under plain DDP: it holds gradients back until their time is over."""
+    """Emulated device under plain DDP, which delays gradients until its computing time is over."""
 
     def __init__(self) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
@@ -374,21 +387,22 @@ class Held:
         self._until = 0.0
 
     def begin(self, step: int, sizes: list[int]) -> None:
-        """Begin a step with samples of the given sizes."""
+        """Start a step with samples of the given sizes."""
         spent_s = self._emulation.rank_s(self._rank, step, _features(sizes))
         self._until = time.perf_counter() + spent_s
 
     def before(self, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return a communication hook that waits until the emulated device has computed."""
 
-        def held(state, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations
+        # DDP checks the annotations of hooks, so leave them out.
+        def held(state, bucket):  # type: ignore[no-untyped-def]
             time.sleep(max(0.0, self._until - time.perf_counter()))
             return hook(state, bucket)
 
         return held
 
     def speeds(self, sizes: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return how many steps with samples of these sizes each rank does in a second, [W]."""
+        """Return each rank's steps per second with samples of these sizes, [W]."""
         all_ranks = Features(*(np.full(self._world, value) for value in _features(sizes)))
         steps = [self._emulation.compute_s(step, all_ranks) for step in range(256)]
         return np.asarray(1 / np.mean(steps, axis=0))
@@ -407,7 +421,8 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
     joined: Any = contextlib.nullcontext()
     if work.how == "post-local":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # importing it warns about TorchScript
+            # The import warns about TorchScript.
+            warnings.simplefilter("ignore")
             from torch.distributed.optim import PostLocalSGDOptimizer
         alone, _ = dist.new_subgroups(1)
         first = WARM - 1
@@ -438,7 +453,7 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
 
 
 def _by_speed(work: Work, task: Task, data: Epoch, held: Held) -> list[list[int]]:
-    """This rank's batches. Faster ranks get more, as `Join` allows; a user must know the speeds."""
+    """Return this rank's batches. Faster ranks get more, as `Join` allows for known speeds."""
     generator = torch.Generator().manual_seed(work.seed)
     order = torch.randperm(len(data), generator=generator).tolist()
     batches = [order[at : at + task.batch] for at in range(0, len(order), task.batch)]

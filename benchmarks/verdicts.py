@@ -1,8 +1,8 @@
-"""Whether verdicts name the right causes, the right ranks, the right step and the right cost.
+"""Accuracy of verdicts: causes, ranks, first steps and costs.
 
 The scenarios are those of `tests/support/verdict_scenarios.py`. A verdict is right if it names
-exactly the kinds of cause that there are, with exactly their ranks. `--real` adds four trainings on
-emulated devices.
+exactly the kinds of cause that the scenario has, with exactly their ranks. `--real` adds four
+trainings on emulated devices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.verdict_scenarios import Case, Truth, make, scenarios
 
 SEED = 1_000_000
-NEAR = 10  # steps by which a named onset may be off
-SIGMAS = 2.0  # onsets of smaller steps are not counted
+# Tolerance of a named onset.
+NEAR = 10  # steps
+# Smaller onsets, in standard deviations of the noise, are not counted.
+SIGMAS = 2.0
 
 
 def observed(case: Case) -> ObservedSteps:
-    """Return what a scenario's ranks report."""
+    """Return the steps that a scenario's ranks report."""
     of = case.batches
     steps = len(case.first)
     return ObservedSteps(
@@ -51,7 +53,7 @@ def observed(case: Case) -> ObservedSteps:
 
 
 def by_kind(causes: Sequence[Any]) -> dict[str, set[int]]:
-    """Return kind → all its ranks."""
+    """Return all ranks of each kind of cause."""
     kinds: dict[str, set[int]] = defaultdict(set)
     for cause in causes:
         kinds[cause.kind] |= set(cause.ranks)
@@ -59,14 +61,14 @@ def by_kind(causes: Sequence[Any]) -> dict[str, set[int]]:
 
 
 def of_truth(truth: Truth, verdict: Verdict) -> TimeLoss | None:
-    """Return the cause that a verdict names for a true one."""
+    """Return the cause that a verdict names for a true cause."""
     same = [cause for cause in verdict.causes if cause.kind == truth.kind]
     mine = set(truth.ranks)
     return max(same, key=lambda cause: len(mine & set(cause.ranks)), default=None)
 
 
 def judged(case: Case) -> dict[str, Any]:
-    """Return a scenario, and how right its verdict is."""
+    """Return a scenario and the accuracy of its verdict."""
     verdict = judge(observed(case))
     named, true = by_kind(verdict.causes), by_kind(case.truths)
     onsets, costs = [], []
@@ -96,8 +98,8 @@ def _shown(cause: Any, wall_s: float) -> str:
     return f"{cause.kind} {named} since {cause.since}: {100 * cause.cost_s / wall_s:.1f} %"
 
 
-# Cause → guilty ranks and emulated devices. Trainings run under bsp, where the uneven lengths of
-# PLAID's recordings are a cause of their own.
+# Cause → its ranks and the emulated devices. Trainings run under bsp, in which the uneven lengths
+# of PLAID's recordings are another cause.
 REAL: dict[str, tuple[list[int], dict[str, Any]]] = {
     "node": ([2], emulation([1, 1, 3, 1])),
     "data": ([], emulation([1, 1, 1, 1])),
@@ -112,7 +114,7 @@ REAL_STEPS = (10, 69)
 
 
 def real(stack: Stack, kind: str) -> dict[str, Any]:
-    """Train PLAID with one cause and ask the server for the verdict."""
+    """Train PLAID with one cause, and query the server's verdict."""
     ranks, devices = REAL[kind]
     body = {
         "name": f"verdict-{kind}",
@@ -127,7 +129,7 @@ def real(stack: Stack, kind: str) -> dict[str, Any]:
     wait(stack.api, run, lambda now: (now["step"] or 0) >= last, timeout_s=180)
     verdict = stack.api("GET", f"/runs/{run}/verdict?from={first}&to={last}")
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
-    # The lengths of PLAID's recordings are a cause in each of these runs.
+    # Ignore the lengths of PLAID's recordings, which are a cause in each of these runs.
     others = [cause for cause in verdict["causes"] if cause["kind"] != "data"]
     named = [(cause["kind"], cause["ranks"]) for cause in others]
     right = named == ([] if kind == "data" else [(kind, ranks)])
@@ -154,7 +156,7 @@ def table_of(rows: Sequence[dict[str, Any]], misses: int) -> str:
 def main() -> None:
     """Run the benchmark."""
     asking = parser(__doc__)
-    asking.add_argument("--real", action="store_true", help="also four real trainings")
+    asking.add_argument("--real", action="store_true", help="also run four real trainings")
     asking.add_argument("--seed", type=int, default=SEED, help="seed of the first draw")
     asking.add_argument("--each", type=int, default=4, help="draws of each scenario")
     asking.add_argument("--misses", type=int, default=20, help="misses to print")

@@ -1,4 +1,4 @@
-"""Virtual training: simulated, planned as real training is, shared by several benchmarks."""
+"""Virtual training for several benchmarks: simulated, but planned like real training."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trained:
-    """What was trained: S steps, and what planning cost."""
+    """Result of a virtual training of S steps on W workers.
 
-    epoch: npt.NDArray[np.int64]  # epoch of each step, [S]
-    features: Features  # [S, W]
-    compute_s: Floats  # [S, W]
-    step_s: Floats  # communication included, [S]
-    plan_s: float  # mean real time that planning took for a step
+    Args:
+        epoch: epoch of each step, [S].
+        features: batches of the workers, [S, W].
+        compute_s: computing times, [S, W].
+        step_s: times of the steps, including communication, [S].
+        plan_s: mean real seconds of planning per step.
+    """
+
+    epoch: npt.NDArray[np.int64]
+    features: Features
+    compute_s: Floats
+    step_s: Floats
+    plan_s: float
 
     def since(self, epoch: int) -> Trained:
-        """The steps from an epoch on."""
+        """Return the steps from an epoch on."""
         keep = self.epoch >= epoch
         of = Features(*(column[keep] for column in self.features))
         return Trained(self.epoch[keep], of, self.compute_s[keep], self.step_s[keep], self.plan_s)
@@ -38,7 +46,7 @@ class Trained:
 
 
 def train(simulation: Simulation) -> Trained:
-    """Trains to the end, planned as a controller plans real training.
+    """Run a simulation to its end, planned as a controller plans real training.
 
     The policy gets no speeds: it learns the devices' speeds from the steps.
     """

@@ -41,7 +41,7 @@ except ModuleNotFoundError as error:
 
 _KINDS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
 _NO_LOADER = (
-    "a model that is trained was prepared, but no training data: give accelerator.prepare(…) the "
+    "a trainable model was prepared, but no training data: give accelerator.prepare(…) the "
     "DataLoader with shuffle=True in the same call as the model, or before it"
 )
 
@@ -179,8 +179,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         """
         if isinstance(dataloader, DrivenLoader):
             raise PacelineError(
-                "skip_first_batches: after accelerator.load_state(…) the training loader goes on "
-                "by itself with the samples that its epoch has left: iterate over it as it is"
+                "skip_first_batches: after accelerator.load_state(…) the training loader "
+                "automatically continues with the remaining samples of its epoch: iterate over it "
+                "as it is"
             )
         return super().skip_first_batches(dataloader, num_batches)
 
@@ -224,8 +225,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Make the only training loader, which replaces the script's."""
         if self._driven is not None:
             raise PacelineError(
-                "a second DataLoader with shuffle=True was prepared, and an Accelerator trains on "
-                "one: evaluate with shuffle=False, and make another Accelerator for other training"
+                "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
+                "one: evaluate with shuffle=False, and create another Accelerator for other "
+                "training"
             )
         options = options_of(loader)
         batch_size = loader.batch_size or 0
@@ -298,7 +300,7 @@ def refuse_settings(accelerator: accelerate.Accelerator) -> None:
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(
-            f"Accelerate is set to {kind.value}, and Paceline weighs the gradients of whole models",
+            f"Accelerate is set to {kind.value}, but Paceline weights gradients of whole models",
             "leave its plugin out and let Accelerate use DistributedDataParallel",
         )
     parallel = accelerator.parallelism_config
@@ -312,7 +314,10 @@ def refuse_settings(accelerator: accelerate.Accelerator) -> None:
     if config.dispatch_batches:
         refuse("dispatch_batches=True makes rank 0 read all batches", "leave it out")
     if config.use_stateful_dataloader:
-        refuse("use_stateful_dataloader=True", "leave it out: save_state has where training is")
+        refuse(
+            "use_stateful_dataloader=True",
+            "leave it out: save_state contains the training position",
+        )
     hook = getattr(accelerator.ddp_handler, "comm_hook", None)
     if hook is not None and hook.value != "no":
         refuse(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any
@@ -18,6 +19,9 @@ import typer
 
 from paceline.commands import linking, runs
 from paceline.commands.options import (
+    Authentication,
+    ChangeRequest,
+    Connection,
     Data,
     Env,
     Json,
@@ -25,15 +29,8 @@ from paceline.commands.options import (
     Notice,
     RunId,
     Server,
-    Token,
-    TokenFile,
-    Why,
-    YesJson,
-    client_of,
-    confirm,
-    connected,
     data_directory,
-    given,
+    grouped,
     node_name,
     parameters_of,
 )
@@ -80,7 +77,7 @@ def _options(
             _VERSION,
             callback=_print_version,
             is_eager=True,
-            help="Print the version; `paceline version` has PyTorch's and the protocol's, too.",
+            help="Print the version; `paceline version` also prints PyTorch's and the protocol's.",
         ),
     ] = False,
 ) -> None:
@@ -88,20 +85,21 @@ def _options(
 
 
 @app.command()
+@grouped
 def agent(
+    *,
     server: Server = None,
     bus: Annotated[
         str | None,
         typer.Option(
-            help="redis:// URL of the bus as this machine reaches it; the server tells user and "
-            "password. With a password: works without a server.",
-            show_default="what the server says",
+            help="redis:// URL of the bus as this machine reaches it; user and password come "
+            "from the server. With a password in the URL, the agent needs no server.",
+            show_default="the server's",
         ),
     ] = None,
     node: Node = None,
     data: Data = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    authentication: Authentication,
     notice: Notice = None,
 ) -> None:
     """Register this node and supervise the runs that the server starts on it."""
@@ -123,7 +121,8 @@ def agent(
         linking.linked(session.without("", bus, name)).close()
     linking.log_to_stderr()
     with ExitStack() as stack:
-        client = stack.enter_context(client_of(server, given(token, token_file), timeout_s=2.0))
+        connection = Connection(server=server, authentication=authentication)
+        client = stack.enter_context(connection.client(timeout_s=2.0))
         link = stack.enter_context(linking.linked(linking.wait_for_session(client, name, bus)))
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
         finder = linking.session_finder(client, name, bus)
@@ -132,11 +131,10 @@ def agent(
 
 
 @app.command()
-def policies(
-    server: Server = None, token: Token = None, token_file: TokenFile = None, as_json: Json = False
-) -> None:
+@grouped
+def policies(connection: Connection, as_json: Json = False) -> None:
     """List the policies that the server knows."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         known = client.call("GET", "/policies")
     if as_json:
         print_json(known)
@@ -145,11 +143,10 @@ def policies(
 
 
 @app.command()
-def backends(
-    server: Server = None, token: Token = None, token_file: TokenFile = None, as_json: Json = False
-) -> None:
+@grouped
+def backends(connection: Connection, as_json: Json = False) -> None:
     """List the training backends, and whether each answers."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         known = client.call("GET", "/backends")
     if as_json:
         print_json(known)
@@ -160,22 +157,21 @@ def backends(
 
 
 @app.command()
+@grouped
 def stop(
+    *,
     run_id: RunId,
-    force: Annotated[bool, typer.Option("--force", help="Kill its processes now.")] = False,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Kill the run's processes now.")] = False,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Stop a run at its next segment: the script continues to its last lines."""
-    with connected(server, token, token_file) as client:
+    """Stop a run at its next segment; the script's code after the training still runs."""
+    with connection.client() as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
-        confirm(f"{'Kill' if force else 'Stop'} run {run_id}?", yes, as_json)
-        body = {"force": force, "by": "cli", "why": why}
+        change.confirm(f"{'Kill' if force else 'Stop'} run {run_id}?", as_json)
+        body = {"force": force, **change.audit_fields}
         answer = client.change("POST", run_id, "stop", body, revision=seen)
     if as_json:
         print_json(answer)
@@ -183,41 +179,66 @@ def stop(
         typer.echo(f"run {run_id} is {'killed' if force else 'asked to stop'}")
 
 
-@app.command()
-def resume(
-    run_id: RunId,
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """The run to resume, and what changes for its ranks."""
+
+    run_id: RunId
     max_restarts: Annotated[
         int | None,
-        typer.Option(min=0, help="How often to start all ranks again.", show_default="as before"),
-    ] = None,
-    env: Env = None,
+        typer.Option(
+            min=0, help="Maximum number of restarts of all ranks.", show_default="as before"
+        ),
+    ] = None
+    env: Env = None
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Where it goes on, such as `slurm`, or `local` for agents of nodes.",
+            help="Training backend that continues the run, such as `slurm`, or `local` for "
+            "agents of nodes.",
             show_default="as before",
         ),
-    ] = None,
+    ] = None
     backend_option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="What it may take; repeatable. On another backend, earlier ones do not count.",
+            help="Option of the backend; repeatable. Another backend discards earlier options.",
         ),
-    ] = None,
+    ] = None
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER|LEAST:MOST", help="How many nodes.", show_default="as before"),
-    ] = None,
+        typer.Option(
+            metavar="NUMBER|MIN:MAX",
+            help="Number of nodes, or minimum and maximum.",
+            show_default="as before",
+        ),
+    ] = None
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Ranks on each node.", show_default="as before")
-    ] = None,
+    ] = None
+
+    def elsewhere(self) -> dict[str, Any]:
+        """Return REST's fields of other nodes or another backend; empty if nothing moves."""
+        from paceline.node.starting.several import counted
+
+        asked: dict[str, Any] = {"backend": self.backend, "nproc": self.nproc}
+        if self.backend_option is not None:
+            asked["backend_options"] = parameters_of(self.backend_option, "--backend-option")
+        if self.nodes is not None:
+            asked["nodes_min"], asked["nodes_max"] = counted(self.nodes)
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@app.command()
+@grouped
+def resume(
+    *,
+    resumption: Resumption,
     server: Server = None,
     data: Data = None,
-    why: Why = "",
-    yes: YesJson = False,
-    token: Token = None,
-    token_file: TokenFile = None,
+    change: ChangeRequest,
+    authentication: Authentication,
     as_json: Json = False,
 ) -> None:
     """Resume a failed or stopped run from its newest checkpoint.
@@ -227,35 +248,25 @@ def resume(
     """
     from paceline.node.starting import resume as resuming
 
-    directory, variables = data_directory(data), resuming.variables(env or [])
-    asked = {"max_restarts": max_restarts, "by": "cli", "why": why}
-    elsewhere = _elsewhere(backend, backend_option, nodes, nproc)
-    with connected(server, token, token_file) as client:
-        run_id = client.run(run_id)
-        where = f" on {backend}" if backend is not None else ""
-        confirm(f"Resume run {run_id}{where}?", yes, as_json)
+    directory, variables = data_directory(data), resuming.variables(resumption.env or [])
+    asked = {"max_restarts": resumption.max_restarts, **change.audit_fields}
+    elsewhere = resumption.elsewhere()
+    with Connection(server=server, authentication=authentication).client() as client:
+        run_id = client.run(resumption.run_id)
+        where = f" on {resumption.backend}" if resumption.backend is not None else ""
+        change.confirm(f"Resume run {run_id}{where}?", as_json)
         if not elsewhere and resuming.started_here(directory, run_id):
             raise typer.Exit(resuming.in_foreground(client, run_id, directory, variables, asked))
         answer = resuming.on_node(client, run_id, variables, asked | elsewhere)
     if as_json:
         print_json(answer)
     else:
-        typer.echo(f"run {run_id} goes on with attempt {answer['first_attempt']}")
+        typer.echo(f"run {run_id} resumes with attempt {answer['first_attempt']}")
         if not elsewhere:
-            typer.echo("Its node's agent starts it: with --env's variables, not with this shell's.")
-
-
-def _elsewhere(
-    backend: str | None, options: list[str] | None, nodes: str | None, nproc: int | None
-) -> dict[str, Any]:
-    from paceline.node.starting.several import counted
-
-    asked: dict[str, Any] = {"backend": backend, "nproc": nproc}
-    if options is not None:
-        asked["backend_options"] = parameters_of(options, "--backend-option")
-    if nodes is not None:
-        asked["nodes_min"], asked["nodes_max"] = counted(nodes)
-    return {name: value for name, value in asked.items() if value is not None}
+            typer.echo(
+                "The node's agent starts the ranks, with the variables of --env and not with "
+                "this shell's."
+            )
 
 
 @app.command("version")

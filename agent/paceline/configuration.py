@@ -65,5 +65,5 @@ def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str,
             checked[str(options[name].name)] = value
         else:
             known = ", ".join(sorted([*commands, *options]))
-            raise InputError(f"{where}: there is no {name!r}; known: {known}")
+            raise InputError(f"{where}: unknown setting {name!r}; known: {known}")
     return checked

@@ -106,8 +106,8 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
             return dataloader
         if self._driven is not None:
             refuse(
-                "the training has several DataLoaders, and Paceline plans one",
-                "give fit one, of a data set that has all samples",
+                "the training has several DataLoaders, but Paceline supports one",
+                "give fit one DataLoader, of a data set that has all samples",
             )
         driven = self._driven = self._train_on(dataloader)
         return driven
@@ -167,8 +167,9 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
             if STATE not in checkpoint:
                 refuse(
-                    "fit(ckpt_path=…): the checkpoint is of a training without Paceline",
-                    "go on without Paceline, or load the model's state_dict alone and begin anew",
+                    "fit(ckpt_path=…): the checkpoint was saved without Paceline",
+                    "continue without Paceline, or load only the model's state_dict and start a "
+                    "new training",
                 )
             self._loaded = checkpoint[STATE]
         return checkpoint
@@ -198,9 +199,9 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
             or not sampler.shuffle
         ):
             refuse(
-                "the training DataLoader has a sampler of its own, or none, and Paceline plans "
-                "which samples a batch has",
-                "make it with batch_size=… and shuffle=True, and leave use_distributed_sampler on",
+                "the training DataLoader has a custom sampler, or none, but Paceline plans which "
+                "samples a batch has",
+                "create it with batch_size=… and shuffle=True; leave use_distributed_sampler on",
             )
         assert isinstance(dataloader, DataLoader) and isinstance(sampler, DistributedSampler)
         _auto_add_worker_init_fn(dataloader, self.global_rank)
@@ -239,14 +240,14 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 def _refuse_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     if not module.automatic_optimization:
         refuse(
-            f"{type(module).__name__}.automatic_optimization is False: with manual optimisation "
-            "Lightning itself switches when gradients are reduced",
+            f"{type(module).__name__}.automatic_optimization is False: with manual optimisation, "
+            "Lightning itself controls when gradients are reduced",
             "leave it at True, or write the loop with paceline.Session",
         )
     if trainer.overfit_batches:
         refuse("Trainer(overfit_batches=…) trains in a fixed order", "leave it out")
     if trainer.reload_dataloaders_every_n_epochs:
         refuse(
-            "Trainer(reload_dataloaders_every_n_epochs=…): the plan is of one data set",
+            "Trainer(reload_dataloaders_every_n_epochs=…): Paceline plans one data set",
             "leave it out",
         )

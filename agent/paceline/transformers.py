@@ -165,7 +165,7 @@ class PacelineMixin:
         sampler = given.get_sampler() if hasattr(given, "get_sampler") else given.sampler
         if not isinstance(sampler, RandomSampler) or sampler.replacement:
             refuse(
-                f"the training loader samples with a {type(sampler).__name__}, and Paceline plans "
+                f"the training loader samples with a {type(sampler).__name__}, but Paceline plans "
                 "which samples a batch has",
                 "leave train_sampling_strategy at 'random', use no iterable data set, and do not "
                 "override get_train_dataloader",
@@ -173,9 +173,9 @@ class PacelineMixin:
         accumulates = trainer.args.gradient_accumulation_steps
         if accumulates > 1 and self._session_options.get("loss_mean", "samples") != "samples":
             refuse(
-                "loss_mean='size' and gradient_accumulation_steps > 1: Trainer's batches of a step "
-                "count by their samples",
-                "leave loss_mean out, as Trainer counts labels, or accumulate nothing",
+                "loss_mean='size' and gradient_accumulation_steps > 1: Trainer weights the batches "
+                "of a step by their number of samples",
+                "leave loss_mean out, as Trainer counts labels, or do not accumulate gradients",
             )
         ranks = 1 if trainer.accelerator.split_batches else trainer.args.world_size
         options = {
@@ -233,7 +233,9 @@ class PacelineMixin:
         """Run a batch's forward and backward pass; return the loss to be averaged over ranks."""
         turn = self._turn
         if turn is None:
-            raise PacelineError("training_step: call trainer.train(), whose loop gives the batches")
+            raise PacelineError(
+                "training_step: call trainer.train() instead, whose loop provides the batches"
+            )
         if turn.items is not None and self._loss is None:
             self._loss = self._normalisation(model, inputs)
         items = None if turn.items is None else turn.items[turn.place].clamp(min=1)
@@ -354,9 +356,9 @@ class PacelineMixin:
         saved = Path(checkpoint, STATE)
         if not saved.exists():
             refuse(
-                f"{checkpoint} has no {STATE}: it is of a training without Paceline, or of "
+                f"{checkpoint} has no {STATE}: it was saved without Paceline, or with "
                 "save_only_model=True",
-                "go on without Paceline, or begin anew from its model",
+                "continue without Paceline, or start a new training from its model",
             )
         self._driven.load_state_dict(torch.load(saved, weights_only=True))
 
@@ -401,12 +403,12 @@ def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) ->
     if args.n_gpu > 1:
         refuse(
             "several GPUs in one process (DataParallel)",
-            "start a process for each, with paceline run or torchrun",
+            "start one process per GPU, with paceline run or torchrun",
         )
     if args.auto_find_batch_size:
         refuse(
             "auto_find_batch_size=True changes the global batch",
-            "leave it out; paceline={'limits': …} bounds what a rank gets",
+            "leave it out; paceline={'limits': …} limits the samples of a rank",
         )
     if args.train_sampling_strategy != "random":
         refuse(
@@ -415,7 +417,10 @@ def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) ->
             "leave it at 'random' and give paceline={'sizes': …}",
         )
     if args.ignore_data_skip:
-        refuse("ignore_data_skip=True", "leave it out: Paceline's loader reads no batch to skip it")
+        refuse(
+            "ignore_data_skip=True",
+            "leave it out: Paceline's loader skips batches without reading them",
+        )
 
 
 _skip_first_batches = transformers.trainer.skip_first_batches

@@ -6,12 +6,13 @@ entry point `paceline.commands` calls `register`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.commands.options import DEFAULT_SERVER, Json, RunId, Server, Token, TokenFile, given
+from paceline.commands.options import Authentication, Connection, Json, RunId, grouped
 from paceline_backend.commands import access
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.commands.server import server
@@ -42,43 +43,63 @@ def replay(
     raise typer.Exit(replay_command(database or embedded_database(data), run, as_json))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulatedPolicies:
+    """The policies to simulate, and the steps that count."""
+
+    policy: Annotated[
+        str | None, typer.Option(help="Policy of the whole simulation, instead of the scenario's.")
+    ] = None
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bsp,chronica", help="Policies to simulate and to compare in a table."
+        ),
+    ] = None
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps after each policy's start that the figures exclude.")
+    ] = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the policies; empty: the scenario's."""
+        if self.compare:
+            return self.compare.split(",")
+        return [self.policy] if self.policy else []
+
+
+@grouped
 def simulate(
+    *,
     scenario: Annotated[Path, typer.Argument(help="YAML file; docs/simulator.md.")],
     server: Annotated[
         str | None,
-        typer.Option(help="URL of a server that shall show the run; default: simulate just here."),
+        typer.Option(
+            help="URL of a server that should show the run; default: simulate without a server."
+        ),
     ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="From start to end, instead of the scenario's.")
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="bsp,chronica", help="Simulate under each, and tabulate.")
-    ] = None,
-    warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after each policy's start that figures leave out.")
-    ] = 0,
-    token: Token = None,
-    token_file: TokenFile = None,
+    policies: SimulatedPolicies,
+    authentication: Authentication,
     as_json: Json = False,
 ) -> None:
     """Simulate training on a virtual cluster under one or several policies."""
     from paceline_backend.simulator import command
 
-    if compare is not None and (policy is not None or server is not None):
-        raise typer.BadParameter("goes with neither --policy nor --server", param_hint="--compare")
-    names = compare.split(",") if compare else [policy] if policy else []
+    policy, warmup = policies.policy, policies.warmup
+    if policies.compare is not None and (policy is not None or server is not None):
+        raise typer.BadParameter(
+            "cannot be combined with --policy or --server", param_hint="--compare"
+        )
     if server is None:
-        raise typer.Exit(command.in_memory(scenario, names, warmup, as_json))
-    raise typer.Exit(
-        command.on_server(scenario, policy, server, given(token, token_file), warmup, as_json)
-    )
+        raise typer.Exit(command.in_memory(scenario, policies.names, warmup, as_json))
+    token = authentication.read()
+    raise typer.Exit(command.on_server(scenario, policy, server, token, warmup, as_json))
 
 
+@grouped
 def whatif(
     run: RunId,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     database: Annotated[
         str | None, typer.Option(help="SQLAlchemy URL to compute from, without a server.")
     ] = None,
@@ -89,9 +110,8 @@ def whatif(
 
     if database is not None:
         raise typer.Exit(command.from_database(database, run, as_json))
-    raise typer.Exit(
-        command.from_server(server or DEFAULT_SERVER, given(token, token_file), run, as_json)
-    )
+    token = connection.authentication.read()
+    raise typer.Exit(command.from_server(connection.url, token, run, as_json))
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ Slowdown = Annotated[
     str,
     typer.Option("--slowdown", help="Emulated time per size unit of each rank, as factors."),
 ]
-Port = Annotated[int, typer.Option(help="Of dashboard and REST.")]
+Port = Annotated[int, typer.Option(help="Port of dashboard and REST.")]
 _DATA = "Directory for database, logs and runs."
 Data = Annotated[Path, typer.Option(help=_DATA)]
 
@@ -210,7 +210,10 @@ def register(app: typer.Typer) -> None:
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         data: Annotated[Path, typer.Option(envvar="PACELINE_DATA", help=_DATA)] = Path(".paceline"),
         token: Annotated[
-            str | None, typer.Option(envvar="PACELINE_TOKEN", help="Needed beyond loopback.")
+            str | None,
+            typer.Option(
+                envvar="PACELINE_TOKEN", help="Token of an admin; required beyond loopback."
+            ),
         ] = None,
     ) -> None:
         """Start control plane, dashboard, bus, database and an agent. Ctrl-C stops all."""
@@ -228,17 +231,27 @@ def register(app: typer.Typer) -> None:
     def demo(
         slowdown: Slowdown = "1,1,1.5,3",
         port: Annotated[
-            int | None, typer.Option(help="Of dashboard and REST; 8000, or any with --report.")
+            int | None,
+            typer.Option(
+                help="Port of dashboard and REST; default: 8000, or any free port with --report."
+            ),
         ] = None,
         data: Data = Path(".paceline/demo"),
-        epochs: Annotated[int | None, typer.Option(min=1, help="60, or 15 with --report.")] = None,
+        epochs: Annotated[
+            int | None,
+            typer.Option(min=1, help="Number of epochs; default: 60, or 15 with --report."),
+        ] = None,
         as_report: Annotated[
-            bool, typer.Option("--report", help="bsp, switch in mid-run, finish, print a table.")
+            bool,
+            typer.Option(
+                "--report",
+                help="Train under bsp, switch the policy in mid-run, finish, and print a table.",
+            ),
         ] = False,
         to: Annotated[str, typer.Option(help="Policy to switch to (--report).")] = "chronica",
         switch_at: Annotated[int, typer.Option(min=1, help="Step to switch at (--report).")] = 64,
         as_json: Annotated[
-            bool, typer.Option("--json", help="JSON alone on standard output (--report).")
+            bool, typer.Option("--json", help="Print only JSON on standard output (--report).")
         ] = False,
     ) -> None:
         """Train a real model on real data with emulated device speeds, to watch or as a report."""
@@ -284,7 +297,7 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
     )
     with stack.client() as client, shown(Watch(client, run["id"])) as screen:
         follow(stack, run["id"], until=lambda _: False, screen=screen)
-    err.print("the run has ended; the dashboard stays until Ctrl-C")
+    err.print("the run has ended; the dashboard runs until Ctrl-C")
     _wait_for_end(stack)
 
 

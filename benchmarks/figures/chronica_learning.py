@@ -1,4 +1,4 @@
-"""Measurements of CHRONICA's rows that only learning shows."""
+"""Measurements of CHRONICA's rows that need learning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from figures.learning import NETWORKS, Learnt, Weigh, by_load, learn, plain
 from figures.row import Chart, Line, Measured
 from figures.simulated import Run, run, with_sizes
 
-VIDEOS, STEPS, SEEDS = 1198, 160, 2  # a video for each digit that is learnt
-TARGET = 0.5  # held-out loss
+# A video for each digit to learn.
+VIDEOS, STEPS, SEEDS = 1198, 160, 2
+# Held-out loss to reach.
+TARGET = 0.5
 SHOWN = ("TensorFlow", "BOA", "CHRONICA")
 
 
@@ -47,7 +49,7 @@ def _loss(of: list[Learnt]) -> list[float]:
 
 
 def figure_2() -> Measured:
-    """Steps until a held-out loss under plain means, by DIF."""
+    """Measure steps to a held-out loss with plain means, by DIF."""
     values, lines = {}, []
     for dif in FEW:
         of = _learnt(EQUAL, dif, "TensorFlow", plain)
@@ -57,7 +59,7 @@ def figure_2() -> Measured:
 
 
 def _over_time(dif: float, system: str, network: str, label: str) -> tuple[Line, float]:
-    """Loss over time, and the seconds until the target."""
+    """Return the loss over time, and the seconds to the target."""
     of = _learnt(EQUAL, dif, system, _weigh(system), network)
     seconds = [np.append(0.0, _ran(EQUAL, dif, system, s).step_s.cumsum()) for s in range(SEEDS)]
     at = np.mean([each[of[0].steps] for each in seconds], axis=0)
@@ -73,7 +75,7 @@ def _target(network: str) -> float:
 
 
 def figure_10() -> Measured:
-    """Seconds until the target by DIF and system."""
+    """Measure seconds to the target by DIF and system."""
     values, lines = {}, []
     for dif in FEW:
         for system in SHOWN:
@@ -84,7 +86,7 @@ def figure_10() -> Measured:
 
 
 def figure_11() -> Measured:
-    """Seconds until the target for four networks at DIF 64."""
+    """Measure seconds to the target for four networks at DIF 64."""
     values, lines = {}, []
     for network in NETWORKS:
         for system in SHOWN:
@@ -95,7 +97,7 @@ def figure_11() -> Measured:
 
 
 def figure_13() -> Measured:
-    """Steps until the target with compensated gradients, less than with plain means."""
+    """Measure how many steps compensated gradients save to the target, over plain means."""
     values, lines = {}, []
     for cluster in (EQUAL, UNEVEN):
         steps = {}

@@ -25,15 +25,16 @@ from paceline_backend.simulator.sizes import Sizes
 DIFS = tuple(TABLE_4)
 FEW = (0, 16, 64)
 EQUAL, UNEVEN = "equal", "uneven"
-SLOWER = 1.7  # an M60's step over a T4's, by their single-precision peaks
+# Ratio of an M60's step to a T4's, by their single-precision peaks.
+SLOWER = 1.7
 # EP4DDL is left out: its batches are TensorFlow's, and threads change nothing on these devices.
-# Table IV's record has it, second by second like TensorFlow.
+# In Table IV's record, it takes as long as TensorFlow.
 SHOWN = ("TensorFlow", "BOA", "CHRONICA", "free")
 
 
 @cache
 def testbed(cluster: str, dif: float = 64.0, epochs: int = 2) -> Scenario:
-    """Eight workers, fitted to Table IV; in the uneven cluster four of them are M60s."""
+    """Return eight workers fitted to Table IV. In the uneven cluster four of them are M60s."""
     fitted = _fitted()
     if cluster == UNEVEN:
         fitted = with_devices(fitted, factors=[1.0] * 4 + [SLOWER] * 4)
@@ -47,17 +48,17 @@ def _fitted() -> Scenario:
 
 @cache
 def ran(cluster: str, dif: float, system: str) -> Run:
-    """A system on a cluster, two epochs."""
+    """Run a system on a cluster for two epochs."""
     return run(testbed(cluster, dif), *SYSTEMS[system])
 
 
 def second_epoch(of: Run) -> float:
-    """Seconds of the second epoch; in the first, policies learn."""
+    """Return seconds of the second epoch. Policies learn in the first."""
     return of.epochs_s[1]
 
 
 def model(name: str, seconds: float) -> float:
-    """A model's seconds where ResNet-50 takes `seconds`: a speed and a cost, fitted to Table V."""
+    """Convert ResNet-50's seconds to a model's, by a speed and a cost fitted to Table V."""
     paper = TABLE_5[name]
     ours = {system: second_epoch(ran(EQUAL, 64, system)) for system in ("TensorFlow", "CHRONICA")}
     unit = (paper["TensorFlow"] - paper["CHRONICA"]) / (ours["TensorFlow"] - ours["CHRONICA"])
@@ -65,7 +66,7 @@ def model(name: str, seconds: float) -> float:
 
 
 def figure_1() -> Measured:
-    """Job time and the largest load of a worker, over those at DIF 0."""
+    """Measure job time and the largest load of a worker, relative to DIF 0."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for cluster in (EQUAL, UNEVEN):
@@ -99,7 +100,10 @@ def _problem(held: list[list[float]], batch: int, seed: int = 0) -> Problem:
 
 
 def picks() -> Measured:
-    """Figs. 3 and 5: the first pick is random, so the draw that begins with 156 is looked for."""
+    """Compute the picks of Figs. 3 and 5.
+
+    The first pick is random, so search for the seed whose draw starts with 156.
+    """
     held = [[171.0, 129.0, 117.0, 105.0], [156.0, 88.0, 139.0]]
     models = Models(np.ones(2), np.zeros(2), np.zeros(2))
     for seed in range(200):
@@ -112,7 +116,7 @@ def picks() -> Measured:
 
 
 def figure_4() -> Measured:
-    """A sample of size 49 before and after feedback that moves (a, b) from (3, 3) to (5, 2)."""
+    """Compute the ETT of size 49 before and after feedback moves (a, b) from (3, 3) to (5, 2)."""
     load = np.array([10.0, 49.0, 118.0])
     values = {}
     for when, a, b in (("before", 3.0, 3.0), ("after", 5.0, 2.0)):
@@ -124,7 +128,7 @@ def figure_4() -> Measured:
 
 
 def figure_6() -> Measured:
-    """Totals of 678 and 806; what the shuffler leaves."""
+    """Compute totals after the shuffler has moved samples, starting with 678 and 806."""
     models = Models(np.array([1.0, 0.5]), np.array([0.0, 25.5]), np.zeros(2))
     case = _problem([[300.0, 378.0], [39.0, 27.0, 671.0, 671.0]], 3)
     cost = models.a[:, None] * case.sizes + models.c[:, None]
@@ -142,7 +146,7 @@ def figure_6() -> Measured:
 
 
 def figure_7() -> Measured:
-    """Step DIF: the standard deviation of the workers' loads, at DIF 64 on equal workers."""
+    """Measure step DIF, the standard deviation of loads, at DIF 64 on equal workers."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for system in SHOWN:
@@ -154,7 +158,7 @@ def figure_7() -> Measured:
 
 
 def figure_8() -> Measured:
-    """Seconds over TensorFlow's at DIF 0, on both clusters."""
+    """Measure seconds relative to TensorFlow at DIF 0, on both clusters."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for cluster in (EQUAL, UNEVEN):
@@ -173,7 +177,7 @@ def figure_8() -> Measured:
 
 
 def figure_9() -> Measured:
-    """|expected − actual| time of a worker's step, mean over workers, at DIF 64."""
+    """Measure |expected − actual| time of a worker's step, mean over workers, at DIF 64."""
     short = msgspec.structs.replace(testbed(EQUAL), epochs=None, steps=120)
     values: dict[str, float] = {}
     lines: list[Line] = []
@@ -191,7 +195,7 @@ def figure_9() -> Measured:
 
 
 def figure_12() -> Measured:
-    """Seconds over TensorFlow's by model, both clusters, DIF 64."""
+    """Measure seconds relative to TensorFlow by model, on both clusters at DIF 64."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for cluster in (EQUAL, UNEVEN):
@@ -214,7 +218,7 @@ VIDEOS = 1024
 
 
 def figure_14() -> Measured:
-    """Speed-up over one T4 with TensorFlow, local batch 4, DIF 64, from the second epoch on."""
+    """Measure speed-ups over one T4 with TensorFlow, local batch 4, DIF 64, in the second epoch."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for cluster in (EQUAL, UNEVEN):
@@ -237,7 +241,7 @@ def figure_14() -> Measured:
     return Measured(values, Chart("workers", "speed-up over one", lines))
 
 
-# Table I: samples, DIF. Means are not in the table.
+# Table I: samples, DIF. The table has no mean sizes.
 DATA_SETS = {
     "UCF101": (13_320, 3.73),
     "Charades": (9_848, 9.44),
@@ -250,7 +254,7 @@ DATA_SETS = {
 
 
 def table_1() -> Measured:
-    """DIF of sizes that the simulator draws for each data set, and that of PLAID's recordings."""
+    """Measure DIF of sizes that the simulator draws per data set, and of PLAID's recordings."""
     from tasks import task_of
 
     values = {}
@@ -278,17 +282,17 @@ def _rows(record: Iterable[Mapping[str, Any]], key: str, word: str) -> Measured:
 
 
 def table_4() -> Measured:
-    """From the record of `benchmarks/papers.py`."""
+    """Read the record of `benchmarks/papers.py`."""
     return _rows(results("papers")["chronica_table_4"], "dif", "DIF ")
 
 
 def table_5() -> Measured:
-    """From the record of `benchmarks/papers.py`."""
+    """Read the record of `benchmarks/papers.py`."""
     return _rows(results("papers")["chronica_table_5"], "model", "")
 
 
 def table_6() -> Measured:
-    """Real time that planning took, over virtual training time; MobileNetV1's speed by Table V."""
+    """Measure real planning time relative to virtual training time, at MobileNetV1's speed."""
     values = {}
     speed = 85 / 247
     resnet = testbed(EQUAL).devices

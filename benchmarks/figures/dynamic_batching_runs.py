@@ -18,13 +18,18 @@ from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.communication import Communication
 
 LEVELS = (1, 2, 4, 6, 8, 10)
-# Computing's share of a step on the even cluster. The paper only says which workload computes much.
+# Share of computing in a step on the even cluster. The paper only states which workload computes
+# much.
 COMPUTING = {"ResNet-50": 0.97, "MNIST CNN": 0.7, "Linear regression": 0.1}
-UNIT_S = 0.1  # of a sample on one core
+# Time of a sample on one core.
+UNIT_S = 0.1
 
 
 def level(at: int, workload: str = "ResNet-50") -> Scenario:
-    """Three workers of 39 cores at a heterogeneity level; exchanges take the rest of a step."""
+    """Return three workers with 39 cores at a heterogeneity level.
+
+    Exchanges take the part of a step that computing does not take.
+    """
     of = with_sizes(scenario(f"dynamic-batching-h{at}", epochs=2), samples=4_800)
     even_s = UNIT_S * of.global_batch / 39
     rest = Communication(fixed_s=even_s * (1 / COMPUTING[workload] - 1))
@@ -33,24 +38,24 @@ def level(at: int, workload: str = "ResNet-50") -> Scenario:
 
 
 def cores(of: Scenario) -> list[float]:
-    """What the static policy takes for speeds."""
+    """Return the numbers of cores, which the static policy uses as speeds."""
     return [1 / factor for factor in of.devices.factors]  # type: ignore[operator]
 
 
 def seconds(of: Scenario, policy: str) -> float:
-    """Seconds of the second epoch."""
+    """Return seconds of the second epoch."""
     parameters = {"capacity": cores(of)} if policy == "static-batching" else {}
     return run(of, policy, parameters).epochs_s[1]
 
 
 @cache
 def at_level(at: int, workload: str, policy: str) -> float:
-    """Seconds of the second epoch at a heterogeneity level."""
+    """Return seconds of the second epoch at a heterogeneity level."""
     return seconds(level(at, workload), policy)
 
 
 def figure_1() -> Measured:
-    """Uniform batches: seconds over those of the even cluster."""
+    """Measure uniform batches: seconds relative to the even cluster."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for workload in COMPUTING:
@@ -62,7 +67,7 @@ def figure_1() -> Measured:
 
 
 def figure_2() -> Measured:
-    """Two workers, one three times as fast: waiting with uniform and with variable batches."""
+    """Measure waits of two workers, one three times as fast, with uniform and variable batches."""
     of = with_devices(level(1), factors=[1 / 5, 1 / 15])
     of = msgspec.structs.replace(of, workers=2, global_batch=128)
     values = {}
@@ -81,7 +86,7 @@ QUANTILES = tuple(range(0, 101, 5))
 
 
 def figure_3() -> Measured:
-    """Iteration times of workers with 3, 5 and 12 cores."""
+    """Measure iteration times of workers with 3, 5 and 12 cores."""
     of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
     values: dict[str, float] = {}
     lines: list[Line] = []
@@ -97,7 +102,7 @@ def figure_3() -> Measured:
 
 
 def figure_4() -> Measured:
-    """Samples of each worker from equal batches on: with, and without a dead band and smoothing."""
+    """Measure each worker's samples, starting with equal batches, with and without a dead band."""
     of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
     of = msgspec.structs.replace(of, epochs=None, steps=120, global_batch=300)
     settings: dict[str, dict[str, Any]] = {
@@ -121,7 +126,7 @@ def figure_4() -> Measured:
 
 
 def figure_5() -> Measured:
-    """Samples a second of one thread of this machine, for a small convolution network."""
+    """Measure samples per second of a small convolutional network on a thread of this machine."""
     torch.set_num_threads(1)
     model, loss = NETWORKS["convolution"](), torch.nn.CrossEntropyLoss()
     sizes = [2**p for p in range(15)]
@@ -146,9 +151,9 @@ def figure_5() -> Measured:
 
 
 def figure_6() -> Measured:
-    """Uniform over variable batches by level, and both over the even cluster.
+    """Measure uniform against variable batches by level, and both against the even cluster.
 
-    The global batches are the same, so the steps to an accuracy are, too.
+    The global batches are the same, and so is the number of steps to an accuracy.
     """
     values: dict[str, float] = {}
     lines: list[Line] = []
@@ -166,10 +171,11 @@ def figure_6() -> Measured:
 
 
 def figure_7() -> Measured:
-    """A P100 beside a Xeon (0.813 : 0.187 by their FLOPs), and two T4 beside two P4."""
+    """Measure a P100 with a Xeon (0.813 : 0.187 by their FLOPs), and two T4 with two P4."""
     clusters = {
         "GPU and CPU": [1 / 0.813, 1 / 0.187],
-        "two T4, two P4": [1 / 8.1] * 2 + [1 / 5.5] * 2,  # TFLOPS in single precision
+        # TFLOPS in single precision.
+        "two T4, two P4": [1 / 8.1] * 2 + [1 / 5.5] * 2,
     }
     values, bars = {}, []
     for name, factors in clusters.items():
@@ -202,7 +208,7 @@ def figure_7() -> Measured:
 
 
 def asp() -> Measured:
-    """`n-soft` with n = M: each gradient is an update. Uniform and variable batches, H 6."""
+    """Measure `n-soft` with n = M, in which each gradient is an update, at level 6."""
     of = level(6)
     values = {}
     for label, batches in (("uniform", "bsp"), ("variable", "dynamic-batching")):

@@ -25,12 +25,12 @@ PCIE = Communication(latency_s=5e-5, bytes=44.7e6, bandwidth=3.94e9)
 
 
 def testbed(**changes: object) -> Scenario:
-    """Table 2's machine with an all-reduce."""
+    """Return Table 2's machine with an all-reduce."""
     return scenario("lbb-table2", communication=PCIE, **changes)
 
 
 def waiting() -> Measured:
-    """Figs. 1 and 2: each worker's waiting, as a share of the step."""
+    """Measure each worker's waiting as a share of the step (Figs. 1 and 2)."""
     ran = run(testbed(epochs=1), "bsp")
     share = (ran.wait_s / (ran.wait_s + ran.compute_s)).mean(axis=0)
     values = {
@@ -46,7 +46,7 @@ def waiting() -> Measured:
 
 
 def figure_3() -> Measured:
-    """The profile of each worker, and the product's fit through it."""
+    """Compare the profile of each worker with the product's fit."""
     profiles = testbed().hello().profiles
     values: dict[str, float] = {}
     lines: list[Line] = []
@@ -73,7 +73,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
-    """A run in which all workers make equally many steps, as the paper's do."""
+    """Run with the same number of steps on all workers, as in the paper."""
     simulation = Simulation(
         msgspec.structs.replace(of.hello(), uneven_steps=False),
         of.emulation(),
@@ -85,7 +85,7 @@ def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
 
 
 def figure_4() -> Measured:
-    """Seconds of an epoch, with equally many steps, and where fast workers take batches over."""
+    """Measure an epoch with equally many steps, and with fast workers taking over batches."""
     values: dict[str, float] = {}
     bars: dict[str, list[float]] = {"equally many steps": [], "fast workers take batches over": []}
     for label, (policy, parameters) in SYSTEMS.items():
@@ -110,7 +110,7 @@ def figure_4() -> Measured:
 
 
 def figure_5() -> Measured:
-    """Held-out accuracy of SSGD and LBB: the same samples, other workers."""
+    """Measure held-out accuracy of SSGD and LBB, with the same samples on other workers."""
     of = with_sizes(testbed(epochs=12), samples=1198)
     of = msgspec.structs.replace(of, global_batch=128)
     runs = {"SSGD": run(of, "bsp"), "LBB": run(of, "lbb")}
@@ -132,7 +132,7 @@ RELAXED = {"Local SGD, H 8": "local-sgd", "2-Soft": "n-soft", "SSGD": "bsp"}
 
 
 def figure_6() -> Measured:
-    """SSGD and LBB over virtual time; the relaxed methods from the record of real ranks."""
+    """Measure SSGD and LBB over virtual time; relaxed methods are from a record of real ranks."""
     of = with_sizes(testbed(epochs=30), samples=1198)
     unit_s = [4 * each for each in of.devices.unit_s]  # type: ignore[union-attr]
     of = msgspec.structs.replace(with_devices(of, unit_s=unit_s), global_batch=128)
@@ -157,7 +157,7 @@ def figure_6() -> Measured:
 
 
 def figure_7() -> Measured:
-    """The straggler effect while workers are disturbed in turn."""
+    """Measure the straggler effect while workers are disturbed in turn."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     of = scenario("lbb-disturbances")
@@ -174,7 +174,7 @@ def figure_7() -> Measured:
 
 
 def table_2() -> Measured:
-    """From the record of `benchmarks/papers.py`."""
+    """Read the record of `benchmarks/papers.py`."""
     ours = results("papers")["lbb_table_2"]["ours"]
     values = {}
     for label, name in (("equal", "SSGD"), ("balanced", "LBB, profiled")):
@@ -187,7 +187,7 @@ def table_2() -> Measured:
 
 
 def table_3() -> Measured:
-    """Batch sizes by profile, and by rapid tuning without one; how wrong expected times are."""
+    """Measure batch sizes with a profile and with rapid tuning, and errors of expected times."""
     values = {}
     for label, profile in (("profile", True), ("rapid", False)):
         of = msgspec.structs.replace(testbed(epochs=None, steps=120), profile=profile)

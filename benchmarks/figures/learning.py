@@ -1,8 +1,9 @@
 """Real gradients of virtual workers: each trains the samples that a simulated run planned for it.
 
-The data are scikit-learn's handwritten digits. Where sizes differ, a sample of size λ is a video: λ
-frames of one digit, each with noise of its own. A worker's gradient is the mean over its frames (or
-samples). The gradients of a step become one, by the product's own weights, and one optimiser steps.
+The data are scikit-learn's handwritten digits. If sizes differ, a sample of size λ is a video: λ
+frames of a digit, each with its own noise. A worker's gradient is the mean over its frames (or
+samples). The gradients of a step are combined with the product's own weights, and a single
+optimiser applies the result.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from torch.nn.functional import cross_entropy
 from figures.simulated import Floats, Ints, Run
 from paceline_backend.policies.presets.chronica import compensate
 
-NOISE = 0.7  # standard deviation of a frame's noise; that of a pixel is 1
-EVERY = 4  # steps between two looks at the held-out loss
-RATE = 3e-3  # Adam's
+# Standard deviation of a frame's noise. That of a pixel is 1.
+NOISE = 0.7
+# Number of steps between two evaluations of the held-out loss.
+EVERY = 4
+# Learning rate of Adam.
+RATE = 3e-3
 
-Weigh = Callable[[Floats, Floats, Floats], Floats]  # gradients [W, P], loads, samples → gradient
+# Gradients [W, P], loads [W], samples [W] → gradient [P].
+Weigh = Callable[[Floats, Floats, Floats], Floats]
 
 
 def by_load(gradients: Floats, load: Floats, _: Floats) -> Floats:
-    """CHRONICA's compensator, Eq. 7."""
+    """Weigh gradients with CHRONICA's compensator, Eq. 7."""
     return compensate(gradients, load)
 
 
 def by_samples(gradients: Floats, _: Floats, samples: Floats) -> Floats:
-    """What every preset does by default: a worker's weight is how many samples it had."""
+    """Weigh gradients by the number of samples, as every preset does by default."""
     return compensate(gradients, samples)
 
 
 def plain(gradients: Floats, *_: Floats) -> Floats:
-    """The mean over workers (CHRONICA, Eq. 3)."""
+    """Return the mean over workers (CHRONICA, Eq. 3)."""
     return np.asarray(gradients.mean(axis=0))
 
 
@@ -64,12 +69,12 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Learnt:
-    """A training.
+    """Result of a training.
 
     Args:
-        steps: after which the model was looked at, [N].
-        loss: held-out loss then, [N].
-        accuracy: held-out accuracy then, [N].
+        steps: steps after which the model was evaluated, [N].
+        loss: held-out loss at that time, [N].
+        accuracy: held-out accuracy at that time, [N].
         gradient: squared norm of the steps' gradients, [S].
     """
 
@@ -79,7 +84,10 @@ class Learnt:
     gradient: Floats
 
     def reached(self, target: float) -> float:
-        """The first step after which the loss was at most `target`, on a line between two looks."""
+        """Return the first step with a loss of at most `target`, interpolated between evaluations.
+
+        NaN if the loss never was that low.
+        """
         for at, loss in enumerate(self.loss):
             if loss <= target:
                 if at == 0:
@@ -99,13 +107,13 @@ def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """The digits that are learnt [N, 64], and their classes [N]."""
+    """Return the digits to learn [N, 64], and their classes [N]."""
     images, classes, *_ = _digits()
     return images, classes
 
 
 def frames(samples: Ints, sizes: Floats, noise: float, step: int) -> tuple[Tensor, Tensor]:
-    """The frames of some samples, and their classes."""
+    """Return the frames of some samples, and their classes."""
     images, classes, *_ = _digits()
     counts = np.maximum(1, np.round(sizes[samples])).astype(int)
     which = torch.from_numpy(np.repeat(samples % len(images), counts))
@@ -122,7 +130,7 @@ def learn(
     noise: float = NOISE,
     steps: int | None = None,
 ) -> Learnt:
-    """Trains a network with the batches of a simulated run."""
+    """Train a network with the batches of a simulated run."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = NETWORKS[network]()
@@ -144,7 +152,7 @@ def learn(
 def _gradients(
     model: nn.Module, parts: list[Ints], sizes: Floats, noise: float, step: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Each worker's gradient [W, P], its frames [W] and its samples [W]."""
+    """Return each worker's gradient [W, P], number of frames [W] and number of samples [W]."""
     rows, load = [], []
     for mine in parts:
         model.zero_grad()
@@ -173,7 +181,7 @@ def _give(model: nn.Module, gradient: Floats) -> None:
 
 
 def _look(model: nn.Module, noise: float) -> tuple[float, float]:
-    """Held-out loss and accuracy, on one noisy frame of each digit."""
+    """Return held-out loss and accuracy, on a noisy frame of each digit."""
     _, _, images, classes = _digits()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""docs/ledger.md, from the rows and what was recorded of them."""
+"""Generator of docs/ledger.md from the rows and their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from figures.rows import PAPERS, ROWS
 
 TENTH = 0.1
 
-Record = Mapping[str, Mapping[str, Any]]  # row → its measurement, see `ledger.recorded`
+# Row → its measurement, see `ledger.recorded`.
+Record = Mapping[str, Mapping[str, Any]]
 
 HEAD = """# The ledger
 
@@ -35,7 +36,7 @@ and the script.
 
 
 def page(record: Record) -> str:
-    """The whole page in Markdown."""
+    """Return the whole page in Markdown."""
     parts = [HEAD, headline(record), _beside(record), _overview()]
     for paper, rows in PAPERS.items():
         parts.append(f"## {paper}\n")
@@ -44,7 +45,7 @@ def page(record: Record) -> str:
 
 
 def headline(record: Record) -> str:
-    """Return the count of what is measured and independent, as README has it, too."""
+    """Return the sentence that counts measured, independent figures, which README has, too."""
     figures = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
     compared = {row.id: _independent(row, record) for row in figures}
     numbers = [
@@ -64,7 +65,7 @@ def headline(record: Record) -> str:
 
 
 def _beside(record: Record) -> str:
-    """Return what the headline does not count, and why."""
+    """Return the paragraph about rows that the headline does not count."""
     rows = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
     rest = [row for row in rows if not _independent(row, record)]
     examples = sum(row.how is How.EXAMPLE for row in rest)
@@ -126,14 +127,14 @@ def _table(row: Row, ours: Mapping[str, float]) -> list[str]:
 
 
 def apart(theirs: float | None, ours: float | None) -> float | None:
-    """Ours over theirs, less 1; None: one of both is not known, or theirs is 0."""
+    """Return ours / theirs − 1, or None if either is unknown or theirs is 0."""
     if theirs is None or ours is None or not theirs:
         return None
     return ours / theirs - 1
 
 
 def differs(row: Row, ours: Mapping[str, float]) -> list[str]:
-    """The labels at which both figures are more than a tenth apart."""
+    """Return the labels whose two figures differ by more than a tenth."""
     offs = {label: apart(theirs, ours.get(label)) for label, theirs in row.paper.items()}
     return [label for label, off in offs.items() if off is not None and abs(off) > TENTH]
 

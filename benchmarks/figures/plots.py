@@ -1,6 +1,6 @@
-"""The rows' charts as SVG: plotly draws them in a headless Chromium.
+"""Charts of the rows as SVG, which plotly draws in a headless Chromium.
 
-Each chart carries how it came about ("simulated", "measured on this machine"), and a JSON file
+Each chart is labelled with its origin ("simulated", "measured on this machine"), and a JSON file
 beside it has its provenance.
 """
 
@@ -28,9 +28,7 @@ _DRAW = """async ([figure, width, height]) => {
 def draw(rows: Mapping[str, Mapping[str, Any]], shows: Mapping[str, str], folder: Path) -> None:
     """Write `folder`/row.svg for each row's chart, and its provenance beside it.
 
-    Args:
-        rows: row → what is recorded of it, with a chart.
-        shows: row → how the chart came about.
+    `rows` are records with a chart, and `shows` the origins of the charts, both by row.
     """
     import plotly
     from find_chromium import find_chromium
@@ -53,7 +51,7 @@ def draw(rows: Mapping[str, Mapping[str, Any]], shows: Mapping[str, str], folder
 
 
 def _figure(chart: Mapping[str, Any], shows: str) -> Any:
-    """Return the chart as plotly's figure, labelled with how it came about."""
+    """Return the chart as plotly's figure, labelled with its origin."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -85,7 +83,7 @@ def _figure(chart: Mapping[str, Any], shows: str) -> Any:
     return figure
 
 
-# What plotly leaves in an SVG although it draws nothing: its own classes, data and empty groups.
+# Parts of plotly's SVG that draw nothing: classes, data attributes and empty groups.
 _USELESS = re.compile(
     r' (?:class|data-[\w-]+|style)=""| class="[^"]*"| data-[\w-]+="[^"]*"'
     r"|(?<=[ \"])(?:opacity|fill-opacity|stroke-opacity): 1; ?|pointer-events: \w+; ?"
@@ -96,7 +94,7 @@ _NAMES = re.compile(r"\b(?:clip|topdefs-|defs-|legend)([0-9a-f]{6})")
 
 
 def _compact(svg: str, row: str) -> str:
-    """A smaller SVG, whose names are the same each time that it is drawn."""
+    """Shrink an SVG, and replace its random names so that drawing is reproducible."""
     for number, name in enumerate(dict.fromkeys(_NAMES.findall(svg))):
         svg = svg.replace(name, f"{row}-{number}")
     svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)

@@ -1,4 +1,4 @@
-"""Figures of other benchmarks, as `benchmarks/results` keeps them."""
+"""Figures of other benchmarks, which are stored in `benchmarks/results`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-read: set[Path] = set()  # records that were asked for; the ledger clears it before each row
+# Records that were read. The ledger clears the set before each row.
+read: set[Path] = set()
 
 
 def results(name: str) -> dict[str, Any]:
-    """Return the results of a benchmark's record, `name` without its ending."""
+    """Return the results in a benchmark's record. `name` is the file's name without extension."""
     path = RESULTS / f"{name}.json"
     read.add(path)
     return _results(path)
@@ -27,12 +28,12 @@ def _results(path: Path) -> dict[str, Any]:
 
 
 def trainings(record: str, scenario: str) -> dict[str, list[dict[str, Any]]]:
-    """Contender → its runs with each seed, of `benchmarks/synchronisers.py`."""
+    """Return the runs of `benchmarks/synchronisers.py` with each seed, by contender."""
     of: dict[str, list[dict[str, Any]]] = results(record)["scenarios"][scenario]
     return of
 
 
 def mean(runs: list[dict[str, Any]], figure: str) -> float:
-    """Mean of a figure over seeds; infinite if some seed never got there."""
+    """Return the mean of a figure over seeds, or infinity if it is None for any seed."""
     values = [math.inf if run[figure] is None else run[figure] for run in runs]
     return statistics.fmean(values)

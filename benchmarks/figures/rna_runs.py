@@ -1,4 +1,4 @@
-"""Measurements of RNA's rows, but for its theorems."""
+"""Measurements of RNA's rows, except its theorems."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from paceline_backend.simulator.sync import Costs, Work, make
 
 
 def random_delays(steps: int) -> Scenario:
-    """Section 8.1's eight workers, each 0 to 50 ms slower in each step."""
+    """Return Section 8.1's eight workers, each 0 to 50 ms slower in each step."""
     return scenario("rna-random-delays", steps=steps)
 
 
-MODELS = {"ResNet-56": 0.85e6, "VGG-16": 138e6}  # weights
+# Number of weights.
+MODELS = {"ResNet-56": 0.85e6, "VGG-16": 138e6}
 TEN_GBIT = 1.25e9
 
 
 def figure_1() -> Measured:
-    """Three workers that compute for 40 ms, two of them delayed by 10 and 40 ms."""
+    """Measure three workers that compute for 40 ms, two of them delayed by 10 and 40 ms."""
     values: dict[str, float] = {}
     names: list[str] = []
     computes: list[float] = []
@@ -56,7 +57,7 @@ def figure_1() -> Measured:
 
 
 def figure_2() -> Measured:
-    """Lengths drawn like UCF101's, and the times of one worker's batches of 32."""
+    """Draw lengths like UCF101's, and measure times of a worker's batches of 32."""
     sizes = Sizes("lognormal", samples=13_320, mean=186.0, dif=97.7, min=29.0, max=1776.0)
     values: dict[str, float] = {}
     lines: list[Line] = []
@@ -70,7 +71,8 @@ def figure_2() -> Measured:
     for label, cost in (("summed", Cost()), ("padded", Cost(padded=True))):
         of = Scenario("lstm", 1, 32, sizes, Devices(1e-3, cost=cost), epochs=2)
         times = run(of, "bsp").compute_s[:, 0]
-        times = 1219 / times.mean() * times  # a frame's time is fitted to the mean
+        # Fit the time of a frame to the paper's mean.
+        times = 1219 / times.mean() * times
         values |= {
             f"batch, {label}, mean, ms": float(times.mean()),
             f"batch, {label}, standard deviation, ms": float(times.std(ddof=1)),
@@ -88,7 +90,7 @@ BARS_S = np.array([[0.02, 0.06, 0.03], [0.02, 0.02, 0.03]])
 
 
 def figure_3() -> Measured:
-    """Two steps of three workers, and what they wait; C calls the first round."""
+    """Measure the waits of three workers in two steps. C calls the first round."""
     work = Work(0, BARS_S, np.ones((2, 3), np.int64), np.zeros((2, 3)), Costs())
     blocking = make(ALLREDUCE, 3, 0).run(np.zeros(3), work)
     rules = convert("partial", {"probes": 1, "staleness": 4, "mean": True})
@@ -106,13 +108,13 @@ def figure_3() -> Measured:
 
 
 def figure_4() -> Measured:
-    """A worker with gradients of two successive iterations: their weights in its contribution."""
+    """Compute the weights of a worker's two successive gradients in its contribution."""
     old, new = Drift(staleness=4, mean=True).weights([1, 2])
     return Measured({"weight of the older gradient": old, "weight of the newer gradient": new})
 
 
 def figure_5() -> Measured:
-    """Delays of 0 to 50 and of 50 to 100 ms on eight workers: groups by the rule as printed."""
+    """Group eight workers with delays of 0 to 50 and 50 to 100 ms by the printed rule."""
     delays = np.array([0.025] * 4 + [0.075] * 4)
     values = {}
     for computing_ms in (0, 5, 50):
@@ -126,7 +128,7 @@ def figure_5() -> Measured:
     return Measured(values)
 
 
-# The paper's model → a record of `benchmarks/synchronisers.py`, and its scenario.
+# The paper's model → a record of `benchmarks/synchronisers.py` and its scenario.
 SETTINGS = {
     "ResNet50": ("synchronisers-delays", "0-50 ms at random"),
     "ResNet50 (H)": ("synchronisers-groups", "two groups, 50 ms apart"),
@@ -142,7 +144,7 @@ APPROACHES = {
 
 
 def figure_6() -> Measured:
-    """Seconds to the target loss with the all-reduce, over those of each approach."""
+    """Compute each approach's speed-up over the all-reduce, in time to the target loss."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for setting, (record, name) in SETTINGS.items():
@@ -158,7 +160,7 @@ def figure_6() -> Measured:
 
 
 def figure_7() -> Measured:
-    """Seconds to the target, held-out loss and accuracy of an LSTM."""
+    """Return seconds to the target, held-out loss and accuracy of an LSTM."""
     runs = trainings(*SETTINGS["LSTM"])
     values, seconds = {}, []
     for approach, preset in APPROACHES.items():
@@ -173,7 +175,7 @@ def figure_7() -> Measured:
 
 
 def table_3() -> Measured:
-    """Held-out accuracy after training."""
+    """Return held-out accuracies after training."""
     values = {}
     for setting, (record, name) in SETTINGS.items():
         runs = trainings(record, name)
@@ -183,7 +185,7 @@ def table_3() -> Measured:
 
 
 def table_4() -> Measured:
-    """Updates until the target over the all-reduce's, and held-out accuracy."""
+    """Return updates to the target, relative to the all-reduce, and held-out accuracy."""
     values = {}
     for setting in ("ResNet50", "LSTM"):
         runs = trainings(*SETTINGS[setting])
@@ -200,12 +202,16 @@ def table_4() -> Measured:
 
 
 def transformer(world: int, delays: bool) -> Scenario:
-    """Sentences of 25 tokens in the mean, 160 a worker and padded; a Transformer's gradients."""
+    """Return a scenario with a Transformer's gradients and 160 padded sentences per worker.
+
+    Sentences have 25 tokens on average.
+    """
     sizes = Sizes("lognormal", samples=160 * world * 64, mean=25.0, dif=15.0, max=256.0)
     devices = Devices(1e-5, 0.01, cost=Cost(padded=True), noise=0.02)
     if delays:
         devices = msgspec.structs.replace(devices, delay_s=(0.0, 0.05))
-    fast = Communication(2e-6, 4 * 61_362_176, 12.5e9)  # EDR InfiniBand
+    # EDR InfiniBand.
+    fast = Communication(2e-6, 4 * 61_362_176, 12.5e9)
     return Scenario("transformer", world, 160 * world, sizes, devices, epochs=2, communication=fast)
 
 
@@ -218,14 +224,14 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _updates_s(ran: Run, world: int, approach: str) -> float:
-    """Iterations a second: rounds, or a worker's steps where there is no round of all."""
+    # Without rounds of all workers, an iteration is a worker's step.
     steps = len(ran.step_s)
     count = len(ran.rounds) if approach in ("RNA", "eager-SGD") else steps
     return count / ran.ended_s
 
 
 def figure_8() -> Measured:
-    """Iterations and samples a second over Horovod's, 16 workers."""
+    """Measure iterations and samples per second relative to Horovod, on 16 workers."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for label, delays in (("even", False), ("uneven", True)):
@@ -245,7 +251,7 @@ def figure_8() -> Measured:
 
 
 def figure_9() -> Measured:
-    """Samples a second by number of workers, with delays."""
+    """Measure samples per second by number of workers, with delays."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     worlds = (4, 8, 16, 32)
@@ -263,7 +269,7 @@ def _probes(count: str) -> str:
 
 
 def figure_10() -> Measured:
-    """From a record: the program that measured it is gone."""
+    """Read a record, because the program that measured it no longer exists."""
     response = results("probes")["response"]
     values: dict[str, float] = {}
     lines: list[Line] = []

@@ -1,9 +1,10 @@
 """RNA's Theorems 5.1 and 5.2, on a problem whose constants are known.
 
-One layer learns scikit-learn's digits. For softmax regression the gradient's Lipschitz constant is
-at most half the largest eigenvalue of XᵀX/n. The variance of a worker's gradient is measured, and
-the largest delay η is that of RNA's simulated rounds. `𝔹` is taken as the workers that give to a
-round, in the mean: the paper's table of notation only calls it the weights.
+A single layer learns scikit-learn's digits. For softmax regression the gradient's Lipschitz
+constant is at most half the largest eigenvalue of XᵀX/n. The variance of a worker's gradient is
+measured, and the largest delay η is that of RNA's simulated rounds. `𝔹` is taken as the mean number
+of workers that contribute to a round, because the paper's table of notation only calls it the
+weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BATCH, SEED = 16, 0
 
 
 def largest_step(lipschitz: float, givers: float, delay: int) -> float:
-    """The largest constant step length that keeps Theorem 5.1's condition (Eq. 1).
+    """Return the largest constant step length that satisfies Theorem 5.1's condition (Eq. 1).
 
     γ² (L/2 + L² 𝔹 η² γ) − γ / (2𝔹) ≤ 0, a quadratic in γ.
     """
@@ -36,24 +37,24 @@ def largest_step(lipschitz: float, givers: float, delay: int) -> float:
 def fewest_rounds(
     lipschitz: float, givers: float, delay: int, gap: float, variance: float
 ) -> float:
-    """The rounds from which Theorem 5.2 holds (Eq. 3)."""
+    """Return the number of rounds from which Theorem 5.2 holds (Eq. 3)."""
     return 4 * givers * lipschitz * gap / variance * (delay + 1) ** 2
 
 
 def constant_step(
     lipschitz: float, givers: float, rounds: int, gap: float, variance: float
 ) -> float:
-    """Theorem 5.2's step length (Eq. 4)."""
+    """Return Theorem 5.2's step length (Eq. 4)."""
     return math.sqrt(gap / (givers * lipschitz * rounds * variance))
 
 
 def bound(lipschitz: float, givers: float, rounds: int, gap: float, variance: float) -> float:
-    """What the mean squared norm of the gradient stays below (Eq. 9)."""
+    """Return the upper bound of the mean squared norm of the gradient (Eq. 9)."""
     return 4 * math.sqrt(gap * lipschitz * variance / (givers * rounds))
 
 
 class _Problem:
-    """The mean loss over all digits, as a function of one layer's weights."""
+    """Mean loss over all digits, as a function of a single layer's weights."""
 
     def __init__(self) -> None:
         images, self._classes = digits()
@@ -61,16 +62,16 @@ class _Problem:
 
     @property
     def lipschitz(self) -> float:
-        """Of the gradient: at most ½ λ_max(XᵀX / n)."""
+        """Upper bound of the gradient's Lipschitz constant: ½ λ_max(XᵀX / n)."""
         gram = self._images.T @ self._images / len(self._images)
         return float(torch.linalg.eigvalsh(gram)[-1]) / 2
 
     def loss(self, weights: torch.Tensor) -> float:
-        """The mean loss."""
+        """Return the mean loss."""
         return float(cross_entropy(self._images @ weights, self._classes))
 
     def gradient(self, weights: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
-        """The gradient on some digits, or on all."""
+        """Return the gradient on some digits, or on all."""
         images = self._images if which is None else self._images[which]
         classes = self._classes if which is None else self._classes[which]
         probabilities = torch.softmax(images @ weights, 1)
@@ -78,18 +79,18 @@ class _Problem:
         return images.T @ probabilities / len(classes)
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """A worker's batch."""
+        """Draw a worker's batch."""
         return torch.randint(len(self._classes), (BATCH,), generator=generator)
 
     def variance(self, weights: torch.Tensor, generator: torch.Generator) -> float:
-        """Mean squared distance of a batch's gradient from the whole one's."""
+        """Return the mean squared distance of a batch's gradient from the full gradient."""
         whole = self.gradient(weights)
         drawn = (self.gradient(weights, self.draw(generator)) - whole for _ in range(200))
         return float(np.mean([float((each**2).sum()) for each in drawn]))
 
 
 def theorems() -> Measured:
-    """Step lengths, rounds and the bound; then RNA's rounds with the step length of Eq. 4."""
+    """Compute step lengths, rounds and the bound, and train RNA's rounds with the step of Eq. 4."""
     torch.set_num_threads(1)
     problem, generator = _Problem(), torch.Generator().manual_seed(SEED)
     ran = run(random_delays(800), "rna")
@@ -97,7 +98,8 @@ def theorems() -> Measured:
     givers = float(np.mean([len(each) for each in ages]))
     delay = int(max(each.max() for each in ages if len(each)))
     start = torch.zeros(65, 10, dtype=torch.float64)
-    gap = problem.loss(start)  # f(x*) ≥ 0, so this is at least f(x₁) − f(x*)
+    # f(x*) ≥ 0, so the loss is at least f(x₁) − f(x*).
+    gap = problem.loss(start)
     variance = problem.variance(start, generator)
     lipschitz, rounds = problem.lipschitz, len(ages)
     step = constant_step(lipschitz, givers, rounds, gap, variance)
@@ -124,10 +126,11 @@ def theorems() -> Measured:
 def _train(
     problem: _Problem, ages: list[Ints], givers: float, step: float, generator: torch.Generator
 ) -> list[float]:
-    """Squared norms of the whole gradient before each round.
+    """Return squared norms of the full gradient before each round.
 
-    A giver's gradient is that of the weights so many rounds ago as its age says. γ is the step of a
-    round with the mean number of givers; linear scaling (Sec. 3.3) makes it proportional to them.
+    A contributor's gradient is computed with the weights from as many rounds ago as its age. γ is
+    the step of a round with the mean number of contributors. Linear scaling (Sec. 3.3) makes the
+    step proportional to their number.
     """
     weights = [torch.zeros(65, 10, dtype=torch.float64)]
     norms = []

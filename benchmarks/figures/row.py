@@ -1,4 +1,4 @@
-"""A row of the ledger: what a paper shows, how it is measured here, and why both differ."""
+"""Row of the ledger: a paper's result, its measurement here, and why both differ."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What a row is of."""
+    """Kind of a paper's result: a figure, a table, or a claim in the text without either."""
 
     FIGURE = "figure"
     TABLE = "table"
-    CLAIM = "claim"  # of the text, beside its figures and tables
+    CLAIM = "claim"
 
 
 class How(StrEnum):
-    """Source of our figures; the value is the page's explanation."""
+    """Source of the figures here. The value is the page's explanation."""
 
     VIRTUAL = "simulated: the product's policies and simulator, in virtual time"
     LEARNING = "simulated batches and times, with real gradients of virtual ranks"
@@ -29,7 +29,7 @@ class How(StrEnum):
 
     @property
     def shows(self) -> str:
-        """Label of a chart: how its lines came about, in a few words."""
+        """Label of a chart that states the origin of its lines in a few words."""
         if self is How.VIRTUAL:
             return "simulated"
         return "simulated, with real gradients" if self is How.LEARNING else self.value
@@ -37,17 +37,17 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, or a group of bars."""
+    """Line of a chart, or group of bars. With `paper`, it has numbers of the paper's text."""
 
     name: str
     x: Sequence[Any]
     y: Sequence[float | None]
-    paper: bool = False  # the paper's numbers, as its text gives them
+    paper: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of a measurement."""
+    """Chart of a measurement."""
 
     x: str
     y: str
@@ -58,11 +58,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a measurement gave.
+    """Result of a measurement.
 
     Args:
-        values: label → our figure; labels that `Row.paper` has, too, are compared.
-        chart: the picture; None: the values say all.
+        values: figures by label. Those whose label is also in `Row.paper` are compared.
+        chart: the chart, or None if the values suffice.
     """
 
     values: Mapping[str, float]
@@ -71,20 +71,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """A figure, table or claim of a paper.
+    """Figure, table or claim of a paper.
 
     Args:
-        id: `paper-fig-n` or `paper-table-n`; what `--only` takes.
-        shows: what the paper shows there, in our words.
-        how: where our figures come from.
-        here: what runs here in the place of the paper's testbed.
-        paper: label → the paper's figure, where its text or tables give it as a number.
-        fed: labels of `paper` whose figures were inputs here, or were fitted, so that ours equal
-            them by construction.
-        unit: of both figures.
-        why: why the figures differ by more than a tenth; of `How.NONE`, why it is not done.
-        measure: `module:function` of this package that gives our figures; empty: nothing runs.
-        command: writes the records that `measure` reads, if it reads any.
+        id: `paper-fig-n` or `paper-table-n`, which `--only` accepts.
+        shows: summary of the paper's result.
+        how: source of the figures here.
+        here: setup that replaces the paper's testbed here.
+        paper: the paper's figures by label, if its text or tables give them as numbers.
+        fed: labels of `paper` whose figures were inputs here, or were fitted, so that both figures
+            are equal by construction.
+        unit: unit of both figures.
+        why: reason why the figures differ by more than a tenth, or, for `How.NONE`, why the result
+            is not reproduced.
+        measure: `module:function` of this package that returns the figures here. Empty if nothing
+            runs.
+        command: command that writes the records which `measure` reads, if any.
     """
 
     id: str
@@ -105,9 +107,9 @@ class Row:
         return f"benchmarks/figures/{module}.py" if module else ""
 
     def independent(self, ours: Mapping[str, float]) -> list[str]:
-        """Return the labels at which the paper's figure and ours say something about each other.
+        """Return the labels whose figures here are independent of the paper's.
 
-        Ours is measured, in a simulation or in a training, and does not equal theirs by
+        They are measured, in a simulation or in a training, and do not equal the paper's by
         construction.
         """
         if self.how in (How.EXAMPLE, How.NONE):
@@ -116,26 +118,26 @@ class Row:
 
     @property
     def kind(self) -> Kind:
-        """Of what the row is, by its id."""
+        """Kind of the result, from the id."""
         if "-fig-" in self.id:
             return Kind.FIGURE
         return Kind.TABLE if "-table-" in self.id else Kind.CLAIM
 
     def measured(self) -> Measured:
-        """Measures our figures. Only this imports what measuring needs."""
+        """Measure the row's figures. Only this method imports modules that measuring needs."""
         module, _, function = self.measure.partition(":")
         of: Measured = getattr(import_module(f"figures.{module}"), function)()
         return of
 
     @property
     def runs(self) -> str:
-        """Command that measures the row here; empty: there is none."""
+        """Command that measures the row here, or an empty string."""
         own = f"python benchmarks/ledger.py --only {self.id}" if self.measure else ""
         return " && ".join(filter(None, (self.command, own)))
 
     @property
     def title(self) -> str:
-        """The row's name in its paper."""
+        """Name of the row in its paper."""
         if self.kind is Kind.CLAIM:
             return "Text"
         number = self.id.rpartition("-")[2]

@@ -1,4 +1,4 @@
-"""All rows of the ledger, in the papers' order. They are data: `rows.yaml`."""
+"""All rows of the ledger in the papers' order, read from `rows.yaml`."""
 
 from __future__ import annotations
 

@@ -16,15 +16,20 @@ from paceline_backend.policies.presets.sata import reweighted
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.scenario import Change
 
-# TFLOPS in single precision, from the makers' data sheets: the papers give no times.
+# TFLOPS in single precision, from the manufacturers' data sheets, because the papers give no times.
 TFLOPS = {"GTX 1080 Ti": 11.3, "RTX 2080 Ti": 13.4, "V100": 15.7}
 EPOCHS = 8
-BATCH = 128  # of a worker
-TARGET = 0.2  # held-out loss
+# Local batch of a worker.
+BATCH = 128
+# Held-out loss to reach.
+TARGET = 0.2
 
 
 def cluster(gpus: Sequence[str], samples: int = 12_800) -> Scenario:
-    """Workers whose speeds are as their peaks, the 2080 Ti's as in the straggler's scenario."""
+    """Return workers with speeds proportional to their peaks.
+
+    The 2080 Ti is as fast as in the straggler's scenario.
+    """
     of = with_sizes(scenario("sata-straggler-2x", epochs=EPOCHS), samples=samples)
     factors: list[float] = [TFLOPS["RTX 2080 Ti"] / TFLOPS[gpu] for gpu in gpus]
     of = with_devices(of, factors=factors)
@@ -32,7 +37,7 @@ def cluster(gpus: Sequence[str], samples: int = 12_800) -> Scenario:
 
 
 def adapted(of: Scenario, shares: Sequence[float]) -> Run:
-    """SATA, whose first epoch has the given shares, as fixed batches of these capacities."""
+    """Run SATA with the given shares in the first epoch, as fixed batches of these capacities."""
     steps = -(-of.sizes.samples // of.global_batch)
     first = msgspec.structs.replace(
         of,
@@ -67,13 +72,13 @@ def _by_epoch(of: Scenario, starts: Mapping[str, Sequence[float]]) -> Measured:
 
 
 def figure_1() -> Measured:
-    """Eq. 8 for shares of a half and times of 2 and 6."""
+    """Compute Eq. 8 for shares of a half and times of 2 and 6."""
     after = reweighted(np.array([0.5, 0.5]), np.array([0.5, 0.5]), np.array([2.0, 6.0]))
     return Measured(labelled(("share of worker 1", "share of worker 2"), after))
 
 
 def figure_2() -> Measured:
-    """Three GPUs, one of each type: samples of each worker's subset by epoch."""
+    """Measure the samples of each worker's subset by epoch, on one GPU of each type."""
     of = cluster(list(TFLOPS))
     ran = adapted(of, [1.0, 1.0, 1.0])
     lines = []
@@ -87,20 +92,20 @@ def figure_2() -> Measured:
 
 
 def figure_3() -> Measured:
-    """A 2080 Ti and a 1080 Ti, from two initial shares."""
+    """Measure a 2080 Ti and a 1080 Ti, from two initial shares."""
     of = cluster(["RTX 2080 Ti", "GTX 1080 Ti"])
     return _by_epoch(of, {"from 1 : 1": [1, 1], "from 1 : 4": [1, 4]})
 
 
 def figure_4() -> Measured:
-    """Two 2080 Ti and a V100, from three initial shares."""
+    """Measure two 2080 Ti and a V100, from three initial shares."""
     of = cluster(["RTX 2080 Ti", "RTX 2080 Ti", "V100"])
     starts = {"from 1 : 1 : 1": [1, 1, 1], "from 4 : 1 : 1": [4, 1, 1], "from 1 : 2 : 6": [1, 2, 6]}
     return _by_epoch(of, starts)
 
 
 def figure_5() -> Measured:
-    """Three groups of GPUs: the last epoch with equal and with adapted shares."""
+    """Measure the last epoch on three groups of GPUs, with equal and with adapted shares."""
     groups = {
         "2080 Ti, 1080 Ti": ["RTX 2080 Ti", "GTX 1080 Ti"],
         "2080 Ti, V100": ["RTX 2080 Ti", "V100"],
@@ -123,12 +128,12 @@ LEARNT = {"All-Reduce": "bsp", "SATA": "sata"}
 
 
 def figure_6() -> Measured:
-    """Loss over virtual time; AD-PSGD's time to a target from the record of real ranks."""
+    """Measure loss over virtual time; AD-PSGD's time to a target is from a record of real ranks."""
     values: dict[str, float] = {}
     lines: list[Line] = []
     for factor in (2, 10):
         of = with_sizes(scenario(f"sata-straggler-{factor}x", epochs=10), samples=1198)
-        # A sample stands for 16 of the 1,024 there.
+        # A sample represents 16 of the paper's 1,024 per global batch.
         of = msgspec.structs.replace(with_devices(of, unit_s=16 * 0.74e-3), global_batch=64)
         seconds = {}
         for label, policy in LEARNT.items():
@@ -152,7 +157,7 @@ def figure_6() -> Measured:
 
 
 def figure_7() -> Measured:
-    """Samples a second over All-Reduce's, and SATA's over AD-PSGD's, after the first epoch."""
+    """Measure samples per second relative to All-Reduce and AD-PSGD, after the first epoch."""
     values: dict[str, float] = {}
     bars: dict[str, list[float]] = {"All-Reduce": [], "AD-PSGD": [], "SATA": []}
     for factor in (2, 5, 10):

@@ -1,4 +1,4 @@
-"""Virtual training for the ledger: a run of a scenario as arrays, one row for each step."""
+"""Virtual training for the ledger: a run of a scenario as arrays with a row per step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Run:
-    """A simulated training of S steps on W workers.
+    """Simulated training of S steps on W workers.
 
     Args:
-        epoch: of each step, [S].
-        features: what workers computed, [S, W].
+        epoch: epoch of each step, [S].
+        features: batches of the workers, [S, W].
         compute_s: seconds of computing, [S, W].
         wait_s: seconds of waiting for others, [S, W].
-        step_s: seconds of each step, the exchange included, [S].
-        ett_s: expected seconds of computing; NaN: unknown, [S, W].
-        parts: indices of the samples of each worker in each step: [S][W].
+        step_s: seconds of each step, including the exchange, [S].
+        ett_s: expected seconds of computing, NaN if unknown, [S, W].
+        parts: indices of the samples of each worker in each step, [S][W].
         rounds: rounds of a relaxed synchroniser.
-        plans: real seconds that planning each segment took, and whether samples were reshuffled.
-        ended_s: virtual time when all were through.
-        sizes: of all samples, [N].
+        plans: for each segment, the real seconds of planning, and True if samples were reshuffled.
+        ended_s: virtual time at which all workers were done.
+        sizes: sizes of all samples, [N].
     """
 
     epoch: Ints
@@ -54,23 +54,23 @@ class Run:
         return [float(self.step_s[self.epoch == e].sum()) for e in np.unique(self.epoch)]
 
     def share(self) -> Floats:
-        """Each worker's share of the samples of each step, [S, W]."""
+        """Return each worker's share of the samples of each step, [S, W]."""
         samples = self.features.samples
         return np.asarray(samples / samples.sum(axis=1, keepdims=True))
 
     def samples_s(self) -> float:
-        """Samples trained a second, over the whole run."""
+        """Return the trained samples per second over the whole run."""
         return float(self.features.samples.sum() / self.ended_s)
 
 
 def run(testbed: Scenario, policy: str, parameters: Mapping[str, Any] | None = None) -> Run:
-    """A scenario under one policy, which learns the workers' speeds as in a real run."""
+    """Run a scenario under a policy, which learns the workers' speeds as in a real run."""
     changed = msgspec.structs.replace(testbed, policy=policy, parameters=dict(parameters or {}))
     return trained(Simulation.of(changed))
 
 
 def trained(simulation: Simulation) -> Run:
-    """A simulation trained to its end."""
+    """Run a simulation to its end."""
     ran: list[TrainedSegment] = []
     while not simulation.finished:
         ran.append(simulation.advance())
@@ -99,17 +99,17 @@ def _expected(each: TrainedSegment) -> Floats:
 
 
 def with_sizes(testbed: Scenario, **changes: Any) -> Scenario:
-    """A scenario with other sizes."""
+    """Return a scenario with other sizes."""
     sizes = msgspec.structs.replace(testbed.sizes, **changes)
     return msgspec.structs.replace(testbed, sizes=sizes)
 
 
 def with_devices(testbed: Scenario, **changes: Any) -> Scenario:
-    """A scenario with other devices."""
+    """Return a scenario with other devices."""
     devices = msgspec.structs.replace(testbed.devices, **changes)
     return msgspec.structs.replace(testbed, devices=devices)
 
 
 def labelled(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
-    """Values by their labels."""
+    """Return values by their labels."""
     return {name: float(value) for name, value in zip(names, values, strict=True)}

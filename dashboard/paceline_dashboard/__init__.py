@@ -1,4 +1,4 @@
-"""The operator's dashboard: Dash pages in the web process, live data straight from the API."""
+"""Dashboard for operators: Dash pages in the web process, with live data directly from the API."""
 
 from paceline_dashboard.app import mount
 

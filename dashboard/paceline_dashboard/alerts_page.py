@@ -1,4 +1,4 @@
-"""The page of alerts: what goes on, the rules, and the webhooks that are told."""
+"""Page of alerts: active and resolved alerts, rules, and webhooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import dialog, field, option, page_data, pane
 
 
 def alerts_page() -> list[Any]:
-    """Alerts; the page's module fills it."""
+    """Return the page, which `assets/js/alerts.js` fills."""
     return [
         page_data("alerts"),
         html.Div(
@@ -82,7 +82,7 @@ def alerts_page() -> list[Any]:
 
 
 def _name_field(element: str) -> html.Div:
-    """Asks those who share a token for their name."""
+    # Users who share a token have to give their names.
     name = html.Textarea(id=element, rows=1, maxLength=200)
     return html.Div(
         field("Your name (shown to other operators)", name, element),
@@ -92,7 +92,6 @@ def _name_field(element: str) -> html.Div:
 
 
 def _acknowledge_dialog() -> html.Dialog:
-    """Asks why an alert needs nobody else."""
     return dialog(
         "acknowledge-dialog",
         html.H2("Acknowledge this alert?", id="acknowledge-dialog-title"),
@@ -111,7 +110,6 @@ def _acknowledge_dialog() -> html.Dialog:
 
 
 def _webhook_dialog() -> html.Dialog:
-    """Asks before a webhook is deleted."""
     return dialog(
         "webhook-dialog",
         html.H2("Delete this webhook?", id="webhook-dialog-title"),

@@ -1,8 +1,8 @@
-"""Attaches Dash to the control plane's FastAPI application.
+"""Dash application of the dashboard, mounted on the control plane's FastAPI application.
 
-Dash provides the shell, the pages and the theme. Numbers never pass through Dash: modules in the
-browser (``assets/js``) read ``/api/v1`` and its event stream. A page therefore costs the server
-next to nothing.
+Dash provides the frame, the pages and the theme. Data never passes through Dash: modules in the
+browser (``assets/js``) read ``/api/v1`` and its event stream. A page therefore needs hardly any CPU
+time of the server.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ ASSETS = Path(__file__).parent / "assets"
 _INDEX = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
 
 
-# The fingerprint in the URL lets browsers cache the 4.5 MB for ever.
+# The fingerprint in the URL lets browsers cache the file of 4.5 MB for ever.
 PLOTLY = "_dash-component-suites/" + build_fingerprint(
     "plotly/package_data/plotly.min.js", plotly.__version__, "0"
 )
 
 
-# Who may look may open every page. The callback is a POST, but changes nothing.
+# Viewers may open every page. The callback is a POST request, but changes nothing.
 RULES = dict.fromkeys(
     (
         *("/", "{path:path}", "/assets", "/_favicon.ico"),
         "/_dash-component-suites/{package_name}/{fingerprinted_path:path}",
         *("/_dash-layout", "/_dash-dependencies", "/_dash-update-component", "/_reload-hash"),
-        "/_dash-ws-callback",  # refused below
+        # `_refuse_websocket` refuses it.
+        "/_dash-ws-callback",
     ),
     VIEWER,
 )
@@ -60,15 +61,14 @@ RULES = dict.fromkeys(
 
 @dash.hooks.websocket_connect()  # type: ignore[untyped-decorator]
 async def _refuse_websocket(_websocket: Any) -> tuple[int, str]:
-    """Refuses Dash's callback WebSocket: it is not used here, and its queues have no bound."""
+    """Refuse Dash's callback WebSocket, which is not used here and has unbounded queues."""
     return 4001, "this dashboard uses no callback WebSocket"
 
 
 def mount(app: FastAPI) -> None:
-    """Serves the dashboard at the application's root. Call it before including the API routers.
+    """Serve the dashboard at the root of `app`, the control plane's application.
 
-    Args:
-        app: the control plane's application.
+    Call it before including the API routers.
     """
     settings = getattr(app.state, "settings", None)
     prefix = settings.path_prefix if settings is not None else ""
@@ -83,22 +83,27 @@ def mount(app: FastAPI) -> None:
         requests_pathname_prefix=f"{prefix}/",
         routes_pathname_prefix="/",
         assets_folder=str(ASSETS),
-        assets_path_ignore=["js"],  # modules: bridge.js imports them
+        # bridge.js imports the modules itself.
+        assets_path_ignore=["js"],
         index_string=_index(prefix, imports, modules),
-        suppress_callback_exceptions=True,  # pages come and go
+        # Elements of other pages do not exist when Dash checks the callbacks.
+        suppress_callback_exceptions=True,
     )
-    app.add_middleware(KeptFiles)  # around the compression
-    dashboard.backend.websocket_capability = False  # otherwise every page opens a WebSocket
+    # Added last, so that it caches compressed answers.
+    app.add_middleware(KeptFiles)
+    # Otherwise every page opens a WebSocket.
+    dashboard.backend.websocket_capability = False
     dashboard.layout = layout.shell()
     _route(dashboard)
-    # Dash calls this at the first request for "/" only. Without this line, a first visitor of
-    # /runs/… would get a page without our styles and scripts.
+    # Dash calls this only at the first request for "/". Without this line, a first visitor of
+    # /runs/… would get a page without the dashboard's styles and scripts.
     dashboard._setup_server()
     app.state.rules = {**getattr(app.state, "rules", {}), **RULES}
-    # Dash raises for a package or a file that it does not have.
+    # Dash raises these errors for unknown packages and files.
     for unknown in (DependencyException, InvalidResourceError):
         app.add_exception_handler(unknown, _not_found)
-    # Inline scripts: Dash's start of its renderer, and our import map, which must be inline.
+    # Allow two inline scripts: the start of Dash's renderer, and the import map, which must be
+    # inline.
     inline = [*dashboard.csp_hashes(), _csp_hash(imports)]
     app.state.script_hashes = [*getattr(app.state, "script_hashes", []), *inline]
 
@@ -131,13 +136,14 @@ def _route(dashboard: dash.Dash) -> None:
 
     dashboard.clientside_callback(
         dash.ClientsideFunction("paceline", "open"),
-        Output("page-opened", "data"),  # unused, but without an output it would not run
+        # Unused, but a callback without an output does not run.
+        Output("page-opened", "data"),
         Input("page-data", "data"),
     )
 
 
 def _index(prefix: str, imports: str, modules: dict[str, str]) -> str:
-    """The HTML around every page. It names all modules, so that none waits for another's import."""
+    """Return the HTML of every page, which preloads all modules to avoid chains of imports."""
     preloads = "\n".join(f'<link rel="modulepreload" href="{url}">' for url in modules.values())
     return (
         _INDEX.replace("__IMPORTS__", imports)
@@ -153,9 +159,9 @@ def _csp_hash(script: str) -> str:
 
 
 def _modules(prefix: str) -> dict[str, str]:
-    """The URL with a version of each module, by the URL that other modules import.
+    """Return the versioned URL of each module, by the URL that other modules import.
 
-    Without the versions a browser may combine modules of two versions from its cache.
+    Without versions in the URLs, a browser could combine cached modules of two releases.
     """
     versions = {}
     for module in sorted((ASSETS / "js").glob("*.js")):

@@ -1,4 +1,4 @@
-"""Columns of the tables."""
+"""Column definitions of the tables of runs and of a run's workers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ RUNS: list[dict[str, Any]] = [
 def _figure(
     field: str, name: str, meaning: str, unit: str, width: int = 86, **options: Any
 ) -> dict[str, Any]:
-    """A column of numbers; `unit` is a function of ``format.js``."""
+    """Return a column of numbers; `unit` is the name of a function in ``format.js``."""
     return {
         "field": field,
         "headerName": name,

@@ -1,4 +1,4 @@
-"""The page that lays runs, or parts of runs, side by side."""
+"""Page that compares runs, or ranges of steps of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import chart, option, page_data, panel
 
 
 def compare_page() -> list[Any]:
-    """Charts over each other, and a table of differences; ``assets/js/compare.js`` fills them."""
+    """Return overlaid charts and a table of differences, which ``assets/js/compare.js`` fills."""
     return [
         page_data("compare"),
         html.Div(

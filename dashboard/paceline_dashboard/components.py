@@ -1,4 +1,4 @@
-"""The components of the pages."""
+"""Components that several pages share. Browser modules fill them by their element ids."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from plotly.colors import qualitative
 
 
 def here(path: str) -> str:
-    """The address of a page of ours, such as `/forecasts`, where a proxy may have a path prefix."""
+    """Return the address of a page, such as `/forecasts`, including a proxy's path prefix."""
     address: str = dash.get_relative_path(path)
     return address
 
 
 def page_data(page: str, **values: object) -> dcc.Store:
-    """The data that bridge.js passes to the page's module."""
+    """Return the data that bridge.js passes to the page's module."""
     return dcc.Store(
         id="page-data", data={"page": page, "palette": list(qualitative.Safe), **values}
     )
 
 
 def tip(name: str, text: str) -> dmc.Tooltip:
-    """A small "?" that explains a term on hover, focus and touch."""
+    """Return a small "?" that explains a term on hover, focus and touch."""
     return dmc.Tooltip(
         html.Button("?", type="button", className="tip", **{"aria-label": f"About {name}: {text}"}),
         label=text,
@@ -37,7 +37,7 @@ def tip(name: str, text: str) -> dmc.Tooltip:
 
 
 def kpi(element: str, label: str, meaning: str) -> html.Div:
-    """A key figure. `element` shows the value, and ``{element}-note`` a note below the value."""
+    """Return a key figure: `element` is its value, and ``{element}-note`` a note below."""
     return html.Div(
         className="kpi panel",
         children=[
@@ -49,10 +49,10 @@ def kpi(element: str, label: str, meaning: str) -> html.Div:
 
 
 def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> html.Div:
-    """A large figure with a small chart.
+    """Return a large figure with a small chart.
 
-    `element` shows the value, ``{element}-bold`` and ``{element}-note`` a line below it. The page's
-    module draws into `spark`. `beside` stands at the right of the label.
+    `element` is the value, and ``{element}-bold`` and ``{element}-note`` are a line below it. The
+    page's module draws into `spark`. `beside` is on the right of the label.
     """
     return html.Div(
         id=f"{element}-tile",
@@ -72,7 +72,7 @@ def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> htm
 
 
 def quality(element: str, label: str, meaning: str, **options: Any) -> html.Div:
-    """A figure in the row below the tiles; ``{element}-note`` is a word about it."""
+    """Return a figure for the row below the tiles; ``{element}-note`` is a word about it."""
     return html.Div(
         [
             html.Span([label, tip(label, meaning)], className="muted"),
@@ -86,7 +86,7 @@ def quality(element: str, label: str, meaning: str, **options: Any) -> html.Div:
 def chart(
     element: str, title: str, meaning: str, *, wide: bool = False, tall: bool = False
 ) -> html.Figure:
-    """A chart's card. The page's module draws into `element`; the style sheet sets its size."""
+    """Return a chart's card. The page's module draws into `element`, and CSS sets its size."""
     sizes = " wide" * wide + " tall" * tall
     return html.Figure(
         className=f"panel chart{sizes}",
@@ -98,7 +98,7 @@ def chart(
 
 
 def save_menu(element: str, title: str, forms: tuple[str, ...] = ("png", "svg", "csv")) -> Any:
-    """A menu that saves what `element` shows as pictures or numbers; assets/js/exports.js does."""
+    """Return a menu that saves a chart as picture or numbers; `assets/js/exports.js` does it."""
     data = {"data-chart": element}
     buttons = [
         html.Button(form.upper(), type="button", **data, **{"data-save": form}) for form in forms
@@ -111,12 +111,12 @@ def save_menu(element: str, title: str, forms: tuple[str, ...] = ("png", "svg", 
 
 
 def loading() -> html.P:
-    """Stands where the page's module shows what it has asked for."""
+    """Return a placeholder for content that the page's module requests."""
     return html.P("Loading…", className="muted loading")
 
 
 def panel(title: str, *children: Any, labelled: str, beside: list[Any] | None = None) -> Any:
-    """A titled box; `beside` stands in the title's line."""
+    """Return a titled box; `beside` is on the line of the title."""
     head: Any = html.H2(title, id=labelled)
     if beside:
         head = html.Div([head, *beside], className="bar card-head")
@@ -128,12 +128,9 @@ def panel(title: str, *children: Any, labelled: str, beside: list[Any] | None = 
 
 
 def table(element: str, columns: list[dict[str, Any]], **options: Any) -> dag.AgGrid:
-    """A table. The page's module sets the rows; each row has an `id`.
+    """Return a table, whose rows the page's module sets. Each row needs an `id`.
 
-    Args:
-        element: its id.
-        columns: as AG Grid's `columnDefs`.
-        options: further grid options.
+    `columns` are AG Grid's `columnDefs`, and `options` additional grid options.
     """
     return dag.AgGrid(
         id=element,
@@ -155,17 +152,17 @@ def table(element: str, columns: list[dict[str, Any]], **options: Any) -> dag.Ag
 
 
 def field(label: str, control: Any, element: str) -> html.Div:
-    """A labelled control."""
+    """Return a labelled control."""
     return html.Div([html.Label(label, htmlFor=element), control], className="field")
 
 
 def option(value: str, label: str) -> html.Option:
-    """One choice of a native select."""
+    """Return a choice of a native select."""
     return html.Option(label, value=value)
 
 
 def choices(element: str, label: str, chosen: str, values: dict[str, str]) -> html.Div:
-    """Buttons side by side of which one is pressed; `values`: value → words."""
+    """Return a row of buttons of which one is pressed. `values` maps values to labels."""
     buttons = [
         html.Button(
             words,
@@ -178,7 +175,7 @@ def choices(element: str, label: str, chosen: str, values: dict[str, str]) -> ht
 
 
 def dialog(element: str, *children: Any, confirm: html.Button) -> html.Dialog:
-    """A native modal dialog: the browser keeps the focus inside and closes it on Escape."""
+    """Return a native modal dialog, in which the browser keeps the focus and handles Escape."""
     return html.Dialog(
         html.Form(
             [

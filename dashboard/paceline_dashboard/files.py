@@ -1,4 +1,4 @@
-"""The dashboard's files, compressed once for each process instead of at each request."""
+"""Cache of the dashboard's compressed files, so that a process compresses each file only once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PLACES = ("/assets/", "/_dash-component-suites/")
-_MOST = 1024  # files that are kept, about ten times what the dashboard has
-_DEPENDS = ("if-none-match", "if-modified-since", "range")  # the answer depends on these
+# Maximum number of cached files, about ten times the number of files of the dashboard.
+_MOST = 1024
+# Requests with one of these headers are not cached, because the answer depends on it.
+_DEPENDS = ("if-none-match", "if-modified-since", "range")
 
 
 class KeptFiles:
-    """ASGI middleware: keeps the answers for files, which stay the same while the process lives.
+    """ASGI middleware that caches answers for files, which do not change while the process runs.
 
-    To compress all files of a page takes a second of CPU time. Meanwhile no other client would be
-    served.
+    Compressing all files of a page takes a second of CPU time, in which no other client is served.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -22,7 +23,7 @@ class KeptFiles:
         self._answers: dict[tuple[str, bool], list[Message]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers from memory, or lets the application answer."""
+        """Answer from the cache, or call the application."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         if (
             scope["type"] != "http"
@@ -49,7 +50,7 @@ class KeptFiles:
 
 
 def _copy(message: Message) -> Message:
-    """A message whose headers other middleware may change."""
+    """Copy a message, because other middleware may change its headers."""
     if "headers" in message:
         return {**message, "headers": list(message["headers"])}
     return message

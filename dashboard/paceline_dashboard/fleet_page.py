@@ -1,4 +1,4 @@
-"""The page of all runs: what they lose now, nodes by day, and what waiting costs."""
+"""Page of the fleet: what active runs lose now, slow nodes by day, and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import loading, option, page_data, panel, sav
 
 
 def fleet_page() -> list[Any]:
-    """The fleet; the page's module fills it."""
+    """Return the page, which `assets/js/fleet.js` fills."""
     return [
         page_data("fleet"),
         html.Div(

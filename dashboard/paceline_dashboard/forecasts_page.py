@@ -1,4 +1,4 @@
-"""The page that compares forecasts with what switches then changed, over all runs."""
+"""Page that compares forecasts with the measured effects of switches, over all runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import chart, kpi, option, page_data, panel
 
 
 def forecasts_page() -> list[Any]:
-    """How right forecasts were."""
+    """Return the page, which `assets/js/forecasts.js` fills."""
     return [
         page_data("forecasts"),
         html.Div(

@@ -1,4 +1,4 @@
-"""The page that starts a run; `assets/js/launch.js` makes its fields."""
+"""Page that starts a run. `assets/js/launch.js` creates its fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import page_data, panel
 
 
 def launch_page() -> list[Any]:
-    """A form for a new run."""
+    """Return the form for a new run."""
     return [
         page_data("launch"),
         html.Div(html.H1("New run"), className="bar"),

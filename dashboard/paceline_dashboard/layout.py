@@ -1,6 +1,6 @@
-"""The frame of all pages, and the list of runs.
+"""Frame of all pages, and the list of runs.
 
-Modules in ``assets/js`` fill the pages with numbers. `run_page` has the page of one run.
+Modules in ``assets/js`` fill the pages with data. `run_page` has the page of a single run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RUN_STATES = ["pending", "queued", "starting", "running", "finished", "failed", 
 
 
 def shell() -> dmc.MantineProvider:
-    """The frame of every page."""
+    """Return the frame of every page."""
     header = html.Header(
         className="top",
         children=[
@@ -70,7 +70,7 @@ def shell() -> dmc.MantineProvider:
 
 
 def runs_page() -> list[Any]:
-    """The list of runs, and the nodes."""
+    """Return the list of runs, and the nodes."""
     return [
         page_data("runs"),
         html.Div(
@@ -107,7 +107,6 @@ def runs_page() -> list[Any]:
 
 
 def _filters() -> html.Div:
-    """Which runs the list shows, and in which order."""
     states = [option("", "all"), *(option(state, state) for state in RUN_STATES)]
     orders = {
         "": "who needs a person first",
@@ -140,7 +139,7 @@ def _filters() -> html.Div:
 
 
 def _standings() -> html.Div:
-    """How the runs that train stand, together."""
+    """Return totals over all active runs."""
     return html.Div(
         id="runs-standings",
         className="standings",
@@ -163,7 +162,7 @@ def _standings() -> html.Div:
 
 
 def missing_page(path: str) -> list[Any]:
-    """For an address that is no page."""
+    """Return the page for an unknown address."""
     return [
         page_data("missing"),
         html.Div(

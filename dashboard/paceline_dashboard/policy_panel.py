@@ -1,4 +1,4 @@
-"""The column about the policy: what is in force, what others would save, the last switch, auto."""
+"""Policy panels: current policy, last switch, `auto`, and forecasts for other policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline_dashboard.components import field, option, panel
 
 
 def policy_panel() -> html.Section:
-    """The policy in force, the last switch with its forecast beside its effect, and `auto`."""
+    """Return the current policy, the last switch with its forecast and effect, and `auto`."""
     return panel(
         "Policy",
         html.Div(
@@ -87,7 +87,7 @@ def _auto() -> html.Div:
 
 
 def whatif_panel() -> html.Section:
-    """What other policies would save; asked for with a click."""
+    """Return the panel with forecasts for other policies, which a click requests."""
     return panel(
         "Other policies",
         html.P(id="whatif-words", className="small", role="status"),

@@ -1,4 +1,4 @@
-"""The page of one rank: its steps beside the other ranks', its times, its node and its log."""
+"""Page of a rank: its steps beside those of other ranks, its times, its node and its log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ _PHASES = {
 
 
 def rank_page(run: str, rank: str) -> list[Any]:
-    """One rank, live.
+    """Return the live page of a rank.
 
-    Args:
-        run: the run's public id.
-        rank: its number, as the address has it.
+    `run` is the run's public id, and `rank` the rank's number as in the address.
     """
     return [
         page_data("rank", run=run, rank=rank),

@@ -1,4 +1,4 @@
-"""The dialogs that stop a run and let it go on; `assets/js/resuming.js` does the second."""
+"""Dialogs that stop and resume a run. `assets/js/resuming.js` handles the second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline_dashboard.components import dialog, field
 
 
 def stop_dialog() -> html.Dialog:
-    """Asks before a run is stopped."""
+    """Return the dialog that confirms a stop."""
     return dialog(
         "stop-dialog",
         html.H2("Stop this run?", id="stop-dialog-title"),
@@ -30,7 +30,7 @@ def stop_dialog() -> html.Dialog:
 
 
 def resume_dialog() -> html.Dialog:
-    """Asks before a run goes on."""
+    """Return the dialog that confirms a resume and changes its options."""
     return dialog(
         "resume-dialog",
         html.H2("Resume this run?", id="resume-dialog-title"),
@@ -79,6 +79,6 @@ def resume_dialog() -> html.Dialog:
 
 
 def _why(element: str) -> html.Div:
-    """The reason of a change. A text area: Enter in an input would press the form's Cancel."""
+    # Use a text area, because Enter in an input would press the form's Cancel button.
     area = html.Textarea(id=element, rows=1, maxLength=500)
     return field("Why? (for the list of changes)", area, element)

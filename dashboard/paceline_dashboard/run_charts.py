@@ -1,4 +1,4 @@
-"""The charts of a run's page."""
+"""Charts of a run's page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dashboard.components import chart, choices, option, save_menu, tip
 
 
 def charts() -> list[Any]:
-    """All charts over steps, with the choice of steps to show."""
+    """Return all charts over steps, with controls of the range, smoothing and axis."""
     window = [
         option("100", "last 100 steps"),
         option("300", "last 300 steps"),
@@ -55,7 +55,6 @@ def charts() -> list[Any]:
 
 
 def _compute() -> html.Figure:
-    """Times of all workers: the one that is waited for in colour, the others grey."""
     meaning = (
         "Compute time T: forward + backward without waiting or communication. The worker that "
         "others wait for is coloured; click a line or give a rank to pin another one. Point at a "
@@ -82,7 +81,6 @@ def _compute() -> html.Figure:
 
 
 def _heatmap() -> html.Figure:
-    """Every worker at every step, below the chart that has the same axis."""
     meaning = (
         "A row is a worker, a column a step. Colour is the time of computing ÷ the typical rank's "
         "in this step, which is the lower median of the ranks that the verdict does not name as "
@@ -119,7 +117,7 @@ def _heatmap() -> html.Figure:
 
 
 def _metrics() -> html.Div:
-    """Of runs that report more than a loss: assets/js/metrics.js makes the charts."""
+    # Shown for runs that report more than a loss. `assets/js/metrics.js` creates the charts.
     meaning = (
         "What the script measured on held-out data, by step, over the whole run; and further "
         "metrics of its training, over the steps shown. The green line is the target."
@@ -139,7 +137,7 @@ def _metrics() -> html.Div:
 
 
 def _rounds() -> html.Div:
-    """Of runs with a relaxed synchroniser alone."""
+    # Shown only for runs with a relaxed synchroniser.
     return html.Div(
         id="rounds",
         className="group",

@@ -1,6 +1,6 @@
-"""A run's page: its panels and dialogs.
+"""Page of a run: its panels and dialogs.
 
-Its first view is in `run_summary`, the charts are in `run_charts`.
+`run_summary` has the top of the page, and `run_charts` the charts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from paceline_dashboard.target_panel import target_panel
 
 
 def run_page(run: str) -> list[Any]:
-    """One run, live.
-
-    Args:
-        run: its public id.
-    """
+    """Return the live page of a run. `run` is its public id."""
     return [
         page_data("run", run=run),
         *run_summary.problems(run),

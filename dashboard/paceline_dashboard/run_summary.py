@@ -1,4 +1,4 @@
-"""The first view of a run's page: title, verdict, tiles, and the model's quality."""
+"""Top of a run's page: title, verdict, tiles, and the quality of the predictor's model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from paceline_dashboard.components import dialog, field, here, quality, tile, ti
 
 
 def problems(run: str) -> list[html.Div]:
-    """What is shown in place of the page, or above it.
-
-    Args:
-        run: its public id.
-    """
+    """Return messages that replace the page or appear above it. `run` is the run's public id."""
     return [
         html.Div(
             id="run-missing",
@@ -30,7 +26,7 @@ def problems(run: str) -> list[html.Div]:
 
 
 def header() -> html.Div:
-    """Title, state and progress."""
+    """Return title, state and progress."""
     return html.Div(
         className="bar run-header",
         children=[
@@ -57,7 +53,7 @@ def header() -> html.Div:
 
 
 def verdict() -> html.Section:
-    """The banner: who holds the run up, what it costs, what helps."""
+    """Return the banner: what slows down the run, what it costs, and what helps."""
     return html.Section(
         id="verdict",
         className="verdict grey",
@@ -118,7 +114,7 @@ def verdict() -> html.Section:
 
 
 def tiles() -> html.Section:
-    """Time per step, waste and the slowest worker, each against where it should be."""
+    """Return the tiles of time per step, waste and slowest worker, with reference values."""
     return html.Section(
         className="tiles",
         **{"aria-label": "Key figures"},
@@ -144,7 +140,7 @@ def tiles() -> html.Section:
 
 
 def quality_row() -> html.Section:
-    """How right the model is, and how evenly it divides."""
+    """Return the figures of the model: accuracy, balance of loads, and speed-up."""
     return html.Section(
         className="quality panel",
         **{"aria-label": "Quality of the model"},
@@ -162,7 +158,7 @@ def quality_row() -> html.Section:
 
 
 def dock() -> html.Div:
-    """The main actions at the bottom of a phone's screen."""
+    """Return the main actions, which a phone shows at the bottom of the screen."""
     return html.Div(
         id="dock",
         className="dock",
@@ -175,7 +171,7 @@ def dock() -> html.Div:
 
 
 def replace_dialog() -> html.Dialog:
-    """Asks before a node makes way for another one."""
+    """Return the dialog that confirms the replacement of a node."""
     return dialog(
         "replace-dialog",
         html.H2("Replace this node?", id="replace-dialog-title"),

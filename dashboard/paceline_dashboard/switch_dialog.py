@@ -1,4 +1,4 @@
-"""The dialog that switches a run's policy; `assets/js/switchdialog.js` fills it."""
+"""Dialog that switches a run's policy. `assets/js/switchdialog.js` fills it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dash import html
 
 
 def switch_dialog() -> html.Dialog:
-    """Presets at the left, the chosen one at the right, the buttons always in sight.
-
-    Enter presses the form's first button of type submit, which is the one that switches.
-    """
+    """Return the dialog: presets on the left, the chosen one on the right, buttons below."""
+    # The confirm button is the form's first button of type submit, because Enter presses that one.
     return html.Dialog(
         html.Form(
             [_head(), html.Div([_list(), _detail()], className="switch-body"), _foot()],

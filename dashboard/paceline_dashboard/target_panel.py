@@ -1,4 +1,4 @@
-"""What the operator wants of a run's model, and when the run met it."""
+"""Panel of a run's target: the metric value that the operator wants, and when the run met it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline_dashboard.components import field, option, panel, tip
 
 
 def target_panel() -> html.Section:
-    """The target in words, and the form that sets it."""
+    """Return the target in words, and the form that sets it."""
     meaning = (
         "A value that a metric of the evaluations shall reach. The time to target goes from the "
         "run's begin to the first evaluation that meets it. If the script evaluates no loss, a "

@@ -129,7 +129,9 @@ def test_both_runs_may_be_chosen_before_the_server_has_answered(
 def test_parts_of_one_run(page: Page, web: httpx.Client, store: Store) -> None:
     train(store, A, 0.3, "bsp")
     page.goto(str(web.base_url.join(f"/compare?side={A}:0-39&side={A}@1&smooth=1")))
-    expect(page.locator("#compare-words")).to_contain_text("no difference of the time per step")
+    expect(page.locator("#compare-words")).to_contain_text(
+        "no clear difference in the time per step"
+    )
     assert lines(page, "compare-step_s") == [[0, 39, 40], [0, 39, 40]]
     page.get_by_label("Last step of A").fill("19")
     page.get_by_label("Last step of A").press("Enter")

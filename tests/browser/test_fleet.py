@@ -71,7 +71,7 @@ def trained(store: Store) -> None:
 
 def raised(store: Store, **fields: object) -> int:
     values = {"rule": "run-waste", "run": "slow", "severity": "warning", "value": 0.44}
-    values |= {"threshold": 0.2, "words": "Ranks wait for 44 % of their time."}
+    values |= {"threshold": 0.2, "words": "Ranks spend 44 % of their time waiting."}
     with store.write() as connection:
         return rows.add(connection, values | {"since": 1.0, "raised_at": 2.0} | fields)
 
@@ -87,7 +87,7 @@ def test_the_fleet_says_who_loses_what(
     monkeypatch.setattr(nodes, "ALIVE_S", math.inf)  # however slow this machine is
     trained(store)
     page.goto(f"{web.base_url}/fleet")
-    expect(page.locator("#fleet-words")).to_contain_text("1 of 1 run on 3 workers is held up")
+    expect(page.locator("#fleet-words")).to_contain_text("1 of 1 run on 3 workers is slowed down")
     run = page.locator("#fleet-runs tbody tr")
     expect(run).to_contain_text("Held up: rank 1 computes")
     expect(run).to_contain_text("EUR")

@@ -68,7 +68,7 @@ def test_it_goes_to_relaxed_steps_and_back(tmp_path: Path) -> None:
         "allreduce",
     ]
     assert SLOW.start < there["from"] < SLOW.stop < back["from"]
-    assert "times the work" in there["why"]
+    assert "times the throughput" in there["why"]
     assert coverage["exact"] is True
     assert again.exact
     assert again.segments > 3

@@ -82,7 +82,7 @@ def test_a_run_that_hangs_starts_again(stack: Stack, tmp_path: Path) -> None:
     said = paceline("logs", run, *("--rank", "1", "--attempt", "0"), "--server", stack.url)
     out, err = said.communicate(timeout=DEADLINE_S)
     assert said.returncode == 0, err
-    assert "paceline ends this rank, as the run hangs: No step has ended" in out
+    assert "paceline ends this rank because the run hangs: No step has ended" in out
     assert "in __getitem__" in out
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_hangs_too_often_fails(stack: Stack, tmp_path: Path) -> None:
 
     message = until(failed, "the run to fail", 2 * TRAINING_S, PAUSE_S)["message"]
     first = message.partition("\n")[0]
-    assert first.startswith("rank 1 was killed by SIGKILL, as the run hung: No step has ended")
+    assert first.startswith("rank 1 was killed by SIGKILL, because the run hung: No step has ended")
     assert "It waits for rank 1, which is waiting for its batch." in first
     assert "in __getitem__" in message
     assert [each["details"]["attempt"] for each in restarts(stack, run)] == [0, 1]

@@ -105,15 +105,15 @@ def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> No
     process = paceline("resume", run["id"][:6], "--yes", *data)
     _, err = process.communicate(timeout=TRAINING_S)
     assert process.returncode == 0, err
-    assert f"run {run['id']} goes on with attempt 1" in err
-    assert "going on from checkpoint" in err
+    assert f"run {run['id']} continues with attempt 1" in err
+    assert "resuming from checkpoint" in err
     until(lambda: ended(stack, run["id"])["state"] == "finished", "its end", DEADLINE_S, PAUSE_S)
     now = stack.api("GET", f"/runs/{run['id']}")
     assert (now["attempt"], now["first_attempt"]) == (1, 1)
     again = paceline("resume", run["id"], "--yes", *data)
     _, err = again.communicate(timeout=DEADLINE_S)
     assert again.returncode == 2
-    assert "has finished: nothing is left of it" in err
+    assert "has finished: nothing is left to train" in err
 
 
 @pytest.mark.long
@@ -124,7 +124,7 @@ def test_a_driver_of_the_terminal_goes_on_as_one(stack: Stack, tmp_path: Path) -
     process = paceline("run", "--driver", "--nproc", "2", *data, str(script))
     out, err = process.communicate(timeout=TRAINING_S)
     assert (process.returncode, out) == (3, "DRIVER 0\n"), err
-    assert "it follows, with what the script prints of its ranks" in err
+    assert "it follows, including what the script prints for its ranks" in err
     [run] = stack.api("GET", "/runs?limit=1")["items"]
     ended(stack, run["id"])
     process = paceline("resume", run["id"], "--yes", *data)

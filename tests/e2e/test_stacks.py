@@ -145,7 +145,7 @@ def test_ranks_without_a_session_have_none(stack: Stack, tmp_path: Path) -> None
     out, err = said.communicate(timeout=DEADLINE_S)
     assert said.returncode == 3, err
     assert {each["problem"] for each in json.loads(out)["stacks"]} == {
-        "it gives none: its script has made no paceline.Session, or has yet to make it"
+        "it cannot write stacks: its script has not created a paceline.Session, or not yet"
     }
     (tmp_path / "goes-on").touch()
     wait_for_end(stack, run)

@@ -31,7 +31,7 @@ def test_steps_hold_the_budget_and_follow_the_ranks_speeds(
 ) -> None:
     run = start_script(shared_stack, budget_script, tmp_path, WORLD, "paceline", EMULATE)
     wait_for_step(shared_stack, run, 5)
-    with pytest.raises(PacelineError, match=r"chronica .* keeps no token budget"):
+    with pytest.raises(PacelineError, match=r"chronica .* cannot keep a token budget"):
         shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "chronica"})
     shown = wait_for_end(shared_stack, run)
     coverage = shared_stack.api("GET", f"/runs/{run}/coverage")

@@ -64,7 +64,7 @@ def test_an_agent_beside_the_server_takes_part(tmp_path: Path, alone: bool) -> N
             cluster.reaches(run, 2, 1)
             cluster.start_agents(1)
             cluster.api("POST", f"/runs/{run}/nodes", {"nodes": 1})
-            name, start = nodes.name(1), f"{nodes.name(1)} cannot reach head, where the nodes meet"
+            name, start = nodes.name(1), f"{nodes.name(1)} cannot reach the rendezvous on head"
 
             def refused() -> bool:
                 rows = {row["node"]: row for row in cluster.api("GET", f"/runs/{run}/nodes")}

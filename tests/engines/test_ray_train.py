@@ -67,10 +67,10 @@ def test_batches_were_uneven(ranks: Results) -> None:
 
 def test_what_ray_train_wraps_is_refused_at_once(ranks: Results) -> None:
     wanted = [
-        "the model is a DistributedDataParallel already: give session.wrap the plain model, once, "
-        "in place of DistributedDataParallel; Ray Train's prepare_model(model, "
-        "parallel_strategy=None) leaves it plain",
-        "session.wrap has wrapped this model, and DistributedDataParallel around it would reduce",
+        "the model is already a DistributedDataParallel: give session.wrap the plain model, once, "
+        "instead of DistributedDataParallel; Ray Train's prepare_model(model, "
+        "parallel_strategy=None) does not wrap it",
+        "session.wrap has already wrapped this model, and DistributedDataParallel around it would",
         "session.loader has no sampler that a framework could replace",
     ]
     for said in (rank[REFUSALS] for rank in ranks):

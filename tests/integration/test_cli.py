@@ -205,7 +205,7 @@ def test_a_restart_says_why_and_variables_are_given(data: Path, tmp_path: Path) 
     assert code == 0, err
     assert out.splitlines()[-1] == "hello"
     assert "paceline: rank 1 was killed by SIGKILL; log: " in err
-    assert "paceline: all ranks start again: attempt 1\n" in err
+    assert "paceline: restarting all ranks: attempt 1\n" in err
     code, _, err = call("run", "--data", str(data), "--env", "NO_SUCH_VARIABLE", path)
     assert code == 2 and "--env NO_SUCH_VARIABLE: give NAME=VALUE" in err
 
@@ -299,7 +299,7 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
         end.touch()
         _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
-        assert "`paceline agent` with the same --data delivers it" in err
+        assert "`paceline agent` with the same --data delivers them" in err
         bus.start()
         agent = paceline("agent", *where)
         try:
@@ -358,17 +358,22 @@ def test_server_that_is_none_of_ours(data: Path, tmp_path: Path, main: Main) -> 
         with web(answer, status) as other:
             code, _, err = main("run", "--server", other, "--data", str(data), path)
         assert code == 3, err
-        assert "no Paceline server" in err or "the server failed" in err
+        assert "is not a Paceline server" in err or "the server failed" in err
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("answer", "status", "kind", "words"),
     [
-        ({"error": "who are you"}, 401, "application/json", "is no Paceline server (401 Unauth"),
-        ("boom", 500, "application/json", "is no Paceline server (500 Internal"),
-        ({"title": "", "detail": "bolted"}, 401, "application/problem+json", "wants a token"),
-        ({"title": "", "detail": "bolted"}, 403, "application/problem+json", "refuses: bolted"),
+        ({"error": "who are you"}, 401, "application/json", "is not a Paceline server (401 Unauth"),
+        ("boom", 500, "application/json", "is not a Paceline server (500 Internal"),
+        ({"title": "", "detail": "bolted"}, 401, "application/problem+json", "requires a token"),
+        (
+            {"title": "", "detail": "bolted"},
+            403,
+            "application/problem+json",
+            "rejected the request: bolted",
+        ),
         ({"protocol": 99}, 200, "application/json", "speaks protocol version 99"),
     ],
 )
@@ -407,7 +412,7 @@ def test_token(bus_url: str, tmp_path: Path, main: Main, monkeypatch: pytest.Mon
     with serving(store, bus_url, token="a-secret") as server:
         code, _, err = main("policies", "--server", url(server))
         assert code == 3
-        assert "wants a token" in err
+        assert "requires a token" in err
         monkeypatch.setenv("PACELINE_TOKEN", "a-secret")
         code, out, _ = main("policies", "--json", "--server", url(server))
         assert code == 0
@@ -434,7 +439,7 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     code, out, _ = main("switch", run, "rna", "--yes", *where)
     assert code == 0 and "THIS CHANGES THE TRAINING" in out
     code, out, _ = main("switch", run, "paceline", "--param", "mode=free", "--yes", *where)
-    assert code == 0 and "Other samples" in out
+    assert code == 0 and "other samples" in out
     code, out, _ = main("switch", run, "chronica", "--yes", *where)
     assert code == 0 and "THIS CHANGES THE TRAINING" not in out
     assert the_run(server)["policy"] == "chronica"

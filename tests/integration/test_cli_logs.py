@@ -110,7 +110,7 @@ def test_the_newest_attempt_or_another(logs: Logs, here: Node) -> None:
 
 def test_what_is_asked_wrongly(logs: Logs, here: Node) -> None:
     code, _, err = logs()
-    assert (code, "no rank has begun" in err) == (2, True)
+    assert (code, "no rank has started" in err) == (2, True)
     for rank in (0, 1, 2, 7):
         here.log(RUN, rank, "x")
     code, _, err = logs("--rank", "1", "--rank", "5")
@@ -128,7 +128,7 @@ def test_a_driver_has_one_log(logs: Logs, store: Store, here: Node) -> None:
     for words in (["--rank", "1"], ["--attempt", "1"]):
         code, out, err = logs(*words)
         assert (code, out) == (2, ""), words
-        assert "leave out --rank and --attempt: the log has what the script prints" in err
+        assert "leave out --rank and --attempt: the log has the output of the script" in err
 
 
 def test_a_hang_is_told_where_no_stacks_can_be_had(
@@ -140,7 +140,7 @@ def test_a_hang_is_told_where_no_stacks_can_be_had(
     monkeypatch.setattr(hangs, "look", lambda *_: hang)
     code, out, err = main("hang", RUN, "--stacks", "--server", str(server.base_url))
     assert (code, out) == (4, "It waits for rank 1.\n")
-    assert "of Ray's workers, `ray stack` on their machine prints them" in err
+    assert "for Ray workers, run `ray stack` on their machine" in err
 
 
 def test_which_logs_there_are(logs: Logs, here: Node) -> None:
@@ -165,7 +165,7 @@ def test_what_is_left_out_of_a_log_is_told(
     assert out.startswith("line 000\n")
     assert out.endswith("line 2999\n")
     gone = 9 * 1_000 + 10 * 2_000 - len(out)
-    assert f"stdout of rank 0: {gone} bytes are left out here" in err
+    assert f"stdout of rank 0: {gone} bytes are missing here" in err
 
 
 def test_a_node_that_does_not_answer(
@@ -235,7 +235,7 @@ def test_a_run_is_followed_to_its_end(server: httpx.Client, here: Node, store: S
         assert seen.ends() == 0
     assert seen.out.index("last of all") < seen.out.index("anew")
     assert seen.out.endswith("[rank 0] anew\n[rank 0] no end\n")
-    assert "paceline: attempt 2 begins\n" in seen.err
+    assert "paceline: attempt 2 starts\n" in seen.err
 
 
 def test_a_follower_is_interrupted(server: httpx.Client, here: Node) -> None:

@@ -42,7 +42,7 @@ def test_nodes_are_listed_cordoned_and_uncordoned(main: Main, where: tuple[str, 
     assert "its disk is slow" in first
     assert "silent" in second
     code, out, _ = main("uncordon", "n1", "--why", "it has another", *where)
-    assert (code, out) == (0, "node n1 gets runs again\n")
+    assert (code, out) == (0, "node n1 can get runs again\n")
     listed = json.loads(main("nodes", "--json", *where)[1])
     assert {node["id"]: node["cordoned"] for node in listed} == {"n1": None, "n2": None}
     changes = json.loads(main("audit", "--json", *where)[1])["items"]

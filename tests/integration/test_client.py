@@ -103,7 +103,7 @@ def test_a_figure_and_labels(server: Server, store: Store) -> None:
     assert [trace.name for trace in figure.data] == ["Time per step, s", "Waste"]
     assert list(figure.data[0].x) == list(range(60))
     assert {shape.x0 for shape in figure.layout.shapes} == {20}
-    with pytest.raises(paceline.PacelineError, match="choose of step_s"):
+    with pytest.raises(paceline.PacelineError, match="choose from step_s"):
         run.plot(["speed"])
     run.tag("nightly")
     run.note("with new data")

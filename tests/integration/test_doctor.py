@@ -53,7 +53,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     assert 1 < sizes["figures"]["padded"] < sizes["figures"]["uneven"] < 2
     assert "loss_mean='samples' fits the loss" in the(document, "loss", "ok")["says"]
     assert "faulty_script.py:" in the(document, "session", "ok")["says"]
-    assert "a folder that is deleted" in the(document, "checkpoint", "ok")["says"]
+    assert "a temporary folder, which is deleted" in the(document, "checkpoint", "ok")["says"]
     # It was ended after its steps, and its own folder was left as it was.
     assert list(tmp_path.iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     ("fault", "check", "says"),
     some_long(
         [
-            ("session", "session", "makes no paceline.Session"),
+            ("session", "session", "creates no paceline.Session"),
             (
                 "loader",
                 "loader",
@@ -76,7 +76,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
             (
                 "batchnorm",
                 "refused",
-                "norm is a BatchNorm1d: its statistics are of the local batch",
+                "norm is a BatchNorm1d: it computes statistics over the local batch",
             ),
             ("iterable", "refused", "dataset has no len()"),
             ("raises", "script", "On rank 1: faulty_script.py:"),
@@ -118,8 +118,8 @@ def test_a_script_that_saves_by_itself(tmp_path: Path) -> None:
     code, document = faulty(tmp_path, "checkpoint,states", options=("--nproc", "1"))
     assert (code, document["problems"]) == (0, 0), document
     says = the(document, "checkpoint", "ok")["says"]
-    assert "saves or loads by itself where training is, at faulty_script.py:" in says
-    assert "What it saved in these steps is where it saves in training" in says
+    assert "saves or loads the training position itself, at faulty_script.py:" in says
+    assert "Any checkpoints of these steps are in the script's usual folder" in says
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]
 
 
@@ -134,7 +134,7 @@ def test_random_numbers_by_sample_depend_on_no_rank(tmp_path: Path) -> None:
     assert code == 0
     assert levels(document)["random numbers"] == {"ok"}
     assert levels(document)["loss"] == {"ok"}
-    assert "none is larger" in the(document, "sizes", "ok")["says"]
+    assert "equally large" in the(document, "sizes", "ok")["says"]
 
 
 def test_random_numbers_of_a_batch(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_random_numbers_of_a_batch(tmp_path: Path) -> None:
     options = ("--nproc", "1", "--steps", "3")
     code, document = faulty(tmp_path, "collate,wrap", "--count", "32", options=options)
     assert (code, document["problems"]) == (1, 1)
-    assert "gives no model to session.wrap()" in the(document, "model", "problem")["says"]
+    assert "passes no model to session.wrap()" in the(document, "model", "problem")["says"]
     assert "collate_fn draws" in the(document, "random numbers", "note")["says"]
     assert "ended after 2 of 3 steps" in the(document, "steps", "note")["says"]
 
@@ -190,7 +190,7 @@ def test_for_people(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=TRAINING_S)
     assert process.returncode == 1
     assert "\nproblem  loss: No loss_mean fits the loss" in out
-    assert "\nnote     random numbers: The data set draws from the process's random numbers" in out
+    assert "\nnote     random numbers: The data set uses the process's global random" in out
     assert "\n         → Mask padded positions" in out
     assert out.endswith("1 problem found\n")
     assert "2 steps on 2 ranks" in err

@@ -171,7 +171,7 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
         (
             [("sizes=data.lengths", "sizes=data.lengths[::-1]")],
             [("sizes", "note")],
-            "Sizes do not go with how many elements samples have",
+            "Sizes do not match the numbers of elements of samples",
         ),
     ],
     ids=["packed-mixed", "noise", "sizes-of-others"],

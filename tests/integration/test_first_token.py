@@ -61,7 +61,7 @@ def test_a_web_process_alone(database_url: str, bus_url: str, tmp_path: Path) ->
         server = f"http://127.0.0.1:{port}"
         assert "token create NAME --scope admin --database URL" in log.read_text()
         code, _, err = ran("runs", "--server", server)
-        assert (code, "wants a token" in err) == (3, True)
+        assert (code, "requires a token" in err) == (3, True)
 
         at = ("--scope", "admin", "--database", database_url)
         code, out, err = ran("token", "create", "first", *at, "--expires", "1h", "--json")
@@ -85,7 +85,7 @@ def test_mistakes_make_no_token(tmp_path: Path) -> None:
     code, _, err = ran("token", "create", "auto", *at)
     assert (code, "name: " in err) == (2, True), err
     code, _, err = ran("token", "create", "n", *at, "--node", "n1")
-    assert (code, "node: give a node's name" in err) == (2, True), err
+    assert (code, "node: give a valid node name" in err) == (2, True), err
     code, _, err = ran("token", "create", "n", "--database", "nonsense", "--scope", "admin")
     assert code in (2, 3), err
     assert "Traceback" not in err

@@ -97,7 +97,7 @@ def test_run_shows_its_progress_below_the_scripts_lines(
         session.wait_for("step 20 of 40")
         visible = session.screen.visible
         assert "epoch 5/10" in visible and "loss 2" in visible and "ETA" in visible
-        session.wait_for("Held up: rank 1 computes")
+        session.wait_for("Slowed down: rank 1 computes")
         go.touch()
         assert session.end() == 0, session.screen.text
     text = session.screen.text
@@ -119,7 +119,7 @@ def test_run_without_a_terminal_says_it_in_plain_lines(
         trained(store, the_run(server))
         said = ""
         assert process.stderr is not None
-        while "Held up: rank 1 computes" not in said:
+        while "Slowed down: rank 1 computes" not in said:
             line = process.stderr.readline()
             assert line, said
             said += line
@@ -179,4 +179,4 @@ def test_watch_without_a_terminal_prints_tables(
 
 def test_watch_ends_if_the_server_refuses(server: httpx.Client, main: Main) -> None:
     code, _, err = main("runs", "--watch", "--server", url(server), "--token", "wrong")
-    assert code != 0 and "wants a token" in err
+    assert code != 0 and "requires a token" in err

@@ -137,7 +137,7 @@ def test_the_server_and_a_node(install: Install, tmp_path: Path) -> None:
         with httpx.Client(base_url=url, follow_redirects=True, timeout=DEADLINE_S) as browser:
             parts = browser.get("/readyz").json()
             assert parts == {"database": "ok", "bus": "ok", "worker": "ok"}
-            assert "is sound" in server.run("paceline", "db", "check", *data)
+            assert "has no faults" in server.run("paceline", "db", "check", *data)
             _look_at(browser, link)
             here = ("--server", url, "--data", str(tmp_path / "node"))
             with node.running("agent", *here) as said:

@@ -48,8 +48,8 @@ def test_options_come_from_the_file(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[runs]\nservr = 'x'", "runs: there is no 'servr'; known: "),
-        ("[rusn]\nserver = 'x'", "there is no 'rusn'; known: "),
+        ("[runs]\nservr = 'x'", "runs: unknown setting 'servr'; known: "),
+        ("[rusn]\nserver = 'x'", "unknown setting 'rusn'; known: "),
         ("[runs]\nlimit 3", "config.toml: "),
     ],
 )

@@ -14,7 +14,7 @@ METRICS = {
     "se": ("SE", "~g"),
     "loss": ("Loss", "~g"),
     "comm_s": ("Communication, s", "~g"),
-    "compute_max": ("Slowest rank's computing, s", "~g"),
+    "compute_max": ("Slowest rank's compute time, s", "~g"),
     "dif": ("DIF of a step", "~s"),
     "ett_error": ("ETT error", "~%"),
 }
@@ -36,7 +36,7 @@ def of_run(
     """
     unknown = [name for name in metrics if name not in METRICS]
     if unknown or not metrics:
-        raise InputError(f"metrics={', '.join(unknown) or '[]'}: choose of {', '.join(METRICS)}")
+        raise InputError(f"metrics={', '.join(unknown) or '[]'}: choose from {', '.join(METRICS)}")
     try:
         from plotly.graph_objects import Scatter
         from plotly.subplots import make_subplots

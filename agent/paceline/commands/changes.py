@@ -10,17 +10,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from paceline.commands.options import (
-    Json,
-    RunId,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    YesJson,
-    confirm,
-    connected,
-)
+from paceline.commands.options import ChangeRequest, Connection, Json, RunId, grouped
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import InputError
 
@@ -34,25 +24,27 @@ def register(app: typer.Typer) -> None:
     app.command("target")(target)
 
 
+@grouped
 def audit(
+    *,
     run_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN", help="Only changes of this run: its id, or the beginning of one."
+            metavar="RUN", help="Only changes of this run: its id, or a unique prefix of one."
         ),
     ] = None,
-    who: Annotated[str | None, typer.Option(help="Only what this token's holder changed.")] = None,
+    who: Annotated[
+        str | None, typer.Option(help="Only changes by the holder of this token.")
+    ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Only changes of this kind, such as run.policy.")
+        str | None, typer.Option(help="Only this kind of change, such as run.policy.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the newest changes: who requested them, when, from where, and why."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = None if run_id is None else client.run(run_id)
         query = {"run": run, "who": who, "action": action, "limit": limit}
         given = {name: value for name, value in query.items() if value is not None}
@@ -63,37 +55,36 @@ def audit(
         print_table(COLUMNS, [_row(change) for change in page["items"]])
 
 
+@grouped
 def auto(
+    *,
     run_id: RunId,
     mode: Annotated[
         Literal["off", "recommend", "switch"] | None,
-        typer.Argument(help="What it may do from now on; without it, nothing is changed."),
+        typer.Argument(help="What `auto` may do from now on; omit it to show the setting."),
     ] = None,
     relaxed: Annotated[
         bool | None,
         typer.Option(
             "--relaxed/--no-relaxed",
-            help="It may choose presets that change the training, too.",
-            show_default="as it was",
+            help="`auto` may also choose presets that change the training.",
+            show_default="unchanged",
         ),
     ] = None,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Show what `auto` may do with a run's policy, or change it."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = client.run(run_id)
         if mode is None:
             answer = client.call("GET", f"/runs/{run}/auto")
         else:
             seen = client.revision(run)
             further = " with relaxed presets" if relaxed else ""
-            confirm(f"Set auto of run {run} to {mode}{further}?", yes, as_json)
-            body = {"mode": mode, "relaxed": relaxed, "by": "cli", "why": why}
+            change.confirm(f"Set auto of run {run} to {mode}{further}?", as_json)
+            body = {"mode": mode, "relaxed": relaxed, **change.audit_fields}
             answer = client.change("PUT", run, "auto", body, revision=seen)
     if as_json:
         print_json(answer)
@@ -102,39 +93,35 @@ def auto(
         typer.echo(f"run {run}: auto is {answer['mode']}{words}")
 
 
+@grouped
 def target(
+    *,
     run_id: RunId,
     wanted: Annotated[
         str | None,
         typer.Argument(
             metavar="METRIC>=VALUE",
-            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; without it, nothing is "
-            "changed.",
+            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; omit it to show the target.",
         ),
     ] = None,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="The run has no target any more.")
-    ] = False,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the run's target.")] = False,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Show a run's target and when it was met, or set the target."""
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")
-    body = None if wanted is None else {**_target(wanted), "by": "cli", "why": why}
-    with connected(server, token, token_file) as client:
+    body = None if wanted is None else {**_target(wanted), **change.audit_fields}
+    with connection.client() as client:
         run = client.run(run_id)
         seen = client.revision(run)
         if body is not None:
-            confirm(f"Set the target of run {run} to {wanted}?", yes, as_json)
+            change.confirm(f"Set the target of run {run} to {wanted}?", as_json)
             answer = client.change("PUT", run, "target", body, revision=seen)
         elif remove:
-            confirm(f"Remove the target of run {run}?", yes, as_json)
-            path = f"target?{urlencode({'by': 'cli', 'why': why})}"
+            change.confirm(f"Remove the target of run {run}?", as_json)
+            path = f"target?{urlencode(change.audit_fields)}"
             answer = client.change("DELETE", run, path, {}, revision=seen)
         else:
             answer = client.call("GET", f"/runs/{run}")

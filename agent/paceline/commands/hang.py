@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, RunId, grouped
 from paceline.commands.printing import plain, print_json
 from paceline.commands.stacks import asked, stacks, where
 from paceline.core.errors import PacelineError
@@ -21,22 +21,22 @@ def register(app: typer.Typer) -> None:
     app.command()(stacks)
 
 
+@grouped
 def hang(
+    *,
     run_id: RunId,
     after: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Seconds without a step, at least.")
+        float, typer.Option(min=0, max=86_400, help="Minimum number of seconds without a step.")
     ] = 30.0,
     with_stacks: Annotated[
         bool,
-        typer.Option("--stacks", help="Tell where in the code those ranks are that hold it up."),
+        typer.Option("--stacks", help="Show where in the code the blocking ranks are."),
     ] = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Report whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run_id = client.run(run_id)
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
         if with_stacks:
@@ -58,7 +58,7 @@ def hang(
 
 def _state(client: Client, run: str) -> str:
     state = client.call("GET", f"/runs/{run}")["state"]
-    return f"run {run} is {state}" + (", and goes on" if state == "running" else "")
+    return f"run {run} is {state}" + (" and does not hang" if state == "running" else "")
 
 
 def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], S
         # A retry does not help, for example with a revoked token.
         except PacelineError as error:
             if said != (said := str(error)):
-                _log.warning("the server gives no session for this node: %s", error)
+                _log.warning("the server grants this node no session: %s", error)
         return None
 
     return find_session

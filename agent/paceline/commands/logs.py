@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.commands.lines import Log, Printer
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, RunId, grouped
 from paceline.commands.printing import local_time, print_json, print_table, spans
 from paceline.core.errors import InputError, PacelineError
 
@@ -29,70 +29,40 @@ def register(app: typer.Typer) -> None:
     app.command("logs")(logs)
 
 
-def logs(
-    run_id: RunId,
+@dataclass(frozen=True, kw_only=True)
+class LogSelection:
+    """The logs to print, and how many of their last lines."""
+
     rank: Annotated[
         list[int] | None,
         typer.Option(min=0, help="Only this rank; repeatable.", show_default="all ranks"),
-    ] = None,
+    ] = None
     launcher: Annotated[
-        bool, typer.Option("--launcher", help="The log of what starts the ranks, instead.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--launcher", help="Print the log of the process that starts the ranks instead."
+        ),
+    ] = False
     attempt: Annotated[
-        int | None, typer.Option(min=0, help="Of this attempt.", show_default="the newest")
-    ] = None,
+        int | None, typer.Option(min=0, help="Only this attempt.", show_default="the newest")
+    ] = None
     output: Annotated[
-        Literal["stdout", "stderr", "both"], typer.Option(help="Which output of the ranks.")
-    ] = "both",
+        Literal["stdout", "stderr", "both"], typer.Option(help="Output of the ranks to print.")
+    ] = "both"
     lines: Annotated[
         int,
         typer.Option("--lines", "-n", min=0, max=10_000, help="Last lines of each log; 0: all."),
-    ] = 50,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
-    ] = False,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List which logs there are, and where.")
-    ] = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Print the output of a run's ranks, on whatever nodes they run.
+    ] = 50
 
-    With several logs, each line begins with its rank. Needs the role operator.
-    """
-    if as_json and not listing:
-        raise InputError("--json: only with --list; logs are plain text")
-    if follow and (listing or attempt is not None):
-        raise InputError("--follow goes on with the newest attempt: leave out --attempt and --list")
-    outputs = ("stdout", "stderr") if output == "both" else (output,)
-    choice = Choice(frozenset(rank or ()), launcher, attempt, outputs)
-    with connected(server, token, token_file) as client:
-        run = client.run(run_id)
-        if listing:
-            _print_list(client.call("GET", f"/runs/{run}/logs"), as_json)
-            return
-        reader = Reader(client, run, choice, lines)
-        try:
-            missing = reader.follow() if follow else reader.once()
-        except KeyboardInterrupt:
-            raise typer.Exit(128 + signal.SIGINT) from None
-        if missing:
-            raise typer.Exit(PacelineError.exit_code)
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The chosen ranks; empty: all ranks."""
+        return frozenset(self.rank or ())
 
-
-@dataclass(frozen=True)
-class Choice:
-    """The logs to print."""
-
-    # Empty: all ranks.
-    ranks: frozenset[int]
-    launcher: bool
-    # None: the newest attempt.
-    attempt: int | None
-    outputs: Sequence[str]
+    @property
+    def outputs(self) -> Sequence[str]:
+        """The chosen outputs of each rank."""
+        return ("stdout", "stderr") if self.output == "both" else (self.output,)
 
     def of(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the chosen logs among the given ones, all of one attempt."""
@@ -110,17 +80,50 @@ class Choice:
         return [file for file in mine if file["attempt"] == wanted]
 
 
-class Reader:
-    """A reader and printer of the chosen logs of a run.
+@grouped
+def logs(
+    *,
+    run_id: RunId,
+    selection: LogSelection,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new output until the run has ended.")
+    ] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the logs and their nodes instead.")
+    ] = False,
+    connection: Connection,
+    as_json: Json = False,
+) -> None:
+    """Print the output of a run's ranks, on whatever nodes they run.
 
-    At first it prints the last `lines` lines of each log; 0: all.
+    With several logs, each line begins with its rank. Needs the role operator.
     """
+    if as_json and not listing:
+        raise InputError("--json: only with --list; logs are plain text")
+    if follow and (listing or selection.attempt is not None):
+        raise InputError("--follow prints the newest attempt: leave out --attempt and --list")
+    with connection.client() as client:
+        run = client.run(run_id)
+        if listing:
+            _print_list(client.call("GET", f"/runs/{run}/logs"), as_json)
+            return
+        reader = Reader(client, run, selection)
+        try:
+            missing = reader.follow() if follow else reader.once()
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
+        if missing:
+            raise typer.Exit(PacelineError.exit_code)
 
-    def __init__(self, client: Client, run: str, choice: Choice, lines: int) -> None:
+
+class Reader:
+    """A reader and printer of the selected logs of a run."""
+
+    def __init__(self, client: Client, run: str, selection: LogSelection) -> None:
         self._client = client
         self._run = run
-        self._choice = choice
-        self._lines = lines
+        self._selection = selection
+        self._lines = selection.lines
         self._printer = Printer()
         # The offset up to which each log is printed.
         self._offsets: dict[Log, int] = {}
@@ -136,9 +139,9 @@ class Reader:
         Raise an InputError if there is no chosen log.
         """
         known = self._list()
-        files = self._choice.of(known["logs"])
-        missing = self._choice.ranks - {file["rank"] for file in files}
-        if not files or (missing and not self._choice.launcher):
+        files = self._selection.of(known["logs"])
+        missing = self._selection.ranks - {file["rank"] for file in files}
+        if not files or (missing and not self._selection.launcher):
             raise InputError(self._nothing(missing))
         self._print(files)
         self._printer.finish()
@@ -150,7 +153,7 @@ class Reader:
             time.sleep(_LOOK_S)
         self._printer.finish()
         if not self._offsets:
-            raise InputError(self._nothing(self._choice.ranks))
+            raise InputError(self._nothing(self._selection.ranks))
         return bool(self._problems)
 
     def _followed(self) -> bool:
@@ -174,7 +177,7 @@ class Reader:
         return False
 
     def _look(self, known: dict[str, Any]) -> bool:
-        files = self._choice.of(known["logs"])
+        files = self._selection.of(known["logs"])
         # The last output of an earlier attempt is printed first.
         earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]
         newest = max((file["attempt"] or 0 for file in files), default=None)
@@ -182,7 +185,7 @@ class Reader:
             self._print([file for file in earlier if file not in files])
             if self._attempt is not None:
                 self._printer.finish()
-                _say(f"attempt {newest} begins")
+                _say(f"attempt {newest} starts")
                 # The new attempt is printed from its start.
                 self._lines = 0
             self._attempt = newest
@@ -215,14 +218,16 @@ class Reader:
             query.pop("tail", None)
             if (gone := part["offset"] - query.get("offset", part["offset"])) > 0:
                 of = f"{log.output} of rank {log.rank}" if log.rank is not None else "the launcher"
-                _say(f"{of}: {gone} bytes are left out here, as the log was too long to be kept")
+                _say(
+                    f"{of}: {gone} bytes are missing here, because the log was too long to be kept"
+                )
             self._offsets[log] = part["next"]
             yield part["text"]
             if not part["text"] or part["next"] >= part["size"]:
                 return
 
     def _list(self) -> dict[str, Any]:
-        query = {"from_attempt": self._choice.attempt or self._attempt or 0}
+        query = {"from_attempt": self._selection.attempt or self._attempt or 0}
         known: dict[str, Any] = self._client.call("GET", f"/runs/{self._run}/logs", params=query)
         problems = {node["problem"] for node in known["nodes"] if node["problem"]}
         for problem in sorted(problems - self._problems):
@@ -245,17 +250,18 @@ class Reader:
         run = self._client.call("GET", f"/runs/{self._run}")
         if ranks and run.get("driver"):
             there = (
-                "its script starts its ranks itself, so leave out --rank and --attempt: the log "
-                "has what the script prints, and on Ray what the workers print"
+                "its script starts its ranks itself, so leave out --rank and --attempt: "
+                "the log has the output of the script, and on Ray the output of the "
+                "workers"
             )
         elif ranks:
             there = f"there are ranks {spans(ranks)} and attempts {spans(attempts)}"
         elif run["attempt"] is None:
-            there = "no rank has begun"
+            there = "no rank has started"
         else:
             there = (
-                "no agent has them: those of `paceline run` are in its --data, which an agent on "
-                "that machine must have, too"
+                "no agent has its logs: those of `paceline run` are in its --data; start "
+                "an agent on that machine with the same --data"
             )
         which = f"log of rank {spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"

@@ -5,81 +5,89 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.commands import linking
 from paceline.commands.options import (
+    Authentication,
+    Connection,
     Data,
-    MaxRestarts,
-    Name,
     Notice,
-    Parameters,
-    Policy,
-    RestartHung,
+    PolicyChoice,
+    Restarts,
     Server,
-    Token,
-    TokenFile,
-    client_of,
     data_directory,
-    given,
+    grouped,
     node_name,
-    parameters_of,
 )
 from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
-    from paceline.wire import Launch
 
 _log = logging.getLogger(__name__)
 
-_Script = Annotated[
-    str | None,
-    typer.Argument(help="Python script to train with; in place of --run.", show_default=False),
-]
-_Args = Annotated[
-    list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
-]
-_Run = Annotated[
-    str | None,
-    typer.Option(metavar="RUN", help="The run's id: engines give it, with --slot."),
-]
-_Slot = Annotated[
-    str | None,
-    typer.Option(
-        help="What the engine calls this place, such as a job's and a task's number: it makes "
-        "the node's name unique.",
-        show_default="what Slurm says",
-    ),
-]
-_Host = Annotated[
-    str,
-    typer.Option(
-        help="What the engine calls this machine, such as Slurm's $SLURMD_NODENAME: it can "
-        "then be cordoned there."
-    ),
-]
-_RunKey = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_RUN_KEY",
-        help="With a script: the same on all nodes of the run, and on no others.",
-        show_default="job and step of Slurm",
-    ),
-]
-_Nodes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="2:4",
-        help="With a script: on how many nodes it trains, or least and most.",
-        show_default="1, or the tasks of Slurm's step",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlace:
+    """The run and the place in an engine for which this process was started."""
+
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Id of the run; engines pass it, with --slot."),
+    ] = None
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            help="The engine's name of this place, such as the numbers of a job and a task; it "
+            "makes the node's name unique.",
+            show_default="from Slurm's variables",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME, for "
+            "cordons in the engine."
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTraining:
+    """The training of a script by the nodes of a job that the user started."""
+
+    script: Annotated[
+        str | None,
+        typer.Argument(help="Python script to train with; in place of --run.", show_default=False),
+    ] = None
+    args: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
+    ] = None
+    run_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_RUN_KEY",
+            help="With a script: key of the run, equal on all its nodes and unique to the run.",
+            show_default="Slurm's job and step",
+        ),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="2:4",
+            help="With a script: number of nodes, or minimum and maximum.",
+            show_default="1, or the number of tasks of Slurm's step",
+        ),
+    ] = None
+    nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1
+    choice: PolicyChoice
+    restarts: Restarts
 
 
 def register(app: typer.Typer) -> None:
@@ -87,24 +95,14 @@ def register(app: typer.Typer) -> None:
     app.command("node", context_settings={"allow_interspersed_args": False})(node)
 
 
+@grouped
 def node(
-    script: _Script = None,
-    args: _Args = None,
-    run: _Run = None,
-    slot: _Slot = None,
-    host: _Host = "",
-    run_key: _RunKey = None,
-    nodes: _Nodes = None,
-    nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1,
-    policy: Policy = None,
-    param: Parameters = None,
-    name: Name = None,
-    max_restarts: MaxRestarts = 0,
-    restart_hung: RestartHung = None,
+    *,
+    place: EnginePlace,
+    training: JobTraining,
     server: Server = None,
     data: Data = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    authentication: Authentication,
     notice: Notice = None,
 ) -> None:
     """Supervise one run on this node, until the run ends.
@@ -119,58 +117,60 @@ def node(
     from paceline.node.agent import Agent
     from paceline.node.duty import PATIENCE_S, Duty
     from paceline.node.health.notice import Notices, provider_of
-    from paceline.wire import Launch
 
     notices = None if notice is None else Notices(provider_of(notice))
-    own = given(token, token_file)
-    shows = script is not None and run is None
-    if script is not None and run is None:
-        wishes: dict[str, Any] = {"policy": policy, "name": name}
-        wishes |= {"restart_hung_s": restart_hung, "parameters": parameters_of(param)}
-        launch = Launch(script, args or [], nproc, {}, str(Path.cwd()), max_restarts)
+    connection = Connection(server=server, authentication=authentication)
+    run, slot = place.run, place.slot
+    shows = training.script is not None and run is None
+    if training.script is not None and run is None:
         linking.log_to_stderr()
-        with client_of(server, own, timeout_s=5.0) as client:
-            run, slot, own = _adopted(client, launch, wishes, run_key, slot, nodes)
-    elif script is not None or run is None:
-        raise InputError("give a script, or the run that an engine has started with --run")
+        with connection.client(timeout_s=5.0) as client:
+            run, slot, token = _adopted(client, training.script, training, slot)
+        connection = Connection(server=server, authentication=Authentication(token=token))
+    elif training.script is not None or run is None:
+        raise InputError("give either a script, or with --run the run that an engine has started")
     elif slot is None:
-        raise InputError("--slot: with --run, give what makes the node's name unique")
+        raise InputError("--slot: required with --run, to make the node's name unique")
     node_id = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
     directory = data_directory(_own_directory(data, node_id))
     linking.log_to_stderr()
     with ExitStack() as stack:
-        client = stack.enter_context(client_of(server, own, timeout_s=5.0))
+        client = stack.enter_context(connection.client(timeout_s=5.0))
         session = linking.wait_for_session(client, node_id, patience_s=PATIENCE_S)
         link = stack.enter_context(linking.linked(session))
-        duty = Duty(client, run, node_id, host)
+        duty = Duty(client, run, node_id, place.host)
         finder = linking.session_finder(client, node_id, None)
         Agent(link, node_id, directory, finder, duty, shows=shows, notices=notices).run()
     raise typer.Exit(duty.exit_code)
 
 
 def _adopted(
-    client: Client,
-    launch: Launch,
-    wishes: Mapping[str, Any],
-    run_key: str | None,
-    slot: str | None,
-    nodes: str | None,
+    client: Client, script: str, training: JobTraining, slot: str | None
 ) -> tuple[str, str, str]:
     """Return the run in which this node takes part, its slot, and a token for the run's nodes."""
-    from msgspec.structs import replace
-
     from paceline.node.duty import PATIENCE_S
     from paceline.node.starting import adoption
     from paceline.node.starting.several import counted
+    from paceline.wire import Launch
 
-    where = adoption.place(os.environ, run_key, slot, alone=nodes is None)
+    nodes, restarts = training.nodes, training.restarts
+    where = adoption.place(os.environ, training.run_key, slot, alone=nodes is None)
     least, most = counted(nodes) if nodes is not None else (where.nodes, where.nodes)
-    launch = replace(launch, nodes_min=least, nodes_max=most)
+    launch = Launch(
+        script,
+        training.args or [],
+        training.nproc,
+        {},
+        str(Path.cwd()),
+        restarts.max_restarts,
+        nodes_min=least,
+        nodes_max=most,
+    )
     adoption.check_launch(launch)
-    choice = {field: value for field, value in wishes.items() if value is not None}
+    choice = training.choice.rest_fields() | restarts.rest_fields()
     made = linking.patiently(lambda: adoption.adopt(client, where, launch, choice), PATIENCE_S)
     _log.info(
-        "run %s, of the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
+        "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
     )
     return str(made["run"]), where.slot, str(made["token"])
 

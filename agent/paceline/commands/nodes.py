@@ -7,14 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import (
-    Json,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    connected,
-)
+from paceline.commands.options import Connection, Json, Why, grouped
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import PacelineError
 
@@ -22,12 +15,14 @@ COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "pac
 _MEASURING_S = 90.0
 _LOOK_S = 0.5
 
-Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `paceline nodes` has it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NODE", help="Name of the node, as in `paceline nodes`.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(help="Lists the nodes, or forgets one that is out of use.")
+    group = typer.Typer(help="List the nodes, or forget one that is out of use.")
     group.callback(invoke_without_command=True)(nodes)
     group.command("forget")(forget)
     app.add_typer(group, name="nodes")
@@ -36,17 +31,16 @@ def register(app: typer.Typer) -> None:
     app.command("uncordon")(uncordon)
 
 
+@grouped
 def nodes(
     context: typer.Context,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the nodes: whether they answer, what they train, and whether they are cordoned."""
     if context.invoked_subcommand is not None:
         return
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         listed = client.call("GET", "/nodes")
     if as_json:
         print_json(listed)
@@ -54,40 +48,39 @@ def nodes(
         print_table(COLUMNS, [_row(node) for node in listed])
 
 
+@grouped
 def forget(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Remove a node that is out of use from the list, with its key and its user on the bus.
 
     An agent with a valid token registers again: revoke the token first to keep the node out.
     """
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("DELETE", f"/nodes/{_quoted(node)}", params={"by": "cli", "why": why})
     _say(answer, f"node {node} is forgotten", as_json)
 
 
+@grouped
 def check(
     node: Name,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast a node computes, copies memory and writes; not while ranks train there."""
-    with connected(server, token, token_file) as client:
+    """Measure the compute, memory and disk speed of a node, once no rank trains there."""
+    with connection.client() as client:
         before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
         deadline = time.monotonic() + _MEASURING_S
         after = before
         while after["checked_at"] == before["checked_at"]:
             if time.monotonic() > deadline:
                 raise PacelineError(
-                    f"node {node} has told nothing for {_MEASURING_S:g} s: `paceline nodes` shows "
-                    "what it measures when it has the time"
+                    f"node {node} has reported nothing for {_MEASURING_S:g} s: `paceline nodes` "
+                    "shows the result once the node has measured it"
                 )
             time.sleep(_LOOK_S)
             listed = client.call("GET", "/nodes")
@@ -95,34 +88,34 @@ def check(
     _say(after, f"node {node}: {_speeds(after['check'])}", as_json)
 
 
+@grouped
 def cordon(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Keep a node from getting or joining new runs; runs on it continue."""
     path = f"/nodes/{_quoted(node)}/cordon"
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("PUT", path, {"reason": why, "by": "cli"})
     _say(answer, f"node {node} is cordoned: `paceline uncordon {node}` lifts it", as_json)
 
 
+@grouped
 def uncordon(
+    *,
     node: Name,
     why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Allow a node to get runs again."""
     path = f"/nodes/{_quoted(node)}/cordon"
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("DELETE", path, params={"by": "cli", "why": why})
-    _say(answer, f"node {node} gets runs again", as_json)
+    _say(answer, f"node {node} can get runs again", as_json)
 
 
 def _say(answer: dict[str, Any], words: str, as_json: bool) -> None:
@@ -141,7 +134,9 @@ def _quoted(node: str) -> str:
 def _speeds(check: dict[str, Any] | None) -> str | None:
     if check is None:
         return None
-    words = f"{check['compute_gflops']:.3g} GFLOP/s a core, {check['memory_gbps']:.3g} GB/s memory"
+    words = (
+        f"{check['compute_gflops']:.3g} GFLOP/s per core, {check['memory_gbps']:.3g} GB/s memory"
+    )
     disk = check["disk_mbps"]
     return words if disk is None else f"{words}, {disk:.3g} MB/s disk"
 
@@ -174,5 +169,5 @@ def _in_engine(said: dict[str, Any]) -> str:
     if said["refusal"] is not None:
         return f"{said['backend']} refuses the {what}: {said['refusal']}"
     if said["told_at"] is None:
-        return f"{said['backend']} is yet to be told of the {what}"
+        return f"{said['backend']} has not received the {what} yet"
     return f"cordoned in {said['backend']}: {said['host']}"

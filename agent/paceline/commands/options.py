@@ -1,12 +1,34 @@
-"""Options and arguments that several commands share, and the conversion of their values."""
+"""Options and arguments that several commands share, and the conversion of their values.
+
+Typer makes one option of each parameter of a command's function. Options that belong together, such
+as the URL of a server and the token for it, are the fields of a frozen dataclass here, a *group*. A
+command takes the group as one parameter, and the decorator `grouped` mediates::
+
+    @app.command()
+    @grouped
+    def policies(connection: Connection, as_json: Json = False) -> None:
+        with connection.client() as client: ...
+
+`grouped` gives the function a signature in which the fields stand in place of the group: Typer sees
+``server``, ``token``, ``token_file`` and ``as_json``, in this order, each with its annotation and
+default. When Typer calls the command, `grouped` builds the groups from the values. A field may be a
+group itself. Names of options must be unique within a command, because no name has a prefix.
+
+Groups of a single command are defined beside that command. All groups are keyword-only dataclasses,
+so that a field without a default, such as a required argument, may follow fields with defaults.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -16,6 +38,68 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
+
+R = TypeVar("R")
+
+
+def grouped(command: Callable[..., R]) -> Callable[..., R]:
+    """Let a command take groups of options as parameters; see the module's docstring."""
+    hints = get_type_hints(command, include_extras=True)
+    given = inspect.signature(command).parameters
+    groups = {name: hints[name] for name in given if _is_group(hints[name])}
+
+    @wraps(command)
+    def flat(**values: Any) -> R:
+        built = {name: _build(group, values) for name, group in groups.items()}
+        return command(**values, **built)
+
+    parameters = [
+        option
+        for name, parameter in given.items()
+        for option in _expand(name, hints[name], parameter.default)
+    ]
+    # Typer reads both, with `inspect.signature` and `typing.get_type_hints`.
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {option.name: option.annotation for option in parameters}
+    return flat
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and is_dataclass(annotation)
+
+
+def _expand(name: str, annotation: Any, default: Any) -> Iterator[Parameter]:
+    """Yield a parameter, or in place of a group the parameters of its fields."""
+    if _is_group(annotation):
+        for field in _fields_of(annotation):
+            yield from _expand(*field)
+    else:
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _build(group: Any, values: dict[str, Any]) -> Any:
+    """Build a group from the values of its options, and remove these from `values`."""
+    return group(
+        **{
+            name: _build(annotation, values) if _is_group(annotation) else values.pop(name)
+            for name, annotation, _ in _fields_of(group)
+        }
+    )
+
+
+@cache
+def _fields_of(group: Any) -> list[tuple[str, Any, Any]]:
+    """Return name, annotation and default of a group's fields."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        (
+            field.name,
+            hints[field.name],
+            Parameter.empty if field.default is MISSING else field.default,
+        )
+        for field in fields(group)
+    ]
+
 
 Server = Annotated[
     str | None,
@@ -27,7 +111,7 @@ Token = Annotated[
         envvar="PACELINE_TOKEN",
         help="Token of the server. Other users of this machine can see an argument: prefer the "
         "variable or --token-file.",
-        show_default="what a server on this machine keeps for its user",
+        show_default="stored by a server on this machine",
     ),
 ]
 TokenFile = Annotated[
@@ -49,14 +133,14 @@ Notice = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_NOTICE",
-        help="Leave in order when the provider takes this machine back: ec2, gce, azure, or the "
-        "address of a notice, which is not found (404) until then.",
-        show_default="nobody is asked",
+        help="Leave runs in good order before the provider reclaims this machine: ec2, gce, "
+        "azure, or the URL of a notice that returns 404 until then.",
+        show_default="no provider",
     ),
 ]
 Env = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),
+    typer.Option(metavar="NAME[=VALUE]", help="Environment variable of the ranks; repeatable."),
 ]
 Parameters = Annotated[
     list[str] | None,
@@ -65,12 +149,12 @@ Parameters = Annotated[
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="Policy at the start; `paceline policies` lists all.", show_default="the server's"
+        help="Initial policy; `paceline policies` lists all.", show_default="the server's"
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the run.", show_default="the script")]
 MaxRestarts = Annotated[
-    int, typer.Option(min=0, help="How often to start all ranks again after one failed.")
+    int, typer.Option(min=0, help="Maximum number of restarts of all ranks after one failed.")
 ]
 RestartHung = Annotated[
     float | None,
@@ -79,13 +163,12 @@ RestartHung = Annotated[
         metavar="SECONDS",
         min=10,
         max=86_400,
-        help="When the run has hung for so long, start all ranks again: one of --max-restarts.",
-        show_default="it is left alone",
+        help="Restart all ranks when the run has hung for this time; counts towards "
+        "--max-restarts.",
+        show_default="no restart",
     ),
 ]
-RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run id, or a beginning that no other run's id has.")
-]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
 Why = Annotated[str, typer.Option(help="The reason, for `paceline audit`.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Yes = Annotated[
@@ -102,6 +185,103 @@ YesJson = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Authentication:
+    """The token for a server."""
+
+    token: Token = None
+    token_file: TokenFile = None
+
+    def read(self) -> str | None:
+        """Return the token; a file takes precedence over a token."""
+        from paceline.node import private
+
+        if self.token_file is None:
+            return self.token or None
+        return private.secret("--token-file", self.token_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """The connection to a server."""
+
+    server: Server = None
+    authentication: Authentication
+
+    @property
+    def url(self) -> str:
+        """URL of the server."""
+        return self.server or DEFAULT_SERVER
+
+    def client(self, timeout_s: float | None = None) -> Client:
+        """Return a client of the server; `timeout_s` limits each call."""
+        from paceline.node.client import Client
+
+        return Client(self.url, self.authentication.read(), timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConnection:
+    """The connection of this machine, as a node with a data directory, to a server."""
+
+    server: Server = None
+    node: Node = None
+    data: Data = None
+    authentication: Authentication
+
+    @property
+    def required(self) -> bool:
+        """True if the server was named, so that it must answer."""
+        return self.server is not None
+
+    def client(self) -> Client:
+        """Return a client of the server."""
+        return Connection(server=self.server, authentication=self.authentication).client()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeRequest:
+    """Reason and confirmation of a change to a run, for commands that can print JSON."""
+
+    why: Why = ""
+    yes: YesJson = False
+
+    @property
+    def audit_fields(self) -> dict[str, str]:
+        """Fields of REST for the audit log."""
+        return {"by": "cli", "why": self.why}
+
+    def confirm(self, question: str, as_json: bool) -> None:
+        """Ask before the run is changed; see `confirm`."""
+        confirm(question, self.yes, as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyChoice:
+    """The policy of a new run, and the run's name."""
+
+    policy: Policy = None
+    param: Parameters = None
+    name: Name = None
+
+    def rest_fields(self) -> dict[str, Any]:
+        """Return the fields of ``POST /runs``."""
+        asked = {"policy": self.policy, "parameters": parameters_of(self.param), "name": self.name}
+        return {field: value for field, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarts:
+    """Automatic restarts of a run's ranks."""
+
+    max_restarts: MaxRestarts = 0
+    restart_hung: RestartHung = None
+
+    def rest_fields(self) -> dict[str, Any]:
+        """Return the fields of ``POST /runs`` that are not part of the launch."""
+        return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
+
+
 def confirm(question: str, yes: bool, as_json: bool = False) -> None:
     """Ask before a run is changed, unless `yes` has answered already.
 
@@ -112,28 +292,9 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        reason = "--json asks no questions" if as_json else "no terminal can be asked"
+        reason = "with --json no question is asked" if as_json else "there is no terminal to ask"
         raise InputError(f"{question} Confirm with --yes: {reason}")
     typer.confirm(question, abort=True, err=True)
-
-
-def given(token: str | None, file: Path | None) -> str | None:
-    """Return the token from a command's options; a file takes precedence over a token."""
-    from paceline.node import private
-
-    return token or None if file is None else private.secret("--token-file", file)
-
-
-def connected(server: str | None, token: str | None, token_file: Path | None) -> Client:
-    """Return a client of the server that a command's options name."""
-    return client_of(server, given(token, token_file))
-
-
-def client_of(server: str | None, token: str | None, timeout_s: float | None = None) -> Client:
-    """Return a client of a server by its URL, or of the default server."""
-    from paceline.node.client import Client
-
-    return Client(server or DEFAULT_SERVER, token, timeout_s)
 
 
 def data_directory(path: Path | None) -> Path:
@@ -151,7 +312,7 @@ def node_name(name: str | None) -> str:
     name = name or machine.default_name()
     if not is_node(name):
         raise InputError(
-            f"--node {name}: a name has 1 to 200 letters, digits, dots, - and _, and begins with "
+            f"--node {name}: a name has 1 to 200 letters, digits, dots, - and _, and starts with "
             "a letter or a digit"
         )
     return name

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, grouped
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import InputError
 
 _NUMBER = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 rejected = typer.Typer(
-    help="Lists and drops messages that the control plane could not store.", no_args_is_help=True
+    help="List and drop messages that the control plane could not store.", no_args_is_help=True
 )
 
 
@@ -24,41 +24,40 @@ def register(app: typer.Typer) -> None:
 
 
 @rejected.command("list")
+@grouped
 def listed(
+    *,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List the newest messages that could not be stored, with their reasons."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         page = client.call("GET", "/rejected", params={"limit": limit})
     if as_json:
         print_json(page)
         return
     for message in page["items"]:
         typer.echo(_line(message))
-    typer.echo(f"{page['kept']} kept, {page['ever']} ever")
+    typer.echo(f"{page['kept']} kept, {page['ever']} rejected in total")
 
 
 @rejected.command()
+@grouped
 def drop(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="ENTRY", help="Number of a message, as `paceline rejected list` has it."
+            metavar="ENTRY", help="Number of a message, as in `paceline rejected list`."
         ),
     ],
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Drop a message from the list."""
     if not _NUMBER.fullmatch(entry):
         raise InputError(f"ENTRY {entry!a}: give a number that `paceline rejected list` prints")
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         message = client.call("DELETE", f"/rejected/{entry}")
     if as_json:
         print_json(message)

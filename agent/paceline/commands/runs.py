@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,22 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.commands.devices import DEVICES, devices_of
-from paceline.commands.options import (
-    Json,
-    RunId,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    Yes,
-    confirm,
-    connected,
-)
+from paceline.commands.options import Connection, Json, RunId, Why, Yes, confirm, grouped
 from paceline.commands.printing import local_time, money, plain, print_json, print_table
 
 # Without these imports, `--help` stays fast.
 if TYPE_CHECKING:
-    from paceline.client import Server as Connection
+    from paceline.client import Server
     from paceline.node.client import Client
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
@@ -39,88 +30,97 @@ _FACTS = (
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
 )
 
-State = Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")]
-Policy = Annotated[str | None, typer.Option(help="Only under this policy.")]
-Used = Annotated[str | None, typer.Option(help="Only where this policy was in force at some time.")]
-Parameter = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param", metavar="NAME=VALUE", help="Only with this parameter of the policy; repeatable."
-    ),
-]
-Text = Annotated[
-    str | None,
-    typer.Option(help="Only with this text in name, script, note, policy, device, tag or node."),
-]
-OfNode = Annotated[str | None, typer.Option("--node", help="Only on this node.")]
-Device = Annotated[str | None, typer.Option(help="Only on a device with this text in its name.")]
-Tag = Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")]
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
-Since = Annotated[datetime | None, typer.Option(formats=_DATES, help="Only created then or later.")]
-Until = Annotated[datetime | None, typer.Option(formats=_DATES, help="Only created before.")]
-WasteMin = Annotated[
-    float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
-]
-SeMin = Annotated[float | None, typer.Option(help="Only with at least this mean SE.")]
-StepMin = Annotated[
-    float | None, typer.Option("--step-s-min", help="Only with at least this mean time per step.")
-]
-Sort = Annotated[
-    str,
-    typer.Option(help="Such as `name`, or `-waste` or `-cost`: the greatest first."),
-]
-Limit = Annotated[int, typer.Option(min=1, max=500)]
-Watch = Annotated[bool, typer.Option("--watch", help="List again every two seconds, until Ctrl-C.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunQuery:
+    """Filter, order and number of the listed runs."""
+
+    state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None
+    policy: Annotated[str | None, typer.Option(help="Only under this policy.")] = None
+    used: Annotated[
+        str | None, typer.Option(help="Only if this policy was in force at some time.")
+    ] = None
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Only with this parameter of the policy; repeatable."
+        ),
+    ] = None
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Only with this text in name, script, note, policy, device, tag or node."
+        ),
+    ] = None
+    node: Annotated[str | None, typer.Option(help="Only on this node.")] = None
+    device: Annotated[
+        str | None, typer.Option(help="Only on a device with this text in its name.")
+    ] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")] = None
+    since: Annotated[
+        datetime | None, typer.Option(formats=_DATES, help="Only created at this time or later.")
+    ] = None
+    until: Annotated[
+        datetime | None, typer.Option(formats=_DATES, help="Only created before this time.")
+    ] = None
+    waste_min: Annotated[
+        float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
+    ] = None
+    se_min: Annotated[float | None, typer.Option(help="Only with at least this mean SE.")] = None
+    step_s_min: Annotated[
+        float | None, typer.Option(help="Only with at least this mean time per step.")
+    ] = None
+    sort: Annotated[
+        str,
+        typer.Option(
+            help="Column to sort by, such as `name`; `-waste` or `-cost`: the largest first."
+        ),
+    ] = "-created_at"
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 20
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of ``GET /runs``."""
+        asked = vars(self) | {
+            "parameter": self.param,
+            "since": _at(self.since),
+            "until": _at(self.until),
+        }
+        del asked["param"]
+        return {name: value for name, value in asked.items() if value not in (None, [])}
 
 
 def register(app: typer.Typer) -> None:
     """Add the group to the command line; without a subcommand it lists runs."""
-    group = typer.Typer(help="Lists, shows, compares, exports and labels runs.")
+    group = typer.Typer(help="List, show, compare, export and label runs.")
     group.callback(invoke_without_command=True)(runs)
     for command in (show, compare, export, tag, untag, note):
         group.command(command.__name__)(command)
     app.add_typer(group, name="runs")
 
 
+@grouped
 def runs(
+    *,
     context: typer.Context,
-    state: State = None,
-    policy: Policy = None,
-    used: Used = None,
-    param: Parameter = None,
-    text: Text = None,
-    node: OfNode = None,
-    device: Device = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
-    waste_min: WasteMin = None,
-    se_min: SeMin = None,
-    step_s_min: StepMin = None,
-    sort: Sort = "-created_at",
-    limit: Limit = 20,
-    watch: Watch = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    query: RunQuery,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh the list every two seconds, until Ctrl-C.")
+    ] = False,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List runs, the newest first; or show, compare, export and label them."""
     if context.invoked_subcommand is not None:
         return
-    query = {
-        **{"state": state, "policy": policy, "used": used, "parameter": param, "text": text},
-        **{"node": node, "device": device, "tag": tag, "waste_min": waste_min, "se_min": se_min},
-        **{"step_s_min": step_s_min, "limit": limit, "since": _at(since), "until": _at(until)},
-        "sort": sort,
-    }
-    given = {name: value for name, value in query.items() if value not in (None, [])}
-    with connected(server, token, token_file) as client:
-        _print(client.call("GET", "/runs", params=given), as_json)
+    parameters = query.parameters()
+    with connection.client() as client:
+        _print(client.call("GET", "/runs", params=parameters), as_json)
         problem = ""
         while watch:
             time.sleep(_WATCH_S)
-            problem = _redraw(client, given, as_json, problem)
+            problem = _redraw(client, parameters, as_json, problem)
 
 
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
@@ -155,18 +155,17 @@ def _print(page: dict[str, Any], as_json: bool) -> None:
         print_table((*COLUMNS, _COST) if priced else COLUMNS, rows)
 
 
+@grouped
 def show(
     run_id: RunId,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Show a run: its properties, its figures, its policies, and which ranks slowed it down."""
-    with _server(server, token, token_file) as connection:
-        run = connection.run(run_id)
+    with _server(connection) as server:
+        run = server.run(run_id)
         about, verdict, devices = run.about, run.verdict(), run.devices()["ranks"]
-        switches = connection.client.call("GET", f"/runs/{run.id}/switches")
+        switches = server.client.call("GET", f"/runs/{run.id}/switches")
     if as_json:
         print_json({"run": about, "switches": switches, "verdict": verdict, "devices": devices})
         return
@@ -181,7 +180,7 @@ def show(
         typer.echo(f"{name:13} {_figure(name, value)}")
     if cost := about["cost"]:
         waited = money(cost["waited"], cost["currency"])
-        typer.echo(f"{'cost':13} {_money(cost)}, of it waiting: {waited}")
+        typer.echo(f"{'cost':13} {_money(cost)}, {waited} of it for waiting")
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
     columns = ("version", "policy", "parameters", "requested_by", "effective_step")
     print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
@@ -189,22 +188,22 @@ def show(
         print_table(DEVICES, rows)
 
 
+@grouped
 def compare(
     sides: Annotated[
         list[str],
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
-            help="Two to six runs; of a run some steps, or those of a version of its policy.",
+            help="Two to six runs; of each all steps, a range of steps, or the steps of a "
+            "policy version.",
         ),
     ],
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Compare runs, or parts of runs, with the first of them: differences with 95 % intervals."""
-    with _server(server, token, token_file) as connection:
-        answer = connection.compare(*sides)
+    with _server(connection) as server:
+        answer = server.compare(*sides)
     if as_json:
         print_json(answer)
         return
@@ -218,74 +217,74 @@ def compare(
     typer.echo("\n".join(answer["words"]))
 
 
+@grouped
 def export(
+    *,
     run_id: RunId,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="File; its name ends with .csv, .ndjson or .parquet."),
+        typer.Option("--output", "-o", help="File to write: .csv, .ndjson or .parquet."),
     ],
     table: Annotated[
         Literal["steps", "worker-steps", "rounds", "segments", "switches"],
-        typer.Option(help="Which of the run's tables."),
+        typer.Option(help="Table of the run to write."),
     ] = "steps",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
 ) -> None:
     """Write all rows of a run's table to a file."""
     from paceline.client.server import form_of
 
     form = form_of(output)
-    with _server(server, token, token_file) as connection:
-        path = connection.run(run_id).export(output, table, form)
+    with _server(connection) as server:
+        path = server.run(run_id).export(output, table, form)
     typer.echo(f"{path} has {path.stat().st_size:,} bytes")
 
 
+@grouped
 def tag(
+    *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Short words.")],
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to add: short words.")],
     yes: Yes = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
 ) -> None:
     """Add tags to a run."""
-    with _server(server, token, token_file) as connection:
-        run = connection.run(run_id)
+    with _server(connection) as server:
+        run = server.run(run_id)
         confirm(f"Add {', '.join(words)} to the tags of run {run.id}?", yes)
         for word in words:
             run.tag(word)
         typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags'])}")
 
 
+@grouped
 def untag(
+    *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags that it has.")],
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to remove.")],
     yes: Yes = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
 ) -> None:
     """Remove tags from a run."""
-    with _server(server, token, token_file) as connection:
-        run = connection.run(run_id)
+    with _server(connection) as server:
+        run = server.run(run_id)
         confirm(f"Remove {', '.join(words)} from the tags of run {run.id}?", yes)
         for word in words:
             run.untag(word)
         typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags']) or '(none)'}")
 
 
+@grouped
 def note(
+    *,
     run_id: RunId,
-    text: Annotated[str, typer.Argument(help="The whole note; empty: none.")],
+    text: Annotated[str, typer.Argument(help="The new note; empty to remove the note.")],
     why: Why = "",
     yes: Yes = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
 ) -> None:
     """Replace a run's note."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
         confirm(f"Replace the note of run {run_id}?", yes)
@@ -294,10 +293,10 @@ def note(
     typer.echo(f"run {run_id} has {'a' if text else 'no'} note")
 
 
-def _server(server: str | None, token: str | None, token_file: Path | None) -> Connection:
-    from paceline.client import Server as Connected
+def _server(connection: Connection) -> Server:
+    from paceline.client import Server
 
-    return Connected(connected(server, token, token_file))
+    return Server(connection.client())
 
 
 def _at(moment: datetime | None) -> float | None:
@@ -338,7 +337,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
             changes.append(form.format(change["value"]))
             continue
         low, high = form.format(change["low"]), form.format(change["high"])
-        words = "" if change["known"] else ", none shown"
+        words = "" if change["known"] else ", no clear difference"
         changes.append(f"{form.format(change['value'])} ({low} to {high}{words})")
     return dict(zip(names, [_figure_of(row), *values, *changes], strict=True))
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, RunId, grouped
 from paceline.commands.printing import print_json
 from paceline.core.errors import InputError, PacelineError
 
@@ -20,7 +20,7 @@ Steps = Annotated[
     str | None,
     typer.Option(
         metavar="FIRST:LAST",
-        help="Range of steps, both included; either may be left out.",
+        help="Range of steps, inclusive; either end may be omitted.",
         show_default="the newest 100",
     ),
 ]
@@ -36,16 +36,16 @@ def register(app: typer.Typer) -> None:
     app.command("trace")(trace)
 
 
+@grouped
 def report(
+    *,
     run_id: RunId,
     output: _Output = None,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Write a run's report as one HTML file that is readable without server and network."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = client.run(run_id)
         if as_json:
             print_json(client.call("GET", f"/runs/{run}/report"))
@@ -55,17 +55,17 @@ def report(
     _say(path, "open it in a browser, or attach it to a ticket")
 
 
+@grouped
 def trace(
+    *,
     run_id: RunId,
     steps: Steps = None,
     output: _Output = None,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
 ) -> None:
     """Write a range of steps as a trace for https://ui.perfetto.dev, which opens it locally."""
     span = range_of(steps)
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run = client.run(run_id)
         path = output or Path(f"paceline-{run}.trace.json")
         _write(path, client.download(f"/runs/{run}/trace", span))

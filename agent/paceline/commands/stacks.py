@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.commands.lines import safe
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, RunId, grouped
 from paceline.commands.printing import plain, print_json
 from paceline.core.errors import PacelineError
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 
+@grouped
 def stacks(
+    *,
     run_id: RunId,
     rank: Annotated[
         int | None, typer.Option(min=0, help="Only this rank.", show_default="all ranks")
     ] = None,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Print the Python stacks of a run's ranks, also of ranks that hang.
 
-    Needs the role operator. Exit code 3: a rank has given no stacks.
+    Needs the role operator. Exit code 3: the stacks of a rank are missing.
     """
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = asked(client, client.run(run_id), rank)
     if as_json:
         print_json(answer)

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.commands.options import (
+    ChangeRequest,
+    Connection,
     Json,
     Parameters,
     RunId,
-    Server,
-    Token,
-    TokenFile,
-    Why,
-    YesJson,
-    confirm,
-    connected,
+    grouped,
     parameters_of,
 )
 from paceline.commands.printing import local_time, plain, print_json
@@ -30,21 +26,20 @@ if TYPE_CHECKING:
 
 # The changes of a preset to the training, in words.
 _CHANGES = {
-    "nothing": "What is trained stays as under plain DDP.",
-    "batches": "Other samples than under plain DDP will meet in a global batch.",
-    "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
+    "nothing": "The training stays as under plain DDP.",
+    "batches": "Global batches will have other samples than under plain DDP.",
+    "training": "THIS CHANGES THE TRAINING: a step no longer averages the gradients of all ranks.",
 }
 
 
+@grouped
 def switch(
+    *,
     run_id: RunId,
     policy: Annotated[str, typer.Argument(metavar="POLICY")],
     param: Parameters = None,
-    why: Why = "",
-    yes: YesJson = False,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    change: ChangeRequest,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Switch a run to another policy while it trains.
@@ -52,8 +47,8 @@ def switch(
     If another user changes the run meanwhile, nothing is switched, and the error names that user.
     """
     given_parameters = parameters_of(param)
-    body = {"policy": policy, "parameters": given_parameters, "by": "cli", "why": why}
-    with connected(server, token, token_file) as client:
+    body = {"policy": policy, "parameters": given_parameters, **change.audit_fields}
+    with connection.client() as client:
         run_id = client.run(run_id)
         # The revision is read before anything that takes time: the user decides on this revision.
         seen = client.revision(run_id)
@@ -63,12 +58,12 @@ def switch(
         if not as_json:
             words = _changes_of(client.call("GET", "/policies"), policy, given_parameters)
             warnings = _warnings(client, run_id, policy, given_parameters)
-        confirm(f"{words} Switch run {run_id} to {policy}?".lstrip(), yes, as_json)
+        change.confirm(f"{words} Switch run {run_id} to {policy}?".lstrip(), as_json)
         answer = client.change("POST", run_id, "policy", body, revision=seen)
     if as_json:
         print_json(answer)
         return
-    typer.echo(f"run {run_id} goes on with {policy} from its next segment")
+    typer.echo(f"run {run_id} switches to {policy} at its next segment")
     if words:
         typer.echo(words)
     for warning in warnings:
@@ -97,15 +92,14 @@ def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, An
     return list(answer["warnings"])
 
 
+@grouped
 def switches(
     run_id: RunId,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List a run's switches: who requested them, why, and the effect beside its forecast."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         run_id = client.run(run_id)
         made = client.call("GET", f"/runs/{run_id}/switches")
         effects = {each["version"]: each for each in client.call("GET", f"/runs/{run_id}/effects")}

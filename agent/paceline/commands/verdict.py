@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, Server, Token, TokenFile, connected
+from paceline.commands.options import Connection, Json, grouped
 from paceline.commands.printing import money, plain, print_json
 
 OptionalRun = Annotated[
     str | None,
-    typer.Argument(help="A run's id, or a beginning that no other run's id has."),
+    typer.Argument(help="Run id, or a unique prefix of one."),
 ]
-Fleet = Annotated[bool, typer.Option("--fleet", help="All runs that train.")]
+Fleet = Annotated[bool, typer.Option("--fleet", help="Report on all active runs.")]
 First = Annotated[
     int | None,
     typer.Option("--from", min=0, help="First step.", show_default="500 steps before the last"),
@@ -26,24 +26,24 @@ def register(app: typer.Typer) -> None:
     app.command()(verdict)
 
 
+@grouped
 def verdict(
+    *,
     run_id: OptionalRun = None,
     fleet: Fleet = False,
     first: First = None,
     last: Last = None,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Report which ranks slow a run down, why, since when, what it costs, and what to do.
 
-    With --fleet, report on all runs that train, the costliest first.
+    With --fleet, report on all active runs, the costliest first.
     """
     if fleet == (run_id is not None):
-        raise typer.BadParameter("give a run, or --fleet for all that train", param_hint="RUN_ID")
+        raise typer.BadParameter("give a run, or --fleet for all active runs", param_hint="RUN_ID")
     if run_id is None:
-        with connected(server, token, token_file) as client:
+        with connection.client() as client:
             answer = client.call("GET", "/verdict")
         if as_json:
             print_json(answer)
@@ -52,7 +52,7 @@ def verdict(
         return
     span = {"from": first, "to": last}
     params = {name: step for name, step in span.items() if step is not None}
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         answer = client.call("GET", f"/runs/{client.run(run_id)}/verdict", params=params)
     if as_json:
         print_json(answer)
@@ -87,7 +87,7 @@ def fleet_lines(answer: dict[str, Any]) -> list[str]:
         words = f"{of['waited_hours']:.2f} worker-hours"
         return words if currency is None else f"{words} ({money(of['waited_cost'], currency)})"
 
-    made.append(f"They have waited {waited(answer)} so far.")
+    made.append(f"Their ranks have waited {waited(answer)} so far.")
     for run in answer["runs"]:
         cost = f"{run['lost_workers']:.2f} of {run['workers']} workers lost"
         what = plain(run["what"]) or "no verdict yet"

@@ -161,11 +161,11 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             where = f"slowdowns[{k}]"
             for rank in slow.ranks:
                 if not 0 <= rank < world:
-                    return f"{where}.ranks holds {rank}: ranks are 0 … {world - 1}"
+                    return f"{where}.ranks contains {rank}: ranks are 0 … {world - 1}"
             if not 0 < slow.factor < math.inf:
                 return f"{where}.factor = {slow.factor}: give a number above 0"
             if slow.first_step < 0 or slow.every < 0 or (slow.steps is not None and slow.steps < 1):
-                return f"{where}: first_step and every are 0 or more, steps 1 or more"
+                return f"{where}: first_step and every must be 0 or more, steps 1 or more"
             if not 0 <= slow.chance <= 1:
                 return f"{where}.chance = {slow.chance}: give a number from 0 to 1"
         return None

@@ -109,7 +109,7 @@ class Ledger:
     def refusal(self, segment: Segment, world: int) -> str | None:
         """Return why this segment cannot come next in this epoch; None if it can."""
         if segment.epoch != self.epoch:
-            return f"it is for epoch {segment.epoch}, this is {self.epoch}"
+            return f"it is for epoch {segment.epoch}, not {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
 
     def _misfit(self, segment: Segment) -> str | None:
@@ -122,7 +122,7 @@ class Ledger:
             return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         if self._ends is not None and not self._in_order(indices, totals):
-            return "its steps take other samples than the epoch's order, which keeps the budget"
+            return "its steps do not follow the epoch's order, which keeps them within the budget"
         if self._budget is not None:
             over = self._budget.over(np.asarray(segment.counts), indices)
             if over is not None:
@@ -130,7 +130,7 @@ class Ledger:
         if len(np.unique(indices)) != len(indices):
             return "a sample occurs twice"
         if not self._unused[indices].all():
-            return f"sample {indices[~self._unused[indices]][0]} is used already"
+            return f"sample {indices[~self._unused[indices]][0]} was already used"
         left = self.left - len(indices)
         if segment.epoch_end != self.over_with(left):
             return f"epoch_end is {segment.epoch_end} with {left} samples left"

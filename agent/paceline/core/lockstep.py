@@ -21,13 +21,13 @@ import msgspec
 KEPT = 32
 
 _SKIP = (
-    "Every rank must make the same backward passes in each step: where a rank has nothing to "
-    "learn from, multiply its loss by 0 instead of leaving the pass out, or let all ranks decide "
-    "together, as by an all-reduce"
+    "Every rank must make the same backward passes in each step: to skip a batch on one rank, "
+    "multiply its loss by 0 instead of leaving out the pass, or let all ranks decide together, "
+    "for example by an all-reduce"
 )
 _LEAVE = (
     "All ranks must leave the loop over the loader after the same step: let them decide together, "
-    "as by an all-reduce of the criterion"
+    "for example by an all-reduce of the stopping criterion"
 )
 
 
@@ -142,7 +142,7 @@ def described(rank: int, progress: Progress) -> str:
         return f"rank {rank} is in step {progress.step} ({progress.phase})"
     if progress.in_loop:
         return f"rank {rank} is after step {progress.step} ({progress.phase})"
-    return f"rank {rank} is outside of its loop after step {progress.step}"
+    return f"rank {rank} is outside its loop after step {progress.step}"
 
 
 def _left(of: Mapping[int, Progress]) -> str | None:
@@ -197,7 +197,7 @@ def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -
     if met[late][0] > step:
         return _uneven(of, late, early, step)
     return (
-        f"ranks are out of step: in step {step} rank {late} makes the backward pass of another "
+        f"ranks are out of step: in step {step} rank {late} makes the backward pass of a different "
         f"wrapped model than rank {early}. {_SKIP}"
     )
 

@@ -27,10 +27,10 @@ class WaitReason(Enum):
     """The reason why a rank waits. The value is for the log."""
 
     PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
-    ROUNDS = "it has done more steps than there were rounds"
+    ROUNDS = "it has completed more steps than there were rounds"
     COPYING = "its gradients are still being copied to the host"
-    LEAD = "it is further ahead of the slowest rank than its lead allows"
-    MEETING = "it has no more steps, and others have"
+    LEAD = "it is further ahead of the slowest rank than `lead` allows"
+    MEETING = "it has no steps left, but other ranks have"
 
 
 # Simulations use these members often, and Python 3.11 takes 0.1 µs to look up an enum's member.

@@ -16,7 +16,9 @@ def checked(given: str) -> str:
     Other text could change the path of a request or file.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", given):
-        raise InputError(f"RUN {given}: an id has letters, digits, - and _; `paceline runs` lists")
+        raise InputError(
+            f"RUN {given}: an id has letters, digits, - and _; `paceline runs` lists ids"
+        )
     return given
 
 
@@ -26,6 +28,8 @@ def chosen(given: str, ids: Iterable[str]) -> str:
     if given in matches or len(matches) == 1:
         return given if given in matches else matches[0]
     if not matches:
-        raise InputError(f"RUN {given}: no run's id begins with it; `paceline runs` lists them")
+        raise InputError(f"RUN {given}: no run's id begins with it; `paceline runs` lists ids")
     listed = ", ".join(matches[:_LISTED]) + (", …" if len(matches) > _LISTED else "")
-    raise InputError(f"RUN {given}: {len(matches)} runs begin with it: {listed}; give more of it")
+    raise InputError(
+        f"RUN {given}: {len(matches)} runs begin with it: {listed}; give more characters"
+    )

@@ -46,13 +46,14 @@ class Terms:
             )
         if self.coast_steps > 4:
             raise ValueError(
-                f"coast_steps is {self.coast_steps}: at most 4, or a switch would take effect late"
+                f"coast_steps is {self.coast_steps}: it must be at most 4, so that "
+                "switches take effect soon"
             )
         if self.loss_mean not in MEANS:
             raise ValueError(f"loss_mean is {self.loss_mean!r}: give 'samples', 'size' or 'ranks'")
         if self.global_batch % self.shapes.samples:
             raise ValueError(
-                f"shapes: its samples are {self.shapes.samples}, which does not divide "
+                f"shapes: samples is {self.shapes.samples}, which does not divide "
                 f"global_batch={self.global_batch}: give a divisor of the global batch"
             )
         if self.token_budget is not None:
@@ -66,7 +67,7 @@ class Terms:
         """
         if not self.samples:
             raise TypeError(
-                "a stream has no length: how many steps an epoch has is known when it is over"
+                "a stream has no length: its steps per epoch are known only when the epoch is over"
             )
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
@@ -110,7 +111,7 @@ def length(dataset: Sized) -> int:
         samples = len(dataset)
     except TypeError as error:
         raise TypeError(
-            "dataset has no len(): give one with len() and an index, or wrap what yields samples "
+            "dataset has no len(): use a map-style data set, or wrap an iterable data set "
             "in paceline.data.Stream(dataset, size=…, split=…)"
         ) from error
     if samples < 1:

@@ -64,8 +64,8 @@ class Directory:
         except OSError:
             os.close(descriptor)
             raise PacelineError(
-                f"directory {self.path}: another training, or another node, uses it: "
-                "give each node and each training a directory of its own"
+                f"directory {self.path}: another training, or another node, uses it: give each "
+                "node and each training its own directory"
             ) from None
         self._claimed = descriptor
         self._check_data(sizes)
@@ -167,7 +167,8 @@ class Directory:
             file.write_text(json.dumps(known))
         elif json.loads(file.read_text()) != known:
             raise PacelineError(
-                f"directory {self.path}: it has samples of other data: empty it, or give another"
+                f"directory {self.path}: it has samples of other data: empty it, or give another "
+                "directory"
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:

@@ -107,8 +107,8 @@ class Keeper:
         self._closing = threading.Event()
         self._outage = Outage(
             logger,
-            "samples cannot be fetched ahead, and steps read them themselves",
-            "samples are fetched ahead again",
+            "samples cannot be prefetched; steps read them directly",
+            "samples are prefetched again",
             first_s=_RETRY_S,
             most_s=_MOST_RETRY_S,
         )

@@ -83,7 +83,9 @@ class Ranges:
         self._place = os.fspath(place)
         self._offsets = np.asarray(offsets, np.int64)
         if len(self._offsets) < 2 or self._offsets[0] < 0 or (np.diff(self._offsets) < 0).any():
-            raise ValueError("offsets: give where each sample begins, ascending, and the end")
+            raise ValueError(
+                "offsets: give the start of each sample, ascending, and the end of the last one"
+            )
         remote = self._place.startswith(("http://", "https://"))
         self._http = _Http(self._place, dict(headers or {})) if remote else None
 
@@ -148,12 +150,12 @@ class _Http:
             if status == HTTPStatus.PARTIAL_CONTENT:
                 data = answer.read()
                 if len(data) != size:
-                    raise _StumbledError(f"{len(data)} bytes came of {size}")
+                    raise _StumbledError(f"received {len(data)} of {size} bytes")
                 return data
         if status in _STUMBLES:
-            raise _StumbledError(f"the server answers {status}")
+            raise _StumbledError(f"the server returned {status}")
         plain = status == HTTPStatus.OK
-        why = "does not answer range requests" if plain else "refuses the request"
+        why = "does not support range requests" if plain else "refuses the request"
         raise PacelineError(f"{self._url}: the server {why} (status {status})")
 
     def _connected(self) -> httpx.Client:
@@ -176,5 +178,5 @@ def sizes_of(source: Source) -> npt.NDArray[np.int64]:
         raise ValueError("source: it has no samples")
     if (wrong := np.flatnonzero((sizes < 0) | (sizes >= 2**32))).size:
         index = int(wrong[0])
-        raise ValueError(f"source: sample {index} has {sizes[index]} bytes; at most 4 GiB fit")
+        raise ValueError(f"source: sample {index} has {sizes[index]} bytes; the maximum is 4 GiB")
     return sizes

@@ -85,8 +85,8 @@ class Stream:
             )
         if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
             raise TypeError(
-                f"source is {type(source).__name__}: give what can be iterated over anew in each "
-                "epoch, not an iterator or a generator"
+                f"source is {type(source).__name__}: give an iterable that can be iterated again "
+                "in each epoch, not an iterator or a generator"
             )
         self.reading: Reading = Whole(source) if split == "none" else Own(source)
         self.kind = f"stream, split={split!r}"
@@ -96,7 +96,9 @@ class Stream:
         if not callable(size):
             raise TypeError(f"size={size!r}: give a function of a sample that returns a number")
         if not isinstance(buffer, int) or isinstance(buffer, bool) or buffer < 1:
-            raise ValueError(f"buffer={buffer!r}: give how many samples all ranks hold ready")
+            raise ValueError(
+                f"buffer={buffer!r}: give the number of samples that all ranks together hold ready"
+            )
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle={shuffle!r}: give True or False")
         self.size, self.buffer, self.shuffle = size, buffer, shuffle
@@ -162,8 +164,9 @@ class Stream:
         split = getattr(dataset, "_distributed", None)
         if getattr(split, "world_size", 1) > 1:
             raise ValueError(
-                "dataset is split by rank: give it as it was before split_dataset_by_node, since "
-                "ranks claim its shards, or give Stream(dataset, size=…, split='ranks')"
+                "dataset is already split by rank: give the data set from before "
+                "split_dataset_by_node, since ranks claim its shards, or give Stream(dataset, "
+                "size=…, split='ranks')"
             )
         count: int = dataset.num_shards
         if count < 2:
@@ -261,7 +264,7 @@ class Sharding:
         try:
             shard = self.open_shard(name)
             if shard is None:
-                raise TypeError(f"open({name!r}) returned None: return what yields its samples")
+                raise TypeError(f"open({name!r}) returned None: return an iterable of its samples")
             for sample in shard:
                 if seen is not None:
                     seen.add(sample)

@@ -221,11 +221,11 @@ class Agent:
         A resumed run is still here if this node was cut off from the control plane.
         """
         if launch.attempt <= first.attempt:
-            _log.error("run %s is here already; its second launch is ignored", run)
+            _log.error("run %s is already running here; ignoring its second launch", run)
             return
         why = (
-            f"its earlier processes still run on {self._node.node}: resume it once they have "
-            "ended, or restart the agent there, which ends them"
+            f"its earlier processes still run on {self._node.node}: resume the run once they have "
+            "ended, or restart the agent on that node, which ends them"
         )
         self._fail(run, launch, why)
 
@@ -246,10 +246,12 @@ class Agent:
         if not launch.sealed:
             return launch, Ranks(session.bus)
         if session.key is None:
-            raise PacelineError("its secrets are sealed, and this agent has no session")
+            raise PacelineError(
+                "its secrets are encrypted, and this agent has no key to decrypt them"
+            )
         secrets = unseal(launch.sealed, session.key)
         if not rundir.note_launch(rundir.directory_of(self._data, run), launch.sealed):
-            raise _ReplayedError("its launch was sent once more, and is ignored")
+            raise _ReplayedError("ignoring a launch that was sent twice")
         # The address by which this node reaches the bus.
         bus = at_address(secrets.bus, session.bus)
         return msgspec.structs.replace(launch, env=secrets.env), Ranks(bus, secrets.key)
@@ -279,17 +281,17 @@ class Agent:
             except OSError as error:
                 if directory not in self._unreadable:
                     self._unreadable.add(directory)
-                    _log.error("what run %s left cannot be delivered: %s", run, error)
+                    _log.error("cannot deliver the remaining reports of run %s: %s", run, error)
                 continue
             if delivery is not None:
-                _log.info("delivering what run %s left", run)
+                _log.info("delivering the remaining reports of run %s", run)
                 self._left_over[run] = delivery
 
     def _leave(self) -> None:
         why = "the agent was stopped"
         if self._signal is None and self._taken_back is not None:
-            why = f"the provider takes {self._node.node} back: {self._taken_back}"
-            _log.warning("%s; its runs leave it", why)
+            why = f"the provider reclaims {self._node.node}: {self._taken_back}"
+            _log.warning("%s; its runs leave this node", why)
         for supervisor in self._runs.values():
             supervisor.stop(why, leaves=True)
         # Limits the delivery once all runs have ended.

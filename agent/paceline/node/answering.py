@@ -41,7 +41,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
             return bus.xadd(stream, fields, nomkstream=True) is not None  # type: ignore[arg-type]
         # The worker process has not granted the right to this stream yet.
         except redis.exceptions.NoPermissionError as error:
-            _log.warning("a question about run %s cannot be answered yet: %s", run, error)
+            _log.warning("cannot answer a request for run %s yet: %s", run, error)
             return False
 
     return bool(link.attempt(append))
@@ -53,7 +53,7 @@ def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
         directory = rundir.directory_of(data, run)
         record = rundir.read(directory / "run.json", Record)
         if record is None or record.control != control:
-            return NotThere(f"it has no directory of run {run}")
+            return NotThere(f"it has no directory for run {run}")
         question = ask.question
         if isinstance(question, ListLogs):
             return LogList(logs.listed(directory, question.from_attempt))
@@ -63,5 +63,5 @@ def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
             return stacks.read(directory, question.attempt, question.since)
         return logs.part(directory, question)
     except (OSError, PacelineError, msgspec.DecodeError) as error:
-        _log.warning("a question about run %s cannot be answered: %s", run, error)
-        return NotThere(f"what it has of run {run} cannot be read: {error}")
+        _log.warning("cannot answer a request for run %s: %s", run, error)
+        return NotThere(f"its files of run {run} cannot be read: {error}")

@@ -87,9 +87,7 @@ class Client:
         try:
             return answer.json()
         except ValueError as error:
-            raise ServerUnreachable(
-                f"what answers at {self.server} is no Paceline server"
-            ) from error
+            raise ServerUnreachable(f"{self.server} is not a Paceline server") from error
 
     def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
         """Yield the chunks of an answer that may be long, or no JSON, as they arrive."""
@@ -108,8 +106,8 @@ class Client:
             yield
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise ServerUnreachable(
-                f"no server answers at {self.server} ({error}); --server or PACELINE_SERVER gives "
-                "another address"
+                f"no server answers at {self.server} ({error}); set another address with "
+                "--server or PACELINE_SERVER"
             ) from error
 
     def _refuse_errors(self, answer: httpx.Response) -> None:
@@ -119,19 +117,19 @@ class Client:
         # All errors of a Paceline server have this type.
         if kind != "application/problem+json":
             raise ServerUnreachable(
-                f"what answers at {self.server} is no Paceline server "
+                f"{self.server} is not a Paceline server "
                 f"({answer.status_code} {answer.reason_phrase})"
             )
         reason = _reason(_json(answer))
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise PacelineError(
-                f"the server {self.server} wants a token: give --token-file or PACELINE_TOKEN"
+                f"the server {self.server} requires a token: set --token-file or PACELINE_TOKEN"
                 f" ({reason})"
             )
         if answer.is_client_error:
             raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            raise ServerUnreachable(f"the server {self.server} cannot work now: {reason}")
+            raise ServerUnreachable(f"the server {self.server} is unavailable: {reason}")
         # A node does not answer the server.
         if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:
             raise PacelineError(reason)
@@ -172,11 +170,11 @@ class Client:
             answer = self.call("GET", "/version")
             protocol = answer["protocol"]
         except InputError as error:
-            raise PacelineError(f"the server {self.server} refuses: {error}") from error
-        except (KeyError, TypeError) as error:
-            raise ServerUnreachable(
-                f"what answers at {self.server} is no Paceline server"
+            raise PacelineError(
+                f"the server {self.server} rejected the request: {error}"
             ) from error
+        except (KeyError, TypeError) as error:
+            raise ServerUnreachable(f"{self.server} is not a Paceline server") from error
         if protocol != PROTOCOL_VERSION:
             raise PacelineError(
                 f"the server {self.server} (paceline {answer.get('version')}) speaks protocol "

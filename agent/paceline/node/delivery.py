@@ -78,7 +78,7 @@ class Delivery:
             record = rundir.read(path, Record)
         # This happens after a power failure.
         except msgspec.DecodeError as error:
-            _log.error("%s is left alone as .bad: %s", path, error)
+            _log.error("%s is quarantined as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
         if record is None or record.settled or record.control != link.session.control:
@@ -200,7 +200,7 @@ class Delivery:
             _log.error("the spool of run %s cannot be drained: %s", self.record.run, error)
             return None
         if nothing_left is None:
-            raise redis.ConnectionError(f"the bus {link.place} is away")
+            raise redis.ConnectionError(f"the bus {link.place} is unreachable")
         return nothing_left
 
     def _drain(self, bus: redis.Redis) -> bool:
@@ -234,7 +234,7 @@ class Delivery:
         own = [fields for fields in entries if _speaks_for(fields, run)]
         if len(own) < len(entries) and not self._foreign:
             self._foreign = True
-            _log.warning("the spool of run %s speaks for others; that is left out", run)
+            _log.warning("ignoring records of other runs in the spool of run %s", run)
         return own
 
     def _save(self) -> None:
@@ -244,7 +244,7 @@ class Delivery:
         # A full disk must not end training.
         except OSError as error:
             if self._saved:
-                _log.error("the state of run %s cannot be kept: %s", self.record.run, error)
+                _log.error("the state of run %s cannot be saved: %s", self.record.run, error)
             self._saved = False
 
 

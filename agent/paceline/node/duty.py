@@ -68,5 +68,5 @@ class Duty:
     def _unanswered(self, error: PacelineError) -> bool:
         if self._problem != (problem := str(error)):
             self._problem = problem
-            _log.warning("run %s: %s; waiting for it", self._run, problem)
+            _log.warning("run %s: %s; retrying", self._run, problem)
         return time.monotonic() - self._answered_at > PATIENCE_S

@@ -80,8 +80,8 @@ class Link:
         self._client = connect(session.bus)
         self._outage = Outage(
             _log,
-            f"the bus {self.place} is away",
-            f"the bus {self.place} is back",
+            f"the bus {self.place} is unreachable",
+            f"the bus {self.place} is reachable again",
             first_s=_RETRY_S,
             most_s=_RETRY_S,
         )
@@ -116,7 +116,7 @@ class Commands:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._last: bytes | None = None
-        self._forged = Refusals(_log, "a command that the control plane did not write is ignored")
+        self._forged = Refusals(_log, "ignoring a command that the control plane did not write")
 
     @property
     def started(self) -> bool:
@@ -151,7 +151,7 @@ class Commands:
                 self._forged.add(error)
                 continue
             except wire.WireError as error:
-                _log.error("a command was not understood: %s", error)
+                _log.error("cannot decode a command: %s", error)
                 continue
             if isinstance(message, Command):
                 commands.append((run, message))

@@ -73,4 +73,4 @@ class _Copy:
         # A full disk, or a reader that is gone, must not end training.
         except OSError as error:
             self._broken = True
-            _log.warning("what rank 0 prints is not shown any more, and is in its log: %s", error)
+            _log.warning("rank 0's output is no longer shown here, only in its log: %s", error)

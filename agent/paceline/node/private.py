@@ -55,8 +55,8 @@ def check_data(folder: Path) -> None:
             continue
         if owner not in (0, os.geteuid()):
             raise PacelineError(
-                f"--data: {path} belongs to another user ({_name(owner)}), who may have planted "
-                "it: choose another data directory, or check what is there and chown it"
+                f"--data: {path} belongs to another user ({_name(owner)}), who may have created "
+                "it: choose another data directory, or check its contents and chown it"
             )
 
 

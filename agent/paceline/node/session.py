@@ -78,7 +78,7 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
     except redis.RedisError as error:
         raise ServerUnreachable(
             f"the bus of the server {client.server} listens on that machine only: start the server "
-            "with --trust-network if the network is trusted, or with a --bus that nodes reach"
+            "with --trust-network if the network is trusted, or with a --bus that nodes can reach"
         ) from error
 
 

@@ -141,7 +141,7 @@ def dropped(directory: Path) -> int:
             count += int(_read(path) or 0)
         # The run is reported without this count.
         except (OSError, ValueError) as error:
-            logger.error("%s is left out: %s", path, error)
+            logger.error("ignoring %s: %s", path, error)
     return min(max(count, 0), MOST_DROPPED)
 
 
@@ -163,7 +163,7 @@ def chunks(
         torn += rest > 0
         yield path, whole
     if torn:
-        logger.warning("%d spooled records were torn by a crash and left out", torn)
+        logger.warning("ignoring %d spooled records that a crash truncated", torn)
 
 
 def drain(

@@ -52,11 +52,11 @@ def check(launch: Launch) -> None:
     """
     for name in launch.env:
         if not name or "=" in name:
-            raise InputError(f"env: {name!r} is no name of a variable")
+            raise InputError(f"env: {name!r} is not a valid variable name")
     texts = [launch.script, launch.cwd or "", *launch.args, *launch.env, *launch.env.values()]
     for text in texts:
         if "\0" in text:
-            raise InputError(f"script, args, cwd and env: {text!r} holds a NUL character")
+            raise InputError(f"script, args, cwd and env: {text!r} contains a NUL character")
     cwd = Path(launch.cwd or Path.cwd())
     if not cwd.is_dir():
         raise InputError(f"cwd: there is no directory {cwd}")
@@ -66,13 +66,13 @@ def check(launch: Launch) -> None:
         raise InputError(f"nproc: {launch.nproc} ranks cannot train; give 1 or more")
     if not 1 <= launch.nodes_min <= launch.nodes_max:
         raise InputError(
-            f"nodes: {launch.nodes_min} to {launch.nodes_max}; give at least 1, and no more at "
-            "least than at most"
+            f"nodes: {launch.nodes_min} to {launch.nodes_max}; the minimum must be at least 1, "
+            "and not above the maximum"
         )
     if launch.env.get(driver.VARIABLE) and launch.nodes_max > 1:
         raise InputError(
-            f"nodes: {driver.VARIABLE} is set, so the script starts its ranks itself, on whichever "
-            "nodes: leave --nodes out"
+            f"nodes: {driver.VARIABLE} is set, so the script starts its ranks itself, on nodes "
+            "that it chooses: leave out --nodes"
         )
     for name in ("max_restarts", "attempt"):
         if (number := getattr(launch, name)) < 0:
@@ -241,10 +241,14 @@ class Supervisor:
     def _opened_door(self) -> socket.socket:
         """Open a socket on which this node could serve the rendezvous to the others."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
-            raise ValueError("a run on several nodes needs a control plane, and a session with it")
+            raise ValueError(
+                "a run on several nodes needs a control plane and a session with a key"
+            )
         address = self._link.address()
         if address is None:
-            raise OSError("the bus is away, and with it this node's address for the others")
+            raise OSError(
+                "the bus is unreachable, so this node's address for the others is unknown"
+            )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, 0), family=family)
 

@@ -42,7 +42,7 @@ def keeping(server: str, token: str) -> Iterator[Path]:
     """
     path = _place(server)
     if path is None:
-        raise OSError(f"{server} is no address of a server")
+        raise OSError(f"{server} is not the address of a server")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The file may be left over from a server that was killed.
     path.unlink(missing_ok=True)

@@ -28,21 +28,21 @@ from paceline.train.timing import RunningStep
 
 _GRADIENT_AFTER = (
     "Session(micro_batches=True): in step {step} a parameter gets a gradient after its optimiser "
-    "has stepped in the same turn of the loop: compute all gradients of an optimiser's parameters "
-    "before its step, and freeze a model (requires_grad_(False)) while another is trained through "
-    "it"
+    "has stepped in the same iteration of the loop: compute all gradients of an optimiser's "
+    "parameters before its step, and freeze a model (requires_grad_(False)) while another is "
+    "trained through it"
 )
 
 _NO_OUTPUT = (
-    "a loss does not depend on the outputs of the model that session.wrap gave, and parameters had "
-    "gradients before its backward pass: call zero_grad() before the forward pass, or return from "
-    "the model what the loss is made of"
+    "a loss does not depend on the outputs of the model that session.wrap() returned, and "
+    "parameters had gradients before its backward pass: call zero_grad() before the forward pass, "
+    "or compute the loss from the model's outputs"
 )
 
 _FROZEN = (
-    "{name} was frozen when session.wrap() got its model, and now has a gradient, which no rank "
-    "would reduce: let it be trainable (requires_grad_(True)) when you wrap the model with "
-    "session.wrap(model, find_unused_parameters=True), and freeze it afterwards as you like"
+    "{name} was frozen when session.wrap() wrapped its model, and now has a gradient, which would "
+    "not be reduced: make it trainable (requires_grad_(True)) before session.wrap(model, "
+    "find_unused_parameters=True), and freeze it afterwards"
 )
 
 # Models up to this size get one bucket: three buckets took 13.9 ms where one took 7.7 ms.
@@ -405,9 +405,9 @@ class WeightedDDP(DistributedDataParallel):
         The outer reducer would replace the weighted mean over ranks by the plain mean.
         """
         raise PacelineError(
-            "session.wrap has wrapped this model, and DistributedDataParallel around it would "
-            "reduce its gradients once more, without their weights: leave DistributedDataParallel "
-            "out, and what makes it, such as prepare_model of Ray Train"
+            "session.wrap has already wrapped this model, and DistributedDataParallel around it "
+            "would reduce its gradients again, unweighted: remove DistributedDataParallel, and any "
+            "call that adds it, such as Ray Train's prepare_model"
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -444,7 +444,7 @@ class WeightedDDP(DistributedDataParallel):
         """
         if self._current.accumulates:
             raise ValueError(
-                "no_sync() and Session(micro_batches=True) do not go together: give Session a "
+                "no_sync() and Session(micro_batches=True) cannot be combined: give Session a "
                 "larger global_batch instead, and let it accumulate"
             )
         with self.unreduced():
@@ -461,8 +461,8 @@ class WeightedDDP(DistributedDataParallel):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Raise a ValueError: DDP accepts only one hook, and Paceline reduces gradients in it."""
         raise ValueError(
-            "Paceline reduces weighted gradients in DDP's communication hook, and DDP takes only "
-            "one: register none"
+            "Paceline reduces weighted gradients in DDP's communication hook, and DDP allows only "
+            "one: do not register another"
         )
 
     def join(self, *_: Any, **__: Any) -> Any:

@@ -86,9 +86,9 @@ class Environment:
         """Warn the user who set PACELINE_SERVER if this training has no run on a server."""
         if self.run is None and self.server:
             logger.warning(
-                "PACELINE_SERVER is set, but the server does not know of this training, whose "
+                "PACELINE_SERVER is set, but this training is not a run of the server, and its "
                 "ranks train as under plain DDP: start the script with `paceline node` or "
-                "`paceline run`, in place of torchrun"
+                "`paceline run` instead of torchrun"
             )
 
     def placed(self, world: int) -> list[str]:
@@ -110,7 +110,7 @@ class Environment:
         if not _taken[key]:
             _taken[key] = True
             logger.warning(
-                "this script's first Session reports run %s: any other Session plans by itself and "
+                "this script's first Session reports run %s: any other Session plans locally and "
                 "reports nothing",
                 self.run,
             )
@@ -126,7 +126,7 @@ def _key(variables: Mapping[str, str]) -> bytes | None:
     try:
         return bytes.fromhex(text) or None
     except ValueError:
-        raise ValueError("PACELINE_KEY is no key in hexadecimal") from None
+        raise ValueError("PACELINE_KEY must be hexadecimal") from None
 
 
 def _names(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _names(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[str, ...])
     except msgspec.DecodeError as error:
-        raise ValueError(f"{name} is no list of names in JSON: {error}") from None
+        raise ValueError(f"{name} must be a JSON list of names: {error}") from None
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int) -> int:

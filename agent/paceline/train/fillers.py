@@ -55,9 +55,9 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
         elif name not in _warned:
             _warned.add(name)
             logger.warning(
-                "a rank without samples computes a filler, and the forward pass of its model calls "
-                "%s: what the model keeps of that has the filler in it. Sums over ranks leave it "
-                "out",
+                "a rank without samples computes a filler sample, and its model's forward pass "
+                "calls %s: state that the model keeps from this call contains the filler. Only "
+                "sums over ranks leave it out",
                 name.strip("_"),
             )
 

@@ -122,7 +122,9 @@ class Loader:
         """
         whole("typical", samples, 1)
         if not self._loop.typical or self._loop.begun:
-            raise PacelineError("typical: call it in what session.profile runs")
+            raise PacelineError(
+                "typical: call it only inside the function that session.profile runs"
+            )
         if self._typical is None or self._typical[0] != samples:
             # Release the old batch first: two batches may not fit into memory.
             self._typical = None
@@ -186,9 +188,9 @@ class Loader:
         The PacelineError is an AttributeError, too, for `hasattr`.
         """
         raise _NoSamplerError(
-            "session.loader has no sampler that a framework could replace: the plan decides "
-            "which samples a batch has. Leave out what prepares a DataLoader, such as Ray Train's "
-            "prepare_data_loader, and put batches onto the device in the loop"
+            "session.loader has no sampler that a framework could replace: the plan decides which "
+            "samples a batch has. Remove the call that prepares a DataLoader, such as Ray Train's "
+            "prepare_data_loader, and move batches to the device in the loop"
         )
 
     def __len__(self) -> int:

@@ -228,8 +228,9 @@ class Lockstep:
     def _without_store(self) -> str:
         own = self._progress
         return (
-            "rank 0 is out of step: it ended or closed its session, and the ranks' store with it, "
-            f"while rank {self._rank} was in epoch {own.epoch}, after step {own.through}"
+            "rank 0 is out of step: it ended or closed its session, and with it the ranks' "
+            f"key-value store, while rank {self._rank} was in epoch {own.epoch}, after step "
+            f"{own.through}"
         )
 
     def _is_over(self) -> bool:
@@ -366,7 +367,7 @@ class Lockstep:
             needed = progress.in_loop or newest > progress.epoch
             if here and needed and not _is_alive(progress.process):
                 where = lockstep.described(rank, progress)
-                return f"rank {rank} failed: its process has ended; when last seen, {where}"
+                return f"rank {rank} failed: its process has ended; last seen: {where}"
         return None
 
     def _missing(self, of: dict[int, Progress], now: float) -> str | None:
@@ -384,8 +385,8 @@ class Lockstep:
             silent_s = now - self._heard[rank][1]
             if silent_s >= _SILENT_S:
                 return (
-                    f"rank {rank} failed: no sign of life for {silent_s:.0f} s, so its process or "
-                    f"its node is gone; when last seen, {where}"
+                    f"rank {rank} failed: no heartbeat for {silent_s:.0f} s, so its process or its "
+                    f"node is gone; last seen: {where}"
                 )
         return None
 
@@ -396,8 +397,8 @@ class Lockstep:
                 self._noted.add((rank, step))
                 self._tell(
                     store,
-                    f"rank {rank} made no backward pass in step {step}, and other ranks did: its "
-                    "batch of that step counts for nothing",
+                    f"rank {rank} ran no backward pass in step {step}, but other ranks did: its "
+                    "batch of that step has no effect",
                 )
         late = lockstep.laggards(of, _WAITS, LONG_S)
         missing = [rank for rank in range(self._world) if rank not in of]
@@ -413,7 +414,8 @@ class Lockstep:
         self._tell(
             store,
             f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "
-            "(`paceline hang RUN --stacks` shows what all ranks do, if a server knows the run)",
+            "(`paceline hang RUN --stacks` shows what all ranks are doing, if the run is on a "
+            "server)",
         )
 
     def _tell(self, store: Store, note: str) -> None:
@@ -427,7 +429,7 @@ class Lockstep:
         if time.monotonic() - max(self._failed_at, self._since[1]) < GRACE_S:
             return
         logger.critical(
-            "rank %d is blocked in step %d and ends: %s",
+            "rank %d is blocked in step %d; ending its process: %s",
             self._rank,
             self._progress.step,
             self._failure,

@@ -58,9 +58,9 @@ from paceline.wire import Evaluation, Phase, RankDevice
 logger = logging.getLogger(__name__)
 
 _PASSED = (
-    "set_epoch({epoch}): the next pass over the loader is epoch {next}. Epochs only count upwards, "
-    "and each pass over the loader is one, also a pass that the script leaves at once; after a "
-    "checkpoint, let session.epochs(…) count"
+    "set_epoch({epoch}): the next pass over the loader is epoch {next}. Epochs only increase, and "
+    "each pass over the loader counts as one, even if the script leaves it at once; after a "
+    "checkpoint, use session.epochs(…)"
 )
 # A rank that fails because of another rank searches this long for that rank.
 _NAMED_S = 0.5
@@ -247,7 +247,7 @@ class Loop:
     def refuse_closed(self) -> None:
         """Raise a PacelineError if the session is closed, or an earlier loop failed."""
         if self.closed:
-            raise PacelineError("this session is closed: make another Session")
+            raise PacelineError("this session is closed: create another Session")
         if self._failure is not None:
             raise PacelineError(str(self._failure)) from self._failure
 
@@ -276,8 +276,8 @@ class Loop:
         """Return the position after an operator's stop: a stream begins that epoch again."""
         if self._in_epoch:
             raise PacelineError(
-                "state_dict() in the middle of an epoch: nobody knows how to begin a stream "
-                "there again; save after the loop over the loader"
+                "state_dict() in the middle of an epoch: a stream cannot be resumed there; save "
+                "after the loop over the loader"
             )
         return Position(self.epoch, self.step + 1)
 
@@ -748,7 +748,7 @@ class Loop:
         terms, limits = self.context.terms, self.context.limits
         by_samples = terms.token_budget is None
         if by_samples and limits.micro_batches and not limits.samples and meeting.leads:
-            logger.warning("micro_batches=True does nothing without limits: %s", _GIVE_LIMITS)
+            logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
         findings = Findings(
             lookahead, self.epochs, self.devices, self.profiles, self._gradient_bytes()
         )

@@ -306,8 +306,8 @@ def reach(rank: int, host: str, port: int) -> TCPStore:
     except dist.DistError as error:
         raise PacelineError(
             f"rank {rank} cannot reach rank 0's store at {host}:{port}: set MASTER_ADDR on rank 0 "
-            "to an address of its node that all nodes reach, and let connections between the nodes "
-            "through on all ports"
+            "to an address of its node that all nodes reach, and allow connections between the "
+            "nodes on all ports"
         ) from error
     store.set_timeout(TIMEOUT)
     return store

@@ -57,10 +57,10 @@ class Outlet:
         self._hello: deque[Message] = deque()
         self._lost = 0
         self._noted = 0
-        away = "the bus does not take telemetry, which is spooled"
-        self._bus_outage = _outage(away, "the bus takes telemetry again")
-        full = "telemetry cannot be spooled, and is kept in memory"
-        self._spool_outage = _outage(full, "no telemetry waits in memory any more")
+        away = "the bus does not accept telemetry; writing it to the spool"
+        self._bus_outage = _outage(away, "the bus accepts telemetry again")
+        full = "telemetry cannot be written to the spool; keeping it in memory"
+        self._spool_outage = _outage(full, "no telemetry is left in memory")
 
     @property
     def lost(self) -> int:
@@ -82,7 +82,7 @@ class Outlet:
         try:
             self._hello = deque(in_parts(hello))
         except ValueError as error:
-            logger.error("the control plane plans nothing in this attempt: %s", error)
+            logger.error("the control plane cannot plan this attempt: %s", error)
             return
         while self._hello and self._taken(encode(self._hello[0], self._run), 1):
             self._hello.popleft()
@@ -126,7 +126,7 @@ class Outlet:
             self._release()
         if self._lost > before:
             logger.error(
-                "%d telemetry records are lost: bus and spool took none of them to the end",
+                "%d telemetry records are lost: neither bus nor spool accepted them before the end",
                 self._lost - before,
             )
 
@@ -153,7 +153,9 @@ class Outlet:
             self._held_bytes += size
             return
         if self._lost == 0:
-            logger.error("records are lost: %d MiB of telemetry wait in memory", HELD_BYTES >> 20)
+            logger.error(
+                "telemetry records are lost: the memory buffer of %d MiB is full", HELD_BYTES >> 20
+            )
         self._lost += records
 
     def _release(self) -> None:
@@ -200,7 +202,9 @@ class Outlet:
                 self._noted = dropped
             except OSError as error:
                 self._spool_outage.failed(error)
-                logger.warning("dropped telemetry records cannot be noted: %s", error)
+                logger.warning(
+                    "the number of dropped telemetry records cannot be stored: %s", error
+                )
 
 
 def _outage(begins: str, ends: str) -> Outage:

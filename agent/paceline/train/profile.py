@@ -116,8 +116,8 @@ def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
         if any(id(p) in ours for group in optimiser.param_groups for p in group["params"]):
             raise PacelineError(
-                "profile: run_batch steps an optimiser, and gradients are not reduced meanwhile: "
-                "the ranks' models would differ. Leave optimizer.step() out of it"
+                "profile: run_batch steps an optimiser, but profiling does not reduce gradients, "
+                "so the ranks' models would differ: leave optimizer.step() out of run_batch"
             )
 
     hook = register_optimizer_step_pre_hook(refuse)
@@ -297,7 +297,7 @@ def limits_of(
         known.append([global_batch if limit is None else limit for limit in measured])
     limits = [min(of_rank) for of_rank in zip(*known, strict=True)]
     if micro_batches and min(limits) < 1:
-        raise ValueError(f"limits is {limits}: with micro_batches=True each is at least 1")
+        raise ValueError(f"limits is {limits}: with micro_batches=True each must be at least 1")
     if sum(limits) < global_batch and not micro_batches:
         raise PacelineError(
             f"{limits} samples fit into the ranks' memory, {sum(limits)} together, fewer than the "

@@ -85,9 +85,10 @@ _SEED = 20_011
 # Relative differences up to these count as rounding errors.
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
-    "Mask padded positions and keep packed sequences apart. Divide what is summed by a count over "
-    "all ranks, times the number of ranks, with loss_mean='ranks', where classes have weights or "
-    "labels do not count. What compares the samples of a batch cannot be balanced."
+    "Mask padded positions and keep packed sequences apart. Where classes have weights or labels "
+    "do not count, use loss_mean='ranks': divide the sum of the losses by the count over all "
+    "ranks, and multiply by the number of ranks. A loss that compares the samples of a batch "
+    "cannot be balanced."
 )
 # Types of the modules' attributes that are restored, such as counts of calls.
 _PLAIN = int | float | str | None
@@ -277,15 +278,16 @@ class Judge:
         if fitting[0] == self._declared:
             return Answer(
                 PROVEN,
-                f"The gradient of a batch is the same as a whole, in two uneven parts, and beside "
+                "The gradient of a batch is the same as a whole, in two uneven parts, and next to "
                 f"a rank without samples: loss_mean={self._declared!r} fits the loss.",
                 setting=fitting[0],
                 difference=off,
             )
         return Answer(
             WRONG,
-            f"loss_mean={self._declared!r} does not fit the loss: in uneven parts the gradient is "
-            f"{off:.1%} off that of the batch as a whole. loss_mean={fitting[0]!r} reproduces it.",
+            f"loss_mean={self._declared!r} does not fit the loss: in uneven parts the gradient "
+            f"differs by {off:.1%} from the gradient of the whole batch. loss_mean={fitting[0]!r} "
+            "reproduces it.",
             f"Write Session(…, loss_mean={fitting[0]!r}).",
             setting=fitting[0],
             difference=off,
@@ -295,8 +297,8 @@ class Judge:
         """Return the answer if no setting fits: wrong, unless repeating changes the gradient."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
-                "the loop computes another gradient of the same samples when it is repeated: it "
-                "draws random numbers, or the model or the loss keeps a state"
+                "the loop computes a different gradient of the same samples when it is repeated: "
+                "it draws random numbers, or the model or the loss keeps a state"
             )
         uneven, filler = self._off["uneven"], self._off["filler"]
         equal = self._off["equal"]["ranks"]
@@ -304,21 +306,21 @@ class Judge:
             return Answer(
                 WRONG,
                 f"A rank without samples changes the gradient by {filler[self._declared]:.1%}: the "
-                "loss counts its filler.",
-                "Leave the filler out of what the loss counts over ranks: it counts 0 where "
+                "loss counts its filler sample.",
+                "Leave the filler out of what the loss counts over ranks: count 0 where "
                 "session.batch.empty is true.",
                 difference=filler[self._declared],
                 equal=equal,
             )
         if self._random:
-            return unknown("the loop draws random numbers for a batch as a whole")
+            return unknown("the loop draws random numbers for a whole batch")
         why = (
-            "No loss_mean fits the loss: in uneven parts the gradient is "
-            f"{uneven[self._declared]:.1%} off that of the batch as a whole, because what a sample "
-            "adds to it depends on the rest of its rank's batch. "
+            "No loss_mean fits the loss: in uneven parts the gradient differs by "
+            f"{uneven[self._declared]:.1%} from the gradient of the whole batch, because a "
+            "sample's contribution depends on the rest of its rank's batch. "
         )
         if equal > self._tolerance:
-            why += f"In equal parts, as under plain DDP, it is {equal:.1%} off, too."
+            why += f"In equal parts, as under plain DDP, it differs by {equal:.1%}, too."
         else:
             why += "In equal parts it is exact."
         return Answer(
@@ -355,9 +357,9 @@ def arranged(
     quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
     if quarter < 1 or 2 * quarter > terms.samples:
         raise NotProvableError(
-            "a part of four samples does not fit on one rank of each pair and two on the other"
+            "local batches of four samples on one rank of each pair and two on the other do not fit"
             if grid == 1
-            else f"parts of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
+            else f"local batches of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
         )
     order = np.argsort(sizes, kind="stable")
     for share in (_USUAL * min(1.0, fair / (4 * quarter)), 0.0):
@@ -369,7 +371,7 @@ def arranged(
         if not limits.tokens or made.fit(limits.tokens):
             return made
     raise NotProvableError(
-        f"token_limits have no room for {4 * quarter} samples on one rank of each pair and "
+        f"token_limits do not allow {4 * quarter} samples on one rank of each pair and "
         f"{2 * quarter} on the other"
     )
 
@@ -381,14 +383,16 @@ def failed(trial: Trial, rank: int, error: str) -> Answer:
     sizes = ", ".join(str(len(part)) for part in trial.parts)
     return Answer(
         WRONG,
-        f"The loop fails where ranks have parts of {sizes} samples: on rank {rank}, {error}.",
-        "Write the loop for batches of any size, which differs between ranks.",
+        f"The loop fails with local batches of {sizes} samples: on rank {rank}, {error}.",
+        "Let the loop accept batches of any size; sizes differ between ranks.",
     )
 
 
 def unknown(why: str) -> Answer:
     """Return the answer for a loss that cannot be checked because of `why`."""
-    return Answer(UNKNOWN, f"Whether the loss can be balanced is not provable here, because {why}.")
+    return Answer(
+        UNKNOWN, f"Whether the loss can be balanced cannot be proven here, because {why}."
+    )
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
@@ -411,7 +415,7 @@ def _unprovable(error: Exception) -> str:
     """Return the reason why an error proves nothing about the loss; empty: the error does."""
     if isinstance(error, NotProvableError):
         return str(error)
-    return "memory does not hold the samples of a trial" if out_of_memory(error) else ""
+    return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
 
 
 def _relative(value: Tensor, whole: Tensor) -> float:
@@ -598,13 +602,13 @@ class Rehearsal:
         meeting, terms = loop.meeting, loop.context.terms
         modules = [module for model in self._models for module in model.modules()]
         for holds, why in (
-            (meeting.world == 1, "there is one rank"),
+            (meeting.world == 1, "there is only one rank"),
             (loop.context.reader is not None, "the data is a stream"),
-            (loop.context.data is not None, "samples are on the nodes that have them"),
+            (loop.context.data is not None, "each node stores only its own samples"),
             (not self._models, "no model is wrapped"),
             (
                 not all(isinstance(model, WeightedDDP) for model in self._models),
-                "the model is sharded by fully_shard, so that no rank has a gradient of its own",
+                "the model is sharded by fully_shard, so that no rank has a complete gradient",
             ),
             (any(model.static_graph for model in self._models), "static_graph=True is set"),
             (
@@ -880,7 +884,7 @@ class Rehearsal:
         ]
         if len(set(words)) > 1:
             said = ", ".join(f"{word} on rank {rank}" for rank, word in enumerate(words))
-            raise PacelineError(f"the loop calls collectives that do not fit: {said}")
+            raise PacelineError(f"the ranks call different collectives in the loop: {said}")
 
 
 def _awaited(store: Store, key: str, ended: str) -> str:

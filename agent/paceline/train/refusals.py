@@ -24,7 +24,7 @@ _OPTIONS = {
     "device_mesh": "gradients are weighted over all ranks: leave it out",
     "delay_all_reduce_named_params": "these gradients would not be weighted: leave it out",
     "param_to_hook_all_reduce": "these gradients would not be weighted: leave it out",
-    "mixed_precision": "it needs a communication hook of its own: use torch.autocast",
+    "mixed_precision": "it needs its own communication hook: use torch.autocast",
 }
 
 
@@ -44,33 +44,34 @@ def refuse_model(
         return
     if lanes is not None:
         raise ValueError(
-            "the model is not sharded, and Session has a mesh in which ranks share batches: call "
+            "the model is not sharded, but ranks share batches in the mesh of Session: call "
             "fully_shard(model, mesh=…) with that mesh, after parallelize_module; for replicas "
-            "give it two dimensions, replicate × shard, the second one of one rank"
+            "give it two dimensions, replicate × shard, with one rank in the second"
         )
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
             raise ValueError(
-                f"parameter {name} is a DTensor: each rank has a part of it, and Paceline weighs "
-                "whole gradients; give session.wrap the model before parallelize_module or "
+                f"parameter {name} is a DTensor, of which each rank has a part, but Paceline "
+                "weights whole gradients: give session.wrap the model before parallelize_module or "
                 "distribute_tensor, or shard it over all ranks with fully_shard; for tensor "
                 'parallelism give Session the data-parallel part of the mesh, mesh=mesh["dp"]'
             )
     for option, reason in _OPTIONS.items():
         if options.get(option) is not None:
-            raise ValueError(f"wrap(..., {option}=…) is refused: {reason}")
+            raise ValueError(f"wrap(..., {option}=…) is not supported: {reason}")
 
 
 def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | None) -> None:
     if options:
         raise ValueError(
-            f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, and the model "
-            "is sharded by fully_shard: leave it out, and set what you need by the model's methods"
+            f"wrap(..., {min(options)}=…) is an option of DistributedDataParallel, but the model "
+            "is sharded by fully_shard: leave it out, and use the methods of the sharded model "
+            "instead"
         )
     if is_wrapped(model):
         raise ValueError(
-            "the model is sharded, and a session has wrapped it already: give it to session.wrap "
-            "once, or close the other session first"
+            "the model is sharded and already wrapped by a session: give it to session.wrap once, "
+            "or close the other session first"
         )
     refuse(model, None if lanes is None else lanes.lane)
     if lanes is not None:
@@ -85,18 +86,18 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
-            f"is a {type(layer).__name__} already: give session.wrap the plain model, once, in "
-            f"place of DistributedDataParallel{_plain_on_ray()}"
+            f"is already a {type(layer).__name__}: give session.wrap the plain model, once, "
+            f"instead of DistributedDataParallel{_plain_on_ray()}"
         )
     if is_unit(layer) and not sharded:
         return (
-            "is sharded by FSDP2 (fully_shard), and what session.wrap was given is not: call "
+            "is sharded by FSDP2 (fully_shard), but the model passed to session.wrap is not: call "
             "fully_shard on the whole model, too, after its parts, and give session.wrap that "
-            "model itself, not what torch.compile makes of it"
+            "model itself, not the result of torch.compile"
         )
     if is_fsdp1(layer):
         return (
-            "is a FullyShardedDataParallel, which reduces gradients before Paceline can weigh "
+            "is a FullyShardedDataParallel, which reduces gradients before Paceline can weight "
             f"them: shard the model with fully_shard (FSDP2), or leave FSDP out{_plain_on_ray()}"
         )
     return None
@@ -106,7 +107,7 @@ def _plain_on_ray() -> str:
     """Return the hint how Ray Train leaves a model plain, if the script uses Ray Train."""
     if "ray.train.torch" not in sys.modules:
         return ""
-    return "; Ray Train's prepare_model(model, parallel_strategy=None) leaves it plain"
+    return "; Ray Train's prepare_model(model, parallel_strategy=None) does not wrap it"
 
 
 def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
@@ -114,37 +115,38 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
         return why
     if batchnorm is None and isinstance(layer, _BatchNorm) and not norms.is_shared(layer):
         return (
-            f"is a {type(layer).__name__}: its statistics are of the local batch, whose size "
-            "Paceline changes, so training differs from one process; let all ranks share them with "
-            "wrap(model, batchnorm='sync'), or accept that with wrap(model, batchnorm='local')"
+            f"is a {type(layer).__name__}: it computes statistics over the local batch, whose size "
+            "Paceline changes, so training differs from single-process training; share statistics "
+            "between ranks with wrap(model, batchnorm='sync'), or accept the difference with "
+            "wrap(model, batchnorm='local')"
         )
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-        return "has sparse gradients, which Paceline does not weigh: use sparse=False"
+        return "has sparse gradients, which Paceline cannot weight: use sparse=False"
     return None
 
 
 def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
     """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly."""
     reasons = {
-        "static_graph": "PyTorch's reducer reduces in each backward pass then",
+        "static_graph": "PyTorch's reducer would reduce in each backward pass",
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "
         "would not be reduced",
     }
     if is_sharded(model):
         raise ValueError(
             "the model is sharded by fully_shard, whose ranks gather parameters from each other in "
-            "each pass, and with Session(micro_batches=True) ranks have different numbers of "
-            "passes: leave micro_batches out, or fully_shard"
+            "each pass, but with Session(micro_batches=True) the number of passes differs between "
+            "ranks: leave micro_batches out, or fully_shard"
         )
     if norms.shares_statistics(model, batchnorm):
         raise ValueError(
-            "wrap(batchnorm='sync'), or a SyncBatchNorm, and Session(micro_batches=True) do not go "
-            "together: the global batch is never there at once; give batchnorm='local', or leave "
+            "wrap(batchnorm='sync'), or a SyncBatchNorm, and Session(micro_batches=True) cannot be "
+            "combined: no pass sees the whole global batch; give batchnorm='local', or leave "
             "micro_batches out"
         )
     for name, why in reasons.items():
         if options.get(name):
             raise ValueError(
-                f"wrap({name}=True) and Session(micro_batches=True) do not go together: {why}; "
+                f"wrap({name}=True) and Session(micro_batches=True) cannot be combined: {why}; "
                 "leave one of them out"
             )

@@ -86,9 +86,9 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
     if loop.short:
         raise PacelineError(
             f"{answer.why} {answer.do} Or give limits of at least {loop.least_fair} samples, so "
-            "that ranks train with equal parts."
+            "that all ranks can train with equal local batches."
         )
-    logger.warning("ranks train with equal parts: %s %s", answer.why, answer.do)
+    logger.warning("all ranks train with equal local batches: %s %s", answer.why, answer.do)
     if loop.wiring.leader is not None:
         loop.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
 
@@ -120,7 +120,7 @@ def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
         body.forget()
         del frame
         _release_memory()
-    return rehearsal.answer or unknown("the loop was left")
+    return rehearsal.answer or unknown("the script left the loop")
 
 
 def _release_memory() -> None:
@@ -166,7 +166,7 @@ class _Body:
                 if item is not None:
                     self._loop, self._names, self._item = node, names, item
                     return
-        raise NotProvableError("the loop is no for statement over session.loader()")
+        raise NotProvableError("the loop is not a for statement over session.loader()")
 
     def run(self, batch: Any) -> None:
         """Run the body on a batch until all gradients are computed.
@@ -216,7 +216,9 @@ class _Body:
                 break
             local |= _made(statement, local)
         if not self.rehearsal.complete:
-            raise NotProvableError("a turn of the loop computes no gradient of a wrapped model")
+            raise NotProvableError(
+                "an iteration of the loop computes no gradient of a wrapped model"
+            )
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
         """Return the only name that a call changes; empty: it prints; None: it may also train."""
@@ -261,7 +263,9 @@ class _Body:
         if self._inside and self._passes >= self._inside:
             if self.rehearsal.complete:
                 raise _DoneError
-            raise NotProvableError("not all wrapped models get gradients where the first ones do")
+            raise NotProvableError(
+                "not all wrapped models get their gradients in the same place as the first ones"
+            )
 
 
 class _LeavingByError(ast.NodeTransformer):
@@ -381,9 +385,9 @@ def _check(
         local |= _made(statement, local)
         for node in ast.walk(statement):
             if isinstance(node, ast.Global | ast.Nonlocal):
-                raise _UnsafeError("assigns a name of the module")
+                raise _UnsafeError("assigns a global or nonlocal name")
             if isinstance(node, ast.Yield | ast.YieldFrom | ast.Await):
-                raise _UnsafeError("leaves the loop's function")
+                raise _UnsafeError("yields or awaits")
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete):
                 _check_assignment(node, names, local, seen)
             if isinstance(node, ast.Call):
@@ -391,7 +395,7 @@ def _check(
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(
                 _resolved(node, names), _GENERATORS
             ):
-                raise _UnsafeError(f"draws from {ast.unparse(node)}")
+                raise _UnsafeError(f"draws random numbers from {ast.unparse(node)}")
     return inside
 
 
@@ -493,7 +497,7 @@ def _check_call(
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
         return 0
     if len(seen) >= _DEEPEST:
-        raise _UnsafeError(f"calls {function.__qualname__}, and functions too deep in each other")
+        raise _UnsafeError(f"calls {function.__qualname__}, and the calls are nested too deeply")
     return _check_function(function, seen)
 
 

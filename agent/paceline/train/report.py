@@ -129,7 +129,7 @@ class Emitter:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning(
-                "telemetry did not end within %g s: its last records are lost", timeout_s
+                "telemetry was not sent within %g s: its last records are lost", timeout_s
             )
 
     def _work(self) -> None:

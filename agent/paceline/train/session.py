@@ -159,11 +159,11 @@ class Session:
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r}: give True or False")
         if uneven_steps and micro_batches:
-            raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
+            raise ValueError("uneven_steps and micro_batches cannot be combined: leave one out")
         if loss_mean == "ranks" and micro_batches:
             raise ValueError(
-                "loss_mean='ranks' and micro_batches do not go together: a micro-batch's part of "
-                "such a loss is not known; leave micro_batches out"
+                "loss_mean='ranks' and micro_batches cannot be combined: a micro-batch's part of "
+                "such a loss is unknown; leave micro_batches out"
             )
         stream = dataset if isinstance(dataset, Stream) else None
         samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
@@ -333,8 +333,8 @@ class Session:
             refuse_accumulation(model, batchnorm, options)
         if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
-                "loss_mean='ranks' and synchronised BatchNorm do not go together: statistics go by "
-                "samples; use session.wrap(model, batchnorm='local')"
+                "loss_mean='ranks' and synchronised BatchNorm cannot be combined: its statistics "
+                "count samples; use session.wrap(model, batchnorm='local')"
             )
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)

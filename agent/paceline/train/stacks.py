@@ -41,7 +41,7 @@ def register(variables: Mapping[str, str]) -> int | None:
     try:
         number = _free()
         if number is None:
-            _log.info("no real-time signal is free: this rank gives no stacks when it hangs")
+            _log.info("no real-time signal is free: this rank cannot report stacks when it hangs")
             return None
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(folder / WRITTEN, flags, 0o600)
@@ -55,7 +55,7 @@ def register(variables: Mapping[str, str]) -> int | None:
         announced = Announcement(os.getpid(), number, main, libraries())
         rundir.write(folder / ANNOUNCED, announced)
     except (OSError, RuntimeError) as error:
-        _log.warning("this rank gives no stacks when it hangs: %s", error)
+        _log.warning("this rank cannot report stacks when it hangs: %s", error)
         return None
     return number
 

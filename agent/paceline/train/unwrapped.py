@@ -42,24 +42,23 @@ _REFUSAL = (
     "paceline.transformers and paceline.lightning"
 )
 _WARNING = (
-    "%s steps a model that session.wrap() was not given, and its gradients differ between ranks: "
-    "each rank trains a model of its own. Wrap each model that is trained, as in "
-    "discriminator = session.wrap(discriminator). If the ranks' models shall differ, ignore this"
+    "%s steps a model that was not passed to session.wrap(), and its gradients differ between "
+    "ranks: each rank trains a different model. Wrap each model that is trained, as in "
+    "discriminator = session.wrap(discriminator). If the ranks' models should differ, ignore this"
 )
 _NOT_REDUCED = (
-    "%s steps a model of session.wrap(), and its gradients differ between ranks: they were not "
-    "reduced, or the script has changed them since. Reduced is what backward() computes after a "
-    "forward pass of the model that session.wrap() returned. Not reduced are passes of "
-    "model.module, gradients of torch.autograd.grad, another backward() without a forward pass "
-    "before it, and what an optimiser steps within backward(). If the ranks' gradients shall "
-    "differ, ignore this"
+    "%s steps a model of session.wrap(), but its gradients differ between ranks: they were not "
+    "reduced, or the script changed them afterwards. Paceline reduces what backward() computes "
+    "after a forward pass of the model that session.wrap() returned. It does not reduce gradients "
+    "of model.module, of torch.autograd.grad, of another backward() without a forward pass before "
+    "it, and of optimisers that step within backward(). If the ranks' gradients should differ, "
+    "ignore this"
 )
 _MIXED = (
-    "in step {step} the loop has a batch of {other} too, and that session wraps no model: the "
-    "model that {name} has wrapped would weigh both batches with {weight:.4g} on rank {rank}, but "
-    "the other session's batch weighs {beside:.4g} there. Train a model with the batches of one "
-    "session: put both data sets into one, whose samples are pairs, or let the second session wrap "
-    "a model of its own"
+    "in step {step} the loop also has a batch of {other}, which wraps no model: the model that "
+    "{name} has wrapped would weight both batches with {weight:.4g} on rank {rank}, but the other "
+    "session's batch needs {beside:.4g} there. Train a model with the batches of one session: put "
+    "both data sets into one, whose samples are pairs, or let the second session wrap its own model"
 )
 # Gradients count as reduced if the relative difference of their norms is at most this.
 _ALIKE = 1e-5

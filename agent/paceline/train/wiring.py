@@ -221,8 +221,8 @@ def warn_of_restarts(
         return
     if streams:
         logger.warning(
-            "a stream has no checkpoints of its own, %s: save session.state_dict() with the model "
-            "after each loop over the loader, and load it at the script's start",
+            "session.checkpoint does not support a stream, %s: save session.state_dict() with the "
+            "model after each loop over the loader, and load it at the script's start",
             cost,
         )
         return

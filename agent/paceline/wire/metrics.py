@@ -73,11 +73,11 @@ def of_metrics(record: MetricRecord) -> str | None:
 def of_evaluation(message: Evaluation) -> str | None:
     """Return the first problem with the values of an evaluation; None if there is none."""
     if not message.values:
-        return "values are empty"
+        return "values is empty"
     return _of_count(message.values) or of_names(message.values)
 
 
 def _of_count(values: dict[str, float]) -> str | None:
     if len(values) > MOST_METRICS:
-        return f"values are {len(values)}: at most {MOST_METRICS} metrics"
+        return f"values has {len(values)} metrics: give at most {MOST_METRICS}"
     return None

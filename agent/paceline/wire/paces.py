@@ -26,8 +26,8 @@ class Paces(msgspec.Struct, frozen=True):
         for name, least in (("a", 1e-100), ("c", 0.0), ("b", 0.0)):
             values: list[float] = getattr(self, name)
             if len(values) != width:
-                return f"paces.{name} are of {len(values)} of {width} ranks"
+                return f"paces.{name} has {len(values)} values for {width} ranks"
             # The comparison is false for NaN, too.
             if not all(least <= value <= _MOST for value in values):
-                return f"paces.{name} holds what is not a number from {least:g} to {_MOST:g}"
+                return f"paces.{name} holds a value that is not from {least:g} to {_MOST:g}"
         return None

@@ -94,8 +94,8 @@ def in_parts(hello: Hello) -> list[Hello | HelloPart]:
     """
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
         raise ValueError(
-            f"the data set has {hello.samples:,} samples, and the control plane plans at most "
-            f"{MOST_SAMPLES:,}: give the session a stream"
+            f"the data set has {hello.samples:,} samples, but the control plane plans at most "
+            f"{MOST_SAMPLES:,}: use paceline.data.Stream"
         )
     data = encode(hello)[b"data"]
     if len(data) <= PART_BYTES:
@@ -115,16 +115,16 @@ def joined(data: bytes, name: bytes, ranks: int) -> Hello:
     `ranks` the largest number of ranks that the run may have.
     """
     if digest(data) != name:
-        raise WireError("the parts of a Hello do not make what their digest names")
+        raise WireError("the parts of a Hello do not match their digest")
     try:
         others = len(data) - _hello.decode(data).arrays()
     # msgspec's errors are ValueErrors.
     except (ValueError, RecursionError) as error:
-        raise WireError(f"the parts of a Hello make none: {error}") from error
+        raise WireError(f"the parts of a Hello cannot be decoded: {error}") from error
     if others > (most := _OF_RUN + _OF_RANK * ranks):
         raise WireError(
-            f"besides the arrays of its samples a Hello has {others:,} bytes: one of {ranks} ranks "
-            f"has at most {most:,}"
+            f"a Hello has {others:,} bytes besides the arrays of its samples: with {ranks} ranks "
+            f"it may have at most {most:,}"
         )
     _, message = decode({**encode(HelloPart(0, b"", 0, 0, b"")), b"data": data})
     assert isinstance(message, Hello)

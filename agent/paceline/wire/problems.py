@@ -20,11 +20,11 @@ def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
     `place` is the name of the field; `depth` is the number of lists and mappings around the value.
     """
     if depth > DEEPEST:
-        return f"{place} is nested more than {DEEPEST} deep"
+        return f"{place} is nested more than {DEEPEST} levels deep"
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return None if -(2**63) <= value < 2**64 else f"{place} is an integer of over 64 bits"
+        return None if -(2**63) <= value < 2**64 else f"{place} is an integer of more than 64 bits"
     if isinstance(value, str):
         return of_text(value, place)
     if isinstance(value, float):
@@ -33,7 +33,7 @@ def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
         reasons = (of_plain(item, f"{place}[]", depth + 1) for item in value)
         return next(filter(None, reasons), None)
     if not isinstance(value, dict):
-        return f"{place} is of type {type(value).__name__}, which JSON does not have"
+        return f"{place} is of type {type(value).__name__}, which JSON does not support"
     for key, item in value.items():
         if not isinstance(key, str):
             return f"{place} has the key {key!r}: keys must be strings"
@@ -48,7 +48,7 @@ def of_text(value: str, place: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return f"{place} is {value[:50]!a}, which UTF-8 cannot hold"
+        return f"{place} is {value[:50]!a}, which UTF-8 cannot encode"
     return None
 
 

@@ -34,8 +34,8 @@ def unseal(sealed: bytes, key: bytes) -> Secrets:
         return msgspec.msgpack.decode(_fernet(key).decrypt(sealed), type=Secrets)
     except (InvalidToken, msgspec.DecodeError) as error:
         raise SealError(
-            "its secrets were not sealed for this node: restart the node's agent, which then asks "
-            "for its key again, and start or resume the run"
+            "its secrets were not encrypted for this node: restart the node's agent, which then "
+            "requests its key again, and start or resume the run"
         ) from error
 
 
@@ -49,7 +49,7 @@ def unseal_answer(sealed: bytes, key: bytes) -> bytes:
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:
-        raise SealError("the answer was not sealed with this node's key") from error
+        raise SealError("the answer was not encrypted with this node's key") from error
 
 
 def _fernet(key: bytes, purpose: bytes = b"sealing") -> Fernet:

@@ -151,7 +151,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
     if not segment.counts:
         return "counts is empty: a segment has at least one step"
     if not width or any(len(row) != width for row in segment.counts):
-        return f"counts are not [steps][{width or 1} ranks]"
+        return f"counts does not have the shape [steps][{width or 1} ranks]"
     if not all(min(row) >= 0 and max(row) < _INT for row in segment.counts):
         return "counts holds a number that is negative or too large"
     total = sum(map(sum, segment.counts))
@@ -164,19 +164,21 @@ def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
     most = int(np.frombuffer(segment.indices, "<u4").max())
-    return f"indices holds sample {most} of {samples} samples" if most >= samples else None
+    return (
+        f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None
+    )
 
 
 def _of_forecast_and_feedback(segment: Segment, width: int) -> str | None:
     if segment.ett_s and [len(row) for row in segment.ett_s] != [width] * segment.steps:
-        return "ett_s does not fit counts"
+        return "ett_s does not have the shape of counts"
     if not all(all(map(math.isfinite, row)) for row in segment.ett_s):
-        return "ett_s holds what is not a finite number"
+        return "ett_s holds a value that is not finite"
     if segment.shares and not _are_shares(np.asarray(segment.shares), width):
-        return f"shares {segment.shares} are not those of {width} ranks"
+        return f"shares {segment.shares} are not valid for {width} ranks"
     for start, end in segment.feedback:
         if not 0 <= start < end <= min(start + _LONGEST_RANGE, MOST_STEPS):
-            return f"feedback holds {[start, end]}, which is no range of steps"
+            return f"feedback holds {[start, end]}, which is not a valid range of steps"
     return None
 
 
@@ -191,5 +193,5 @@ def _of_threads(threads: list[int], width: int) -> str | None:
     ):
         return None
     return (
-        f"threads {threads} are not those of {width} ranks, each 1 or more, up to {_MOST_THREADS}"
+        f"threads {threads} are not valid for {width} ranks: give each 1 to {_MOST_THREADS} threads"
     )

@@ -37,15 +37,15 @@ class Shards(msgspec.Struct, frozen=True):
         """Return the first problem with the values; None if there is none."""
         count = len(self.limits)
         if len(self.nodes) != world:
-            return f"shards.nodes are of {len(self.nodes)} of {world} ranks"
+            return f"shards.nodes has {len(self.nodes)} entries for {world} ranks"
         if not 0 < count < NOWHERE or set(self.nodes) != set(range(count)):
-            return f"shards.nodes are not the numbers of {count} nodes with limits"
+            return f"shards.nodes does not number the {count} nodes of shards.limits from 0"
         if not all(0 < limit < 2**63 for limit in self.limits):
-            return "shards.limits holds a number that is not above 0, or too large"
+            return "shards.limits holds a number that is not positive, or too large"
         if len(self.lengths) != 4 * samples or len(self.held) != 2 * samples:
-            return f"shards.lengths and shards.held are not of {samples} samples"
+            return f"shards.lengths and shards.held do not have {samples} samples"
         if int(self.holders().max(initial=-1)) >= count:
-            return f"shards.held names a node beyond the {count} with limits"
+            return f"shards.held names a node beyond the {count} in shards.limits"
         return None
 
 
@@ -70,12 +70,12 @@ class Moves(msgspec.Struct, frozen=True):
     def problem(self, world: int, samples: int | None) -> str | None:
         """Return the first problem, None if there is none. `samples` None: unknown."""
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
-            return "moves: samples and ranks are not one rank for each sample"
+            return "moves.ranks does not have one rank for each of moves.samples"
         moved, ranks = self.arrays()
         if (np.diff(moved) <= 0).any():
             return "moves.samples are not ascending"
         if samples is not None and len(moved) and moved[-1] >= samples:
-            return f"moves.samples holds sample {moved[-1]} of {samples} samples"
+            return f"moves.samples holds sample {moved[-1]}, but there are {samples} samples"
         if len(ranks) and ranks.max() >= world:
-            return f"moves.ranks holds rank {ranks.max()} of {world}"
+            return f"moves.ranks holds rank {ranks.max()}, but there are {world} ranks"
         return None

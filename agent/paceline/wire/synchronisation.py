@@ -57,11 +57,15 @@ class AveragingRules(_Rules, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.parts > (self.every or 1):
-            raise ValueError(f"parts: {self.parts}; give {self.every or 1} or less, as `every`")
+            raise ValueError(
+                f"parts: {self.parts}; give {self.every or 1} or less: at most `every`"
+            )
         most = 0 if self.every is None else self.every // self.parts
         # A longer overlap would compute two means at once.
         if self.overlap > most:
-            raise ValueError(f"overlap: {self.overlap}; give {most} or less, as `every` / `parts`")
+            raise ValueError(
+                f"overlap: {self.overlap}; give {most} or less: at most `every` / `parts`"
+            )
 
 
 class RoundRules(_Rules, frozen=True, kw_only=True):
@@ -94,7 +98,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         callers = (self.probes, self.quorum, self.parts, self.spare)
         if sum(caller is not UNSET for caller in callers) != 1:
-            raise ValueError("exactly one of probes, quorum, parts and spare is needed")
+            raise ValueError("give exactly one of probes, quorum, parts and spare")
 
     def ready(self, world: int) -> int:
         """Return how many of `world` ranks must be ready for a round that draws no ranks."""
@@ -231,7 +235,7 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
         if sorted(rank for group in groups for rank in group) == list(range(world)):
             return None
         return (
-            f"synchroniser 'hierarchical': parameters.groups: {groups} are not those of {world} "
+            f"synchroniser 'hierarchical': parameters.groups: {groups} do not match {world} "
             f"ranks; each rank from 0 to {world - 1} must be in exactly one group"
         )
 
@@ -261,7 +265,9 @@ def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchroni
     take.
     """
     if name not in SYNCHRONISERS:
-        raise ValueError(f"synchroniser {name!r}: ranks know {', '.join(SYNCHRONISERS)}")
+        raise ValueError(
+            f"synchroniser {name!r} is unknown: choose from {', '.join(SYNCHRONISERS)}"
+        )
     try:
         made: Synchronisation = msgspec.convert(
             {"name": name, "parameters": dict(parameters or {})}, Synchronisation

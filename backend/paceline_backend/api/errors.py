@@ -88,8 +88,8 @@ def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
     """Return status and message for a known caller whose role does not suffice."""
     scope = wanted.partition(" ")[0]
     return HTTPStatus.FORBIDDEN, (
-        f"this needs the role {wanted}, and yours is {role}: "
-        f"an admin makes another token with `paceline token create NAME --scope {scope}`"
+        f"this requires the role {wanted}, but yours is {role}: an admin creates another token "
+        f"with `paceline token create NAME --scope {scope}`"
     )
 
 
@@ -174,7 +174,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(StoreRefusedError)
     async def refused(request: Request, error: StoreRefusedError) -> JSONResponse:
         log.warning("%s %s: %s", request.method, request.url.path, error)
-        detail = "the database refuses a value of this request; the server's log tells more"
+        detail = "the database rejected a value of this request; see the server's log"
         return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
     @app.exception_handler(Exception)
@@ -182,7 +182,7 @@ def install(app: FastAPI) -> None:
         # Starlette raises the error again after this response, so the traceback gets into the log.
         response = problem_response(
             HTTPStatus.INTERNAL_SERVER_ERROR,
-            f"{type(error).__name__}: this is a fault of the server; its log tells more",
+            f"{type(error).__name__}: internal error of the server; see the server's log",
         )
         # This response bypasses the middleware that sets the headers of all others.
         response.headers.update(security_headers(request.scope))

@@ -54,4 +54,4 @@ def _bus_and_worker(client: redis.Redis) -> tuple[str, str]:
     except redis.RedisError as error:
         log.warning("not ready: the bus does not answer: %s", error)
         return _AWAY, "unknown while the bus is away"
-    return "ok", "ok" if workers else "no worker has beaten in the last 10 s"
+    return "ok", "ok" if workers else "no worker has sent a heartbeat in the last 10 s"

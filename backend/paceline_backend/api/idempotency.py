@@ -139,13 +139,15 @@ class _Execution:
         try:
             repeats.finish(self._store, self._identity, self._seal.encrypt(kept))
         except StoreError as error:
-            log.warning("an answer cannot be given again: %s", error)
+            log.warning("cannot store the response for replay: %s", error)
 
     def _release(self) -> None:
         try:
             repeats.release(self._store, self._identity)
         except StoreError as error:
-            log.warning("a request cannot be sent again with its key: %s", error)
+            log.warning(
+                "cannot release an idempotency key; its request cannot be repeated: %s", error
+            )
 
 
 def key_id(requester: Identity, key: str) -> str:
@@ -162,7 +164,7 @@ def _digest(scope: Scope, body: bytes) -> str:
 
 def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
     if earlier.request != asked:
-        message = "another request was sent with this key: use a key for one request only"
+        message = "another request was already sent with this key: use a new key for each request"
         return _refusal(_INVALID, message)
     try:
         kept = None if earlier.answer is None else seal.decrypt(earlier.answer)
@@ -172,8 +174,8 @@ def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
     if kept is None:
         return _refusal(
             HTTPStatus.CONFLICT,
-            "the first request with this key is still being executed, or it ended without an "
-            "answer: read what it changed before you send it with another key",
+            "the first request with this key is still running, or it ended without a response: "
+            "check what it changed before you repeat it with another key",
         )
     answer = msgspec.msgpack.decode(kept, type=_KeptAnswer)
     response = Response(answer.body, answer.status)

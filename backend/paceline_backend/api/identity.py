@@ -44,4 +44,6 @@ def identity_of(request: HTTPConnection) -> Identity:
     known = getattr(request.state, "identity", None)
     if isinstance(known, Identity):
         return known
-    raise LookupError("nobody has said who asks: the application has no guard in front of it")
+    raise LookupError(
+        "the caller is unknown: the application runs without the authentication middleware"
+    )

@@ -40,30 +40,34 @@ def metrics(request: Request) -> Response:
 _OF_RUNS = (
     ("step", "step", "Last complete step"),
     ("epoch", "epoch", "Epoch of the last complete step"),
-    ("step_seconds", "step_s", f"Mean time of a step, over the last {STEPS}"),
-    ("se", "se", f"Mean straggling effect of a step, over the last {STEPS}"),
-    ("waste", "waste", f"Mean share of time that ranks wait, over the last {STEPS} steps"),
-    ("slowest_rank", "slowest_rank", "The rank that was the last to compute in most steps"),
-    ("slowest_share", "slowest_share", "The share of steps in which that rank was the last"),
-    ("plan_seconds", "plan_s", "Mean time to plan a segment, over the last planned ones"),
+    ("step_seconds", "step_s", f"Mean time of a step, over the last {STEPS} steps"),
+    ("se", "se", f"Mean straggler effect (SE) of a step, over the last {STEPS} steps"),
+    ("waste", "waste", f"Mean share of time that ranks spend waiting, over the last {STEPS} steps"),
+    ("slowest_rank", "slowest_rank", "The rank that finished computing last in most steps"),
+    ("slowest_share", "slowest_share", "Share of steps in which that rank was the last"),
+    ("plan_seconds", "plan_s", "Mean time to plan a segment, over the newest planned segments"),
     ("coasting", "coasting", "Share of the newest segments that the leader planned itself"),
-    ("hung_seconds", "hung_s", "So long ranks wait for ranks that do nothing; 0: they do not"),
-    ("coverage_exact", "coverage_exact", "1: each sample of an epoch was used once so far"),
+    (
+        "hung_seconds",
+        "hung_s",
+        "Seconds that ranks have waited for ranks that make no progress; 0: no hang",
+    ),
+    ("coverage_exact", "coverage_exact", "1: each sample of an epoch was used exactly once so far"),
     ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
     ("lost_records", "records_lost", "Records lost to a full spool"),
 )
 # Metrics per run and kind of cause: name, field of `CauseCost`, help.
 _OF_CAUSES = (
-    ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
-    ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),
-    ("cause_factor", "factor", "So many times slower are ranks that these causes name"),
+    ("cause_share", "share", "Share of the wall time that is lost to active causes of a kind"),
+    ("cause_ranks", "culprits", "Ranks that active causes of a kind name"),
+    ("cause_factor", "factor", "Slowdown factor of the ranks that these causes name"),
 )
 
 
 # Metrics per run if there is a price: name, field of `insight.costs.of_run`, help.
 _OF_COSTS = (
-    ("cost", "amount", "What its ranks cost in its steps so far"),
-    ("waited_cost", "waited", "What waiting for slower ranks cost so far"),
+    ("cost", "amount", "Cost of the run's ranks in its steps so far"),
+    ("waited_cost", "waited", "Cost of waiting for slower ranks so far"),
 )
 
 
@@ -83,7 +87,7 @@ class _ControlPlane(Collector):
             "Event streams that this web process refused: the client had too many",
             self.app.state.streams.refused,
         )
-        up = GaugeMetricFamily("paceline_up", "Whether a part answers", labels=["part"])
+        up = GaugeMetricFamily("paceline_up", "1: the part answers", labels=["part"])
         for part, families in (("database", self._database), ("bus", self._bus)):
             try:
                 yield from list(families())
@@ -106,7 +110,9 @@ class _ControlPlane(Collector):
         if (free := self.store.free_share()) is not None:
             words = "Free share of the file system with the database"
             yield GaugeMetricFamily("paceline_disk_free_share", words, free)
-        yield GaugeMetricFamily("paceline_controllers", "Runs under a live lease", controllers)
+        yield GaugeMetricFamily(
+            "paceline_controllers", "Runs whose controller holds a live lease", controllers
+        )
         yield from self._runs()
 
     def _costs(self, runs: Sequence[MonitoredRun]) -> Iterator[Metric]:
@@ -152,9 +158,13 @@ class _ControlPlane(Collector):
         yield GaugeMetricFamily(
             "paceline_bus_connections", "Connections of the bus", info["connected_clients"]
         )
-        yield GaugeMetricFamily("paceline_bus_memory_bytes", "Of the bus", info["used_memory"])
+        yield GaugeMetricFamily(
+            "paceline_bus_memory_bytes", "Memory that the bus uses", info["used_memory"]
+        )
         yield from _refused(kept, ever, flooded)
-        yield GaugeMetricFamily("paceline_workers", "Worker processes that beat", len(workers))
+        yield GaugeMetricFamily(
+            "paceline_workers", "Worker processes with a current heartbeat", len(workers)
+        )
         rows = CounterMetricFamily(
             "paceline_ingest_rows", "Rank steps written, repeated ones included", labels=["worker"]
         )
@@ -163,12 +173,12 @@ class _ControlPlane(Collector):
         )
         lag = GaugeMetricFamily(
             "paceline_ingest_lag",
-            "Entries on all streams that it reads, not stored when it looked last",
+            "Entries on the worker's streams that were not stored at its last check",
             labels=["worker"],
         )
         last = GaugeMetricFamily(
             "paceline_ingest_last_commit_timestamp_seconds",
-            "Unix time of its last commit",
+            "Unix time of the worker's last commit",
             labels=["worker"],
         )
         taken = CounterMetricFamily(
@@ -195,10 +205,12 @@ def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
     yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that are listed", kept)
     yield CounterMetricFamily("paceline_rejected_messages", "Messages ever rejected", ever)
     yield GaugeMetricFamily(
-        "paceline_writers_off", "Runs and nodes that flooded the bus", flooded.off_now
+        "paceline_writers_off",
+        "Runs and nodes that are switched off because they flooded the bus",
+        flooded.off_now,
     )
     yield CounterMetricFamily(
-        "paceline_floods", "How often a writer was switched off", flooded.switched_off
+        "paceline_floods", "Number of times a writer was switched off", flooded.switched_off
     )
     yield CounterMetricFamily(
         "paceline_flood_dropped_entries", "Entries of floods that were dropped", flooded.dropped

@@ -21,8 +21,8 @@ _KEY = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST, "title": HEADER},
-    "description": "a text that no other request of yours has: a repeated request with it gets the "
-    "first answer, for a day, and changes nothing",
+    "description": "a text that is unique among your requests: for a day, a repeated request with "
+    "it gets the first response and changes nothing",
 }
 
 

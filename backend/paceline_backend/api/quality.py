@@ -35,19 +35,24 @@ class NewTarget(models.ChangeRequest):
     """Request to set the target of a run."""
 
     metric: MetricName = Field(
-        description="of evaluations, or `loss`: then the training loss counts if the script "
-        "evaluates none",
+        description="metric of evaluations, or `loss`: then the training loss counts if the "
+        "script evaluates no loss",
         examples=["accuracy"],
     )
     value: float = Field(gt=-1e100, lt=1e100, examples=[0.9])
-    direction: Direction = Field(description="which values meet it", examples=[">="])
+    direction: Direction = Field(description="which values meet the target", examples=[">="])
 
 
 @router.get("/evaluations", response_model=list[EvaluationInfo], dependencies=[Depends(VIEWER)])
 def list_evaluations(
     request: Request,
     run: str,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="the newest so many")] = 1_000,
+    limit: Annotated[
+        int,
+        Query(
+            ge=1, le=10_000, description="maximum number of evaluations; the newest are returned"
+        ),
+    ] = 1_000,
 ) -> Any:
     """List the evaluations of a run (measurements on held-out data), oldest first."""
     store = store_of(request)

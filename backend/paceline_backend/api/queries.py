@@ -39,7 +39,9 @@ async def known_parameters(request: Request) -> None:
 
 def _message(name: str, place: str, known: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(short(name), known, n=1)
-    end = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}"
+    end = (
+        f"did you mean {close[0]}?" if close else f"known parameters: {', '.join(known) or 'none'}"
+    )
     return f"no such query parameter of {short(place)}: {end}"
 
 

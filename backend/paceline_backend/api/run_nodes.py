@@ -27,24 +27,27 @@ class RunNodeInfo(BaseModel):
     """A node of a run that was launched on several nodes."""
 
     node: str = Field(examples=["node-1"])
-    host: bool = Field(description="it serves the rendezvous of the launch", examples=[True])
-    state: State = Field(description="of the run on this node", examples=["running"])
+    host: bool = Field(description="the node serves the rendezvous of the launch", examples=[True])
+    state: State = Field(description="state of the run on this node", examples=["running"])
     alive: bool = Field(
-        description="its agent answers. If not, and the state is running, then other ranks' steps "
-        "say that it trains",
+        description="its agent is alive. If not, and the state is running, then steps of other "
+        "ranks show that it trains",
         examples=[True],
     )
     attempt: int = Field(examples=[0])
     first_attempt: int = Field(
-        description="of the launch: below the run's if it was left out since", examples=[0]
+        description="first attempt of the launch; below the run's if the node was left out since",
+        examples=[0],
     )
     exit_code: int | None = Field(examples=[None])
-    message: str | None = Field(description="why it failed", examples=[None])
+    message: str | None = Field(description="why the run failed there", examples=[None])
     launched_at: float = Field(examples=[1767225600.0])
-    reported_at: float | None = Field(description="by the node's clock", examples=[1767225603.5])
-    leaving: bool = Field(description="it was asked to leave", examples=[False])
+    reported_at: float | None = Field(
+        description="Unix time, by the node's clock", examples=[1767225603.5]
+    )
+    leaving: bool = Field(description="the node was asked to leave", examples=[False])
     replaces: str | None = Field(
-        description="the node that makes way for it, or that was lost", examples=[None]
+        description="node that it replaces, or that was lost", examples=[None]
     )
 
 
@@ -54,9 +57,13 @@ class Join(models.ChangeRequest):
     nodes: (
         Annotated[int, Field(ge=1, le=1000)]
         | Annotated[list[models.NodeName], Field(min_length=1, max_length=1000)]
-    ) = Field(description="how many, or their names", examples=[1])
+    ) = Field(description="number of nodes, or their names", examples=[1])
     env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
-        Field(default={}, description="values are not stored: give all that the run needs")
+        Field(
+            default={},
+            description="environment variables; their values are not stored: give all that the "
+            "run needs",
+        )
     )
 
 
@@ -65,12 +72,17 @@ class Replace(models.ChangeRequest):
 
     node: models.NodeName | None = Field(
         default=None,
-        description="that joins; default: a spare, or the least busy one; an engine chooses it",
+        description="node that joins; default: a spare, or the least busy node; an engine chooses "
+        "its own",
         examples=[None],
     )
     cordon: bool = Field(default=False, description="cordon the node that leaves")
     env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
-        Field(default={}, description="values are not stored: give all that the run needs")
+        Field(
+            default={},
+            description="environment variables; their values are not stored: give all that the "
+            "run needs",
+        )
     )
 
 
@@ -80,26 +92,27 @@ class Replacement(BaseModel):
     at: float = Field(examples=[1767225800.0])
     who: str = Field(examples=["ada"])
     why: str = Field(examples=["n2 is slow"])
-    node: str = Field(description="that leaves", examples=["n2"])
+    node: str = Field(description="node that leaves", examples=["n2"])
     other: str | None = Field(
-        description="that joins; null: the run's engine has not given it yet", examples=["n3"]
+        description="node that joins; null: the run's engine has not provided it yet",
+        examples=["n3"],
     )
     state: Literal["waiting", "done", "failed"] = Field(
-        description="waiting: the other has yet to join; failed: it did not, it was taken back, "
-        "or the run ended",
+        description="waiting: the other node has not joined yet; failed: it did not join, the "
+        "request was cancelled, or the run ended",
         examples=["done"],
     )
-    step: int = Field(description="newest complete one when it was asked for", examples=[240])
-    first_step: int | None = Field(description="of the other node", examples=[250])
-    before_s: float | None = Field(description="of up to 100 steps before", examples=[0.31])
+    step: int = Field(description="newest complete step at the time of the request", examples=[240])
+    first_step: int | None = Field(description="first step on the other node", examples=[250])
+    before_s: float | None = Field(description="over up to 100 steps before", examples=[0.31])
     forecast_s: float | None = Field(
-        description="if the node were as fast as the others; null: there was no forecast",
+        description="forecast if the node were as fast as the others; null: no forecast",
         examples=[0.12],
     )
     after_s: float | None = Field(
-        description="of up to 100 steps, from the 20th on the other node on", examples=[0.13]
+        description="over up to 100 steps, from the 20th on the other node", examples=[0.13]
     )
-    after_steps: int = Field(description="how many steps `after_s` rests on", examples=[100])
+    after_steps: int = Field(description="number of steps in `after_s`", examples=[100])
 
 
 @router.get(
@@ -141,7 +154,7 @@ def remove_run_node(
     node: str,
     expected: Expected,
     by: QueryRequester,
-    cordon: Annotated[bool, Query(description="cordon it, too")] = False,
+    cordon: Annotated[bool, Query(description="also cordon the node")] = False,
 ) -> Any:
     """End a run's processes on one of its nodes. The other nodes continue without it."""
     store, bus = store_of(request), settings_of(request).bus

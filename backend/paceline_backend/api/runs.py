@@ -138,7 +138,7 @@ def create_node_session(request: Request, node: str) -> models.NodeSession:
     """Return credentials for a node's agent; only their holder can act as the node from then on."""
     only = identity_of(request).node
     if only is not None and only != node:
-        message = f"this token is for the node {only}: make another for {node} with --node {node}"
+        message = f"this token is for the node {only}: create another for {node} with --node {node}"
         raise ProblemError(HTTPStatus.FORBIDDEN, message)
     who, store = identity_of(request), store_of(request)
     token = who.token or None

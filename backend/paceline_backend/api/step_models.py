@@ -31,44 +31,48 @@ MoreColumn = Literal[
 class DeviceInfo(BaseModel):
     """Device of a rank, as the rank reported it."""
 
-    kind: str = Field(description="torch's type of device", examples=["cuda"])
-    name: str = Field(description="its model", examples=["NVIDIA A100-SXM4-80GB"])
+    kind: str = Field(description="PyTorch's type of the device", examples=["cuda"])
+    name: str = Field(description="model of the device", examples=["NVIDIA A100-SXM4-80GB"])
     cores: int = Field(description="CPU cores that the rank may use", examples=[8])
     memory_bytes: int = Field(
-        description="of the accelerator, or of the machine", examples=[85_000_000_000]
+        description="memory of the accelerator, or of the machine", examples=[85_000_000_000]
     )
     threads: int = Field(
-        description="CPU threads that the script computes with; 0: as many as cores", examples=[8]
+        description="CPU threads with which the script computes; 0: one per core", examples=[8]
     )
     flops: float | None = Field(
-        description="floating-point operations a second in a trial; null: there was none",
+        description="floating-point operations per second in a trial; null: no trial",
         examples=[None],
     )
-    emulated: bool = Field(description="the rank only says that it has this device")
+    emulated: bool = Field(description="the rank emulates this device")
 
 
 class WorkerSummary(BaseModel):
     """Means over a rank's newest steps, unless a field states otherwise."""
 
     rank: int = Field(examples=[0])
-    steps: int = Field(description="how many of them it reported", examples=[50])
+    steps: int = Field(description="number of steps that it reported", examples=[50])
     samples: float = Field(examples=[16.0])
     load: float = Field(examples=[5120.5])
-    missing: int = Field(description="of these steps, those without its record: lost", examples=[0])
-    share: float = Field(description="of the load of a step", examples=[0.25])
+    missing: int = Field(
+        description="number of steps whose record of this rank was lost", examples=[0]
+    )
+    share: float = Field(description="share of the load of a step", examples=[0.25])
     compute_s: float = Field(examples=[0.19])
     ett_s: float | None = Field(examples=[0.2])
     data_s: float = Field(examples=[0.001])
-    wait_s: float = Field(description="for slower ranks", examples=[0.02])
-    sync_s: float = Field(description="wait and communication", examples=[0.03])
+    wait_s: float = Field(description="waiting for slower ranks", examples=[0.02])
+    sync_s: float = Field(description="waiting and communication", examples=[0.03])
     memory_bytes: int = Field(description="peak", examples=[350000000])
     ett_error: float | None = Field(description="|ETT − T| / T", examples=[0.02])
-    slowest_share: float = Field(description="of the steps it was the slowest in", examples=[0.1])
+    slowest_share: float = Field(
+        description="share of steps in which it was the slowest", examples=[0.1]
+    )
     a: float | None = Field(description="s per size unit, as predicted", examples=[3.6e-05])
     c: float | None = Field(description="s per sample", examples=[0.0])
     b: float | None = Field(description="s per step", examples=[0.005])
     recompiles: int = Field(
-        default=0, description="how often torch.compile compiled a function again", examples=[2]
+        default=0, description="number of recompilations by torch.compile", examples=[2]
     )
     last_step: int = Field(examples=[120])
     device: DeviceInfo | None = Field(description="null: unknown")
@@ -76,11 +80,11 @@ class WorkerSummary(BaseModel):
 
 class _Span(BaseModel):
     from_: int | None = Field(
-        alias="from", description="first step there is in the range", examples=[0]
+        alias="from", description="first step of the run in the range", examples=[0]
     )
-    to: int | None = Field(description="last step there is in the range", examples=[999])
-    bucket: int = Field(description="steps per point; above 1: means", examples=[1])
-    step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
+    to: int | None = Field(description="last step of the run in the range", examples=[999])
+    bucket: int = Field(description="steps per point; above 1: values are means", examples=[1])
+    step: list[int] = Field(description="first step of each bucket", examples=[[0, 1]])
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -117,16 +121,16 @@ class WorkerStepColumns(_Span):
     load: list[Column]
     share: list[Column]
     data_s: list[Column] | None = Field(default=None, description="waiting for the data loader")
-    sync_s: list[Column] | None = Field(default=None, description="wait and communication")
+    sync_s: list[Column] | None = Field(default=None, description="waiting and communication")
     step_s: list[Column] | None = Field(
-        default=None, description="from its start to the next one's"
+        default=None, description="from the start of the step to the start of the next"
     )
     loss: list[Column] | None = None
     memory_bytes: list[Column] | None = Field(default=None, description="peak")
     squares: list[Column] | None = Field(default=None, description="Σλ² of the local batch")
-    longest: list[Column] | None = Field(default=None, description="max λ of it")
+    longest: list[Column] | None = Field(default=None, description="max λ of the local batch")
     recompiles: list[Column] | None = Field(
-        default=None, description="how often torch.compile compiled a function again in it"
+        default=None, description="number of recompilations by torch.compile in the step"
     )
     ended_at: list[Column] | None = Field(default=None, description="Unix time")
     epoch: list[Column] | None = None
@@ -154,13 +158,15 @@ class Heat(_Span):
     """
 
     world: int = Field(description="ranks of the run", examples=[1024])
-    together: int = Field(description="ranks in a row: 1 up to 256 ranks", examples=[4])
-    rows: int = Field(description="row k begins with rank k · together", examples=[256])
-    low: float = Field(description="s, the least of all cells", examples=[0.1])
-    high: float = Field(description="s, the greatest", examples=[0.9])
+    together: int = Field(description="ranks per row; 1 for up to 256 ranks", examples=[4])
+    rows: int = Field(
+        description="number of rows; row k begins with rank k · together", examples=[256]
+    )
+    low: float = Field(description="minimum of all cells, seconds", examples=[0.1])
+    high: float = Field(description="maximum of all cells, seconds", examples=[0.9])
     cells: str = Field(
-        description="base64 of one byte for each cell, row by row; 0: unknown, else code k stands "
-        "for low · (high / low) ** ((k - 1) / 254)",
+        description="base64 of one byte for each cell, row by row; 0: unknown, else code k means "
+        "low · (high / low) ** ((k - 1) / 254)",
         examples=["Af8AAQ=="],
     )
     compute_p10: Column
@@ -187,28 +193,28 @@ class SegmentInfo(BaseModel):
     policy: str = Field(examples=["chronica"])
     version: int = Field(examples=[1])
     source: Literal["controller", "coast", "equal"] = Field(
-        description="coast: the leader planned by itself, as no plan came in time; equal: it gave "
-        "ranks equal parts, as the script's loss allows no others",
+        description="coast: the leader planned the segment because no plan came in time; equal: "
+        "it gave ranks equal batches because the script's loss allows no others",
         examples=["controller"],
     )
-    moved: int = Field(description="samples that changed their holder", examples=[0])
+    moved: int = Field(description="samples that moved to another rank", examples=[0])
     across: int = Field(
-        description="of these, samples whose new holder is on another node", examples=[0]
+        description="of these, samples whose new rank is on another node", examples=[0]
     )
     plan_s: float = Field(examples=[0.004])
     adopted_at: float = Field(examples=[1767225700.8])
-    synchroniser: str = Field(description="how gradients met", examples=["allreduce"])
+    synchroniser: str = Field(description="how gradients were synchronised", examples=["allreduce"])
     why: str = Field(
-        description="this synchroniser; empty: the policy has no other",
+        description="why the policy chose this synchroniser; empty: it has no other",
         examples=["all-reduce: too few steps are known: 4 of 16"],
     )
     synchroniser_digest: str = Field(
-        description="another one where the synchroniser, or any of its parameters, is another",
+        description="digest of the synchroniser and its parameters",
         examples=["b2a6c1d00f4e7a93"],
     )
     fallback: str = Field(
         description="why ranks all-reduced gradients in spite of the synchroniser; empty: they "
-        "did not, or it is not known, as while they wait for the optimiser's first step",
+        "did not, or the reason is unknown, as before the optimiser's first step",
         examples=[""],
     )
 
@@ -217,7 +223,7 @@ class RangeView(BaseModel):
     """Data of the charts for a range of steps."""
 
     run: RunInfo
-    begins: int | None = Field(description="its first complete step", examples=[0])
+    begins: int | None = Field(description="first complete step of the run", examples=[0])
     steps: StepColumns
     worker_steps: Lines
     heat: Heat

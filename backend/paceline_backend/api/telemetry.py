@@ -30,9 +30,12 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 _MOST_CHOICES = 200
 # Greatest integer that a database can store.
 BIGGEST = 2**63 - 1
-Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
+Points = Annotated[
+    int, Query(ge=2, le=5000, description="maximum number of points; longer ranges are thinned out")
+]
 Since = Annotated[
-    float | None, Query(allow_inf_nan=False, description="steps that ended at this Unix time on")
+    float | None,
+    Query(allow_inf_nan=False, description="steps that ended at this Unix time or later"),
 ]
 Until = Annotated[
     float | None, Query(allow_inf_nan=False, description="steps that ended before this Unix time")
@@ -43,7 +46,7 @@ Ranks = Annotated[
         # Bounds the number of ranks to what a database accepts in a list.
         max_length=50_000,
         pattern=r"^\d{1,9}(,\d{1,9})*$",
-        description="only these",
+        description="only these ranks",
         examples=["0,3"],
     ),
 ]
@@ -90,7 +93,9 @@ def ranks_of(given: str | None) -> list[int] | None:
 def list_workers(
     request: Request,
     run: str,
-    last: Annotated[int, Query(ge=1, le=1000, description="over so many steps")] = 50,
+    last: Annotated[
+        int, Query(ge=1, le=1000, description="number of newest steps to average")
+    ] = 50,
 ) -> Any:
     """List the ranks with means over their newest steps."""
     store = store_of(request)
@@ -113,7 +118,7 @@ def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
     try:
         return policies.make(switch["policy"], switch["parameters"]).predictor
     except ValueError as error:
-        log.info("no predictor: %s", error)
+        log.info("cannot create the predictor of a policy: %s", error)
         return None
 
 
@@ -166,8 +171,8 @@ def _refuse_long(span: reads.Range, world: int | None) -> None:
         return
     most = max(1, _MOST_ROWS // (world or 1))
     message = (
-        f"of these columns at most {most:,} steps are read at once: narrow the range with `from` "
-        "and `to`, or take GET export?table=worker-steps"
+        f"at most {most:,} steps of these columns can be read at once: narrow the range with "
+        "`from` and `to`, or use GET export?table=worker-steps"
     )
     raise InvalidRequestError("columns", message)
 
@@ -177,7 +182,9 @@ def list_segments(
     request: Request,
     run: str,
     steps: Steps,
-    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+    limit: Annotated[
+        int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
+    ] = 10_000,
 ) -> Any:
     """List the segments that ran, in order."""
     with store_of(request).read() as connection:
@@ -198,7 +205,9 @@ def list_rounds(
     request: Request,
     run: str,
     steps: Steps,
-    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+    limit: Annotated[
+        int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
+    ] = 10_000,
 ) -> Any:
     """List rounds of relaxed synchronisers, in order. An all-reduce has no rounds."""
     with store_of(request).read() as connection:
@@ -210,7 +219,9 @@ def list_rounds(
 def list_data(
     request: Request,
     run: str,
-    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+    limit: Annotated[
+        int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
+    ] = 10_000,
 ) -> Any:
     """List the data that each node fetched per epoch, and how long steps waited for data."""
     with store_of(request).read() as connection:

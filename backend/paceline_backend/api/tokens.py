@@ -38,9 +38,11 @@ def _name(value: str) -> str:
     if reason := problems.of_text(value, "it"):
         raise ValueError(reason)
     if not value.isprintable():
-        raise ValueError("holds characters that cannot be printed")
+        raise ValueError("contains characters that cannot be printed")
     if value in RESERVED:
-        raise ValueError(f"{value!r} is what the server itself is called in lists of changes")
+        raise ValueError(
+            f"{value!r} is a name of the server itself in the audit log: give another name"
+        )
     return value
 
 
@@ -58,13 +60,13 @@ class TokenCreate(BaseModel):
         None, gt=0, le=_LONGEST_S, description="seconds from now; null: never"
     )
     node: str | None = Field(
-        None, max_length=200, description="of an agent's token: the only node that it is for"
+        None, max_length=200, description="for an agent token: the only node that may use it"
     )
 
     @model_validator(mode="after")
     def _of_an_agent(self) -> TokenCreate:
         if self.node is not None and (self.scope != "agent" or not is_node(self.node)):
-            raise ValueError("node: give a node's name, and the scope agent")
+            raise ValueError("node: give a valid node name, and the scope agent")
         return self
 
 
@@ -79,10 +81,10 @@ class Token(BaseModel):
     created_by: str
     expires_at: float | None
     revoked_at: float | None
-    used_at: float | None = Field(description="last, within a minute")
-    node: str | None = Field(description="of an agent's token: the only node that it is for")
+    used_at: float | None = Field(description="Unix time of the last use, within a minute")
+    node: str | None = Field(description="for an agent token: the only node that may use it")
     run: str | None = Field(
-        description="of an agent's token: the only run whose nodes it is for", examples=[None]
+        description="for an agent token: the only run whose nodes may use it", examples=[None]
     )
 
 
@@ -172,9 +174,8 @@ def create_login_link(request: Request) -> Any:
     if not who.token:
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
-            f"{who.name} is known by the word of a proxy and has no token, so a link would belong "
-            "to nobody: open the pages through the proxy, or ask with a token "
-            "(`paceline token create`)",
+            f"{who.name} is authenticated by a proxy and has no token, so no login link can be "
+            "created: open the pages through the proxy, or send a token (`paceline token create`)",
         )
     expires_at = time.time() + tokens.LINK_S
     with store_of(request).write() as connection:

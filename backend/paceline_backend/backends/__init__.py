@@ -1,13 +1,13 @@
-"""Training backends: where a run's processes come from.
+"""Training backends: sources of a run's processes.
 
-`Backend` says what each of them does and when. `local` starts runs through the agents of nodes.
-`simulated` starts nothing, since `paceline simulate` drives its runs. `adopted` launches on nodes
-that somebody else started for the run. An `Engine`, such as `slurm`,
-starts nodes that look after one run each. One file for each; they are in the entry-point group
-``paceline.backends``, where packages of others may add theirs.
+`Backend` is their interface. `local` starts runs through the agents of nodes. `simulated` starts
+nothing, because `paceline simulate` drives its runs. `adopted` launches on nodes that a user has
+started for the run. An `Engine`, such as `slurm`, submits jobs that start nodes for a single run.
+Each backend has a module, and is registered in the entry-point group ``paceline.backends``, to
+which other packages can add backends.
 
-`requests.launch` checks a new run with its backend, records the run and lets the backend start it;
-the controllers and ingest ask which runs they have to plan; `control.engines` sees to jobs:
+`requests.launch` validates a new run with its backend, records the run and lets the backend start
+it. Controllers and ingest ask which backends' runs they plan. `control.engines` manages jobs:
 
     backend = backends.get(new.backend)
     backend.check(new, launch=True)

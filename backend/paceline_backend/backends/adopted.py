@@ -1,4 +1,4 @@
-"""Runs that somebody starts on nodes of their own, such as within a job of Slurm."""
+"""Backend `adopted`: runs whose nodes a user starts, for example inside a Slurm job."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from paceline_backend.store.new_runs import NewRun
 
 
 class Adopted:
-    """Whoever starts its nodes starts the run, with `paceline node SCRIPT`. A `Backend`.
+    """`Backend` of runs whose nodes a user starts with `paceline node SCRIPT`.
 
-    Nobody asks for such a run: `requests.adopt` records it when its first node does.
+    These runs are not launched over the API: `requests.adopt` records a run when its first node
+    asks for it.
     """
 
     name: ClassVar[str] = "adopted"
@@ -29,13 +30,13 @@ class Adopted:
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses all: the control plane has no nodes for such a run."""
-        raise NewRunError("backend", "`paceline node SCRIPT` on its nodes starts such a run")
+        """Refuse every run, because the control plane has no nodes for it."""
+        raise NewRunError("backend", "start such a run with `paceline node SCRIPT` on its nodes")
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Those of its nodes that answer."""
+        """Return the nodes of the run that answer."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Launches on nodes that are there."""
+        """Launch the run on nodes that have arrived."""
         launch_on(bus, run, new, credentials, new.where)

@@ -1,4 +1,7 @@
-"""What a training backend does, and when each of its methods is called."""
+"""Interface of training backends, and checks and helpers that several backends share.
+
+`requests.launch` calls the methods of a `Backend` in this order: `check`, `place`, `start`.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,21 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a run's processes need to take part on the bus, and to believe what they are told."""
+    """Keys and bus URL with which a run's processes use the bus and verify signed messages.
+
+    The URL names the run's own user if it has one.
+    """
 
     keys: Keys
-    bus: str = field(repr=False)  # URL, with the run's own user if it has one
+    bus: str = field(repr=False)
 
 
 class NewRunError(PacelineError):
-    """A field of a new run does not fit its backend. The message says how to mend it.
+    """A field of a new run does not suit its backend.
 
     Args:
-        field: its name.
-        message: what is wrong.
+        field: name of the field.
+        message: describes the error and how to fix it.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -45,70 +51,75 @@ class NewRunError(PacelineError):
 
 
 class NoNodeError(PacelineError):
-    """No node can start the run at present."""
+    """No node can start the run now."""
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a backend that has none."""
+    """Options of a backend that has none."""
 
 
 class Backend(Protocol):
-    """One kind of place where runs train. Objects keep no state: runs stand in the store."""
+    """Source of a run's processes. Objects keep no state, because runs are in the store.
 
-    name: ClassVar[str]  # in the column `runs.backend`
-    plans_itself: ClassVar[bool]  # whether no controller plans its runs
-    # What a run may ask of it. Each field has a default; its JSON Schema is shown by REST.
+    Attributes:
+        name: value of the column `runs.backend`.
+        plans_itself: True if no controller plans the backend's runs.
+        options: struct of a run's options. Each field has a default, and REST shows its JSON
+            Schema.
+    """
+
+    name: ClassVar[str]
+    plans_itself: ClassVar[bool]
     options: ClassVar[type[msgspec.Struct]]
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Called first, before anything is written or published.
+        """Validate a new run. Called first, before anything is written or published.
 
         Args:
-            new: the run that somebody asks for.
-            launch: whether the control plane starts it; else who asks does.
+            new: the requested run.
+            launch: True if the control plane starts the run, False if the caller does.
 
         Raises:
-            NewRunError: the run does not fit this backend.
+            NewRunError: the run does not suit this backend.
         """
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Called within the transaction that records the run, if the control plane starts it.
+        """Choose the nodes of a run.
+
+        Called in the transaction that records the run, if the control plane starts it.
 
         Args:
-            new: the run; `new.nodes` are those of its launch before.
+            new: the run. `new.nodes` are the nodes of its previous launch.
             nodes: rows of `store.nodes.listed`.
 
         Returns:
-            The nodes that start the run, at most `new.nodes_max`; empty where runs have no node, or
-            where it is not known yet which.
+            The nodes that start the run, at most `new.nodes_max`. Empty if runs of this backend
+            have no nodes, or if the nodes are not known yet.
 
         Raises:
-            NoNodeError: not enough nodes can.
+            NoNodeError: not enough nodes can start the run.
         """
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Called after the run was recorded, if the control plane starts it.
+        """Start a run's processes. Called after recording it, if the control plane starts the run.
 
         Args:
-            bus: answers.
+            bus: client of a bus that has answered.
             run: public id of the run.
-            new: the run, with the nodes that `place` chose: `node` is the only one, else `nodes`.
-            credentials: of the run.
+            new: the run, with the nodes that `place` chose: in `node` if there is one, otherwise in
+                `nodes`.
+            credentials: credentials of the run.
 
         Raises:
-            redis.RedisError: the bus is away; the caller fails the run.
+            redis.RedisError: the bus is unavailable. The caller fails the run.
         """
 
 
 def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """The options of a run.
-
-    Args:
-        kind: `Backend.options`.
-        given: as somebody gave them.
+    """Convert a run's options to `kind`, which is `Backend.options`.
 
     Raises:
-        NewRunError: one is unknown, or its value is not legal; names the option.
+        NewRunError: an option is unknown or has an invalid value. The error names the option.
     """
     try:
         return msgspec.convert(dict(given), kind)
@@ -126,10 +137,11 @@ def _sentence(what: str, kind: type[msgspec.Struct]) -> str:
 
 
 def check_nodes(new: NewRun) -> None:
-    """Refuses what no number of nodes can do.
+    """Validate a run's numbers of nodes and ranks.
 
     Raises:
-        NewRunError: there are more nodes at least than at most, or too many ranks.
+        NewRunError: `nodes_min` exceeds `nodes_max`, there are too many ranks, or the run has a
+            scenario.
     """
     if new.scenario is not None:
         raise NewRunError("scenario", 'only for backend "simulated"')
@@ -144,10 +156,10 @@ def check_nodes(new: NewRun) -> None:
 
 
 def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those of a run's nodes that answer; none of a run whose nodes have yet to come.
+    """Return the nodes of a run that answer. A run whose nodes have not arrived yet has none.
 
     Raises:
-        NoNodeError: they are too few.
+        NoNodeError: fewer than `nodes_min` answer.
     """
     able = [
         str(node["id"])
@@ -155,28 +167,28 @@ def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         if node["alive"] and node["signed"] and node["id"] in new.nodes
     ]
     if new.nodes and len(able) < new.nodes_min:
-        raise NoNodeError(f"nodes_min: {new.nodes_min} nodes are needed, {len(able)} are left")
+        raise NoNodeError(f"nodes_min: {new.nodes_min} nodes are needed, {len(able)} are available")
     return able[: new.nodes_max]
 
 
 def check_path(new: NewRun) -> None:
-    """Refuses a script that nodes would look for where they happen to begin.
+    """Require an absolute path, because agents on different nodes have different directories.
 
     Raises:
-        NewRunError: neither its path nor `cwd` is absolute.
+        NewRunError: `cwd` is not absolute, or it is missing and the script's path is not absolute.
     """
     if not PurePath(new.cwd or new.script).is_absolute():
         field = "script" if new.cwd is None else "cwd"
-        raise NewRunError(field, "give an absolute path that the nodes have")
+        raise NewRunError(field, "give an absolute path that exists on the nodes")
 
 
 def launch_on(
     bus: redis.Redis, run: str, new: NewRun, credentials: Credentials, nodes: Iterable[str]
 ) -> None:
-    """Tells the agents of some nodes to launch a run; what is secret, only each agent can read.
+    """Order the agents of some nodes to launch a run. Secrets are encrypted for each agent.
 
     Raises:
-        redis.RedisError: the bus is away.
+        redis.RedisError: the bus is unavailable.
     """
     for node in nodes:
         message = _launch(run, new, credentials, node)

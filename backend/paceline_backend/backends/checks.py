@@ -1,4 +1,4 @@
-"""Which nodes are too slow to be taken for a run on several without being named."""
+"""Speed check of nodes: slow nodes are left out of multi-node runs unless the user names them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from paceline_backend.backends.base import NewRunError
 from paceline_backend.store.new_runs import NewRun
 
-Node = Mapping[str, Any]  # a row of `store.nodes.listed`
+# Row of `store.nodes.listed`.
+Node = Mapping[str, Any]
 
-# What counts, what the node does with it, and its unit. The disk does not: caches hide how slow it
-# is, and loaders read ahead.
+# Measured value, its verb and its unit in messages. The disk's speed does not count, because caches
+# hide it and data loaders read ahead.
 _MEASURED = (
     ("compute_gflops", "computes", "GFLOP/s a core"),
     ("memory_gbps", "copies memory", "GB/s"),
@@ -21,27 +22,23 @@ _MEASURED = (
 
 
 def check_factor(new: NewRun) -> None:
-    """Refuses a factor that would leave out nodes of the median's speed.
-
-    Raises:
-        NewRunError: `join_check` is between 0 and 1.
-    """
+    """Refuse a `join_check` between 0 and 1, which would leave out nodes of median speed."""
     if 0 < new.join_check < 1:
-        raise NewRunError("join_check", "give 1 or more, or 0 to take any node")
+        raise NewRunError("join_check", "give 1 or more, or 0 to accept any node")
 
 
 def fast_enough(
     candidates: Sequence[Node], peers: Sequence[Node], factor: float, known: Sequence[str] = ()
 ) -> tuple[list[Node], list[str]]:
-    """The nodes that are not much slower than others, and why the rest is left out.
+    """Return the candidates that are fast enough, and the reasons for leaving out the others.
 
-    A node that was not measured is not left out.
+    A node that was not measured counts as fast enough.
 
     Args:
-        candidates: to choose from.
-        peers: to compare with.
-        factor: so many times slower than the median of the peers a node may be; 0: any.
-        known: names of nodes that are not left out.
+        candidates: nodes to choose from.
+        peers: nodes whose median speed is the reference.
+        factor: maximum ratio of the median's speed to a node's speed. 0 accepts any node.
+        known: names of nodes that are accepted without a check.
     """
     taken, reasons = [], []
     for node in candidates:
@@ -54,10 +51,7 @@ def fast_enough(
 
 
 def slower(node: Node, peers: Sequence[Node], factor: float) -> str | None:
-    """How much slower a node is than others, if that is too much; None: it is not.
-
-    Of what is too slow, the worst is named.
-    """
+    """Describe the worst value of a node that is too slow, or return None if it is fast enough."""
     worst, words = 0.0, None
     for name, does, unit in _MEASURED:
         speeds = [peer["check"][name] for peer in peers if peer["check"]]

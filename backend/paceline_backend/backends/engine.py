@@ -1,11 +1,12 @@
-"""Engines: backends that have a queue, and nodes of their own, such as Slurm.
+"""Engines: backends with a queue and nodes of their own, such as Slurm.
 
-Somebody else decides when and where an engine's job runs. So the control plane asks the engine for
-a job, whose slots each run ``paceline node --run RUN``, one per node. That command is an agent that
-looks after this one run: it asks the control plane to take part, and is launched like any node.
+An engine decides when and where its jobs run. So the control plane submits a job, which runs
+``paceline node --run RUN`` in each of its slots, one per node. This command is an agent for a
+single run: it asks the control plane to take part (`requests.enlist`), and the run is then launched
+on it as on any other node.
 
-What to do is decided in one place, `control.engines`, by comparing runs with `Engine.look`. An
-engine only has the verbs. Each may be repeated at any time, since a worker may be killed between
+`control.engines` makes all decisions, by comparing runs with `Engine.look`. An engine only
+implements the operations. All of them must be idempotent, because a worker can be killed between
 any two of them.
 """
 
@@ -36,15 +37,15 @@ Word = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*$", max_length=1000)]
 
 
 class EngineAwayError(PacelineError):
-    """The engine does not answer at present. Nothing about its jobs is known."""
+    """The engine does not answer now, so the state of its jobs is unknown."""
 
 
 class EngineRefusedError(PacelineError):
-    """The engine does not take a job. Asking again would not help; the message says why."""
+    """The engine refuses a job for good. The message gives the reason."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of any engine."""
+    """Options of a run that all engines have."""
 
     server: Annotated[
         Word,
@@ -56,69 +57,96 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 @dataclass(frozen=True)
 class Facts:
-    """What an engine says about itself."""
+    """Availability and version of an engine. `problem` says why it cannot be reached."""
 
     reachable: bool
     version: str | None = None
-    problem: str | None = None  # why it cannot be reached
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Order:
-    """A job to submit.
+    """Job to submit.
 
-    On each of its nodes it runs ``paceline node --run RUN --slot SLOT --host HOST``. HOST is what
-    the engine calls the machine, for `cordon`; it may be left out.
+    On each node, the job runs ``paceline node --run RUN --slot SLOT --host HOST``. HOST is the
+    engine's name of the machine, which `cordon` needs. It may be left out.
+
+    Args:
+        label: at most 63 letters, digits and dots. The engine stores it with the job.
+        run: public id of the run.
+        nodes: number of nodes, which the engine must start all at once or not at all.
+        nproc: ranks per node.
+        cwd: a directory that exists on the nodes.
+        options: options of the run, an instance of `Engine.options`.
+        server: value of PACELINE_SERVER for the nodes.
+        token: value of PACELINE_TOKEN for the nodes. Other users must not see it.
+        avoid: machines that the engine must not use, by the engine's names.
     """
 
-    label: str  # at most 63 letters, digits and dots; the engine keeps it with the job
-    run: str  # public id
-    nodes: int  # all at once, or none
-    nproc: int  # ranks on each node
-    cwd: str  # a directory that the nodes have
+    label: str
+    run: str
+    nodes: int
+    nproc: int
+    cwd: str
     options: msgspec.Struct
-    server: str  # for PACELINE_SERVER
-    token: str = field(repr=False)  # for PACELINE_TOKEN; other users must not see it
-    avoid: Sequence[str] = ()  # machines that must not be given, as the engine calls them
+    server: str
+    token: str = field(repr=False)
+    avoid: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of ours, as the engine has it."""
+    """Job of Paceline, as the engine lists it.
+
+    Args:
+        label: label of its `Order`.
+        ref: the engine's own id of the job.
+        state: a job runs once all of its nodes do.
+        reason: why the job waits or how it ended, in the engine's words.
+        cancelled: a user has cancelled the job, so its run is stopped and has not failed.
+    """
 
     label: str
-    ref: str  # the engine's own name of it
+    ref: str
     state: Literal["queued", "running", "ended"]
-    reason: str = ""  # why it waits or how it ended, in the engine's words
-    cancelled: bool = False  # it ended as somebody wanted that: then its run is stopped
+    reason: str = ""
+    cancelled: bool = False
 
 
 class Engine(ABC):
-    """A `Backend` whose runs are jobs of an engine. Objects keep no state."""
+    """`Backend` whose runs are jobs of an engine. Objects keep no state.
+
+    Attributes:
+        name: see `Backend`.
+        title: name of the engine in messages.
+        plans_itself: see `Backend`.
+        options: see `Backend`.
+        keeps_ended: the engine lists ended jobs for hours. A job that is missing from the list was
+            therefore removed by a user.
+    """
 
     name: ClassVar[str]
-    title: ClassVar[str]  # in messages
+    title: ClassVar[str]
     plans_itself: ClassVar[bool] = False
     options: ClassVar[type[msgspec.Struct]]
-    # Ended jobs stay known for hours: somebody has removed one that is gone.
     keeps_ended: ClassVar[bool] = False
 
     @abstractmethod
     def facts(self) -> Facts:
-        """Whether the engine answers. Raises nothing; takes seconds at most."""
+        """Check if the engine answers. Must not raise, and must return within seconds."""
 
     @abstractmethod
     def submit(self, order: Order) -> str:
-        """Submits a job; the engine's name of it. Called when `look` has no job of this label.
+        """Submit a job, and return its `Job.ref`. Called if `look` lists no job with this label.
 
         Raises:
-            EngineAwayError: whether the engine has the job is not known; a later look tells.
-            EngineRefusedError: it does not take such a job.
+            EngineAwayError: it is unknown if the engine has the job. A later `look` shows it.
+            EngineRefusedError: the engine refuses the job.
         """
 
     @abstractmethod
     def look(self, prefix: str) -> Sequence[Job]:
-        """All jobs whose label begins like this, in one question; ended ones as long as known.
+        """Return all jobs whose label starts with `prefix`, ended ones as long as they are known.
 
         Raises:
             EngineAwayError: the engine does not answer.
@@ -126,47 +154,42 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, refs: Sequence[str]) -> None:
-        """Ends jobs, whose processes get SIGTERM first; jobs that have ended are no error.
+        """End jobs, with SIGTERM first. Jobs that have ended already are not an error.
 
         Raises:
-            EngineAwayError: the engine does not answer; the caller asks again.
+            EngineAwayError: the engine does not answer. The caller retries.
         """
 
     def cordon(self, host: str, reason: str | None) -> None:
-        """Lets a machine get no further job; jobs on it go on. It may be said again.
+        """Let a machine get no more jobs, while jobs on it continue. Idempotent.
 
         Args:
-            host: as a node of it said with ``--host``.
-            reason: who wants that and why, to be shown to the engine's users; None: the cordon is
-                lifted. One that somebody else set in the engine stays.
+            host: name of the machine, as its node passed it with ``--host``.
+            reason: author and reason of the cordon, for the engine's users. None lifts the cordon,
+                but a cordon that was set with the engine's own tools stays.
 
         Raises:
-            EngineAwayError: the engine does not answer; the caller says it again.
-            EngineRefusedError: it does not do that.
+            EngineAwayError: the engine does not answer. The caller retries.
+            EngineRefusedError: the engine refuses or cannot cordon machines.
         """
         raise EngineRefusedError(f"{self.title} cannot cordon nodes")
 
     def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
-        """As `cordon`, for one of several control planes that may share the engine.
+        """Cordon a machine like `cordon`, for one of several control planes that share the engine.
 
-        An engine that keeps with a cordon whose it is overrides this, and lets no control plane
-        lift another's.
-
-        Args:
-            plane: id of the control plane.
-            host: see `cordon`.
-            reason: see `cordon`.
+        An engine that can store the owner of a cordon overrides this method, so that no control
+        plane lifts a cordon of another. `plane` is the id of the control plane.
         """
         self.cordon(host, reason)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses what no job could do, and options that the engine does not have."""
+        """Refuse runs that no job can execute, and options that the engine does not have."""
         options_of(self.options, new.backend_options)
         check_nodes(new)
         if not launch:
-            raise NewRunError("launch", f"{self.title} starts the run: leave it out")
+            raise NewRunError("launch", f"{self.title} starts the run: omit it")
         if new.node is not None:
-            raise NewRunError("node", f"{self.title} chooses the nodes: leave it out")
+            raise NewRunError("node", f"{self.title} chooses the nodes: omit it")
         if new.env:
             raise NewRunError(
                 "env", "values are not stored, and the job starts later: set them in the script"
@@ -174,14 +197,14 @@ class Engine(ABC):
         check_path(new)
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Of a run that has nodes already: those that answer. Others come when they come."""
+        """Return the nodes of the run that answer. More can arrive later."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Launches on nodes that are there; the reconciler sees to jobs."""
+        """Launch the run on nodes that have arrived. `control.engines` submits the jobs."""
         launch_on(bus, run, new, credentials, new.where)
 
 
 def directory(new: NewRun) -> str:
-    """Where a run's jobs begin: a directory that its nodes have."""
+    """Return the working directory of a run's jobs, which must exist on the nodes."""
     return new.cwd or str(PurePath(new.script).parent)

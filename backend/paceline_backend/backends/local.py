@@ -1,4 +1,4 @@
-"""Runs that an agent starts on its node."""
+"""Backend `local`: runs whose processes the agents of nodes start."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from paceline_backend.store.nodes.cordons import words
 _log = logging.getLogger(__name__)
 
 _TAKE_ANY = "measure again with `paceline check NODE`, or give join_check 0"
-_START_AGENTS = "start one with `paceline agent` on the machine that shall train"
+_START_AGENTS = "start one with `paceline agent` on the machine that should train"
 
 
 class Local:
-    """Each run trains on one node or several; controllers plan it. A `Backend`."""
+    """`Backend` of runs on one or several nodes with agents. Controllers plan the runs."""
 
     name: ClassVar[str] = "local"
     plans_itself: ClassVar[bool] = False
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses a scenario, as nothing is simulated, and what no number of nodes can do."""
+        """Refuse scenarios and invalid numbers of nodes."""
         options_of(self.options, new.backend_options)
         check_nodes(new)
         check_factor(new)
         if new.nodes_max > 1 and new.node is not None:
-            raise NewRunError("node", "the nodes of a run on several are chosen: leave it out")
+            raise NewRunError(
+                "node", "the nodes of a multi-node run are chosen automatically: omit it"
+            )
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The node that the run names, or the least busy ones of those that answer.
+        """Return the node that the run names, or the least busy nodes that answer.
 
-        Cordoned nodes, spares of other runs and nodes of an engine get nothing new, whoever names
-        them.
+        Cordoned nodes, spares of other runs and nodes of an engine get no new run, even if the run
+        names them.
         """
         alive = [node for node in nodes if node["alive"]]
         free = [node for node in alive if taken(node) is None]
@@ -57,7 +59,9 @@ class Local:
             chosen = next((node for node in alive if node["id"] == new.node), None)
             if chosen is None:
                 names = ", ".join(node["id"] for node in alive) or "none"
-                raise NoNodeError(f"node: {new.node} has no agent that answers; alive are: {names}")
+                raise NoNodeError(
+                    f"node: {new.node} has no agent that answers; available nodes: {names}"
+                )
             if (reason := taken(chosen)) is not None:
                 raise NoNodeError(f"node: {reason}")
             return [new.node]
@@ -67,40 +71,40 @@ class Local:
         return [str(min(free, key=busy)["id"])]
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Tells each node's agent to launch the run."""
+        """Order each node's agent to launch the run."""
         launch_on(bus, run, new, credentials, new.where)
 
 
 def taken(node: Mapping[str, Any]) -> str | None:
-    """Why a node gets nothing new, without a full stop; None: it may."""
+    """Return why a node gets no new run, without a full stop, or None if it may get one."""
     if node["cordoned"]:
         return f"{words(node['id'], node['cordoned'])}: `paceline uncordon {node['id']}` lifts it"
     if node["spare_of"]:
         return f"node {node['id']} is held back as a spare of run {node['spare_of']}"
     if node["only_run"]:
-        return f"node {node['id']} looks after run {node['only_run']} only"
+        return f"node {node['id']} serves only run {node['only_run']}"
     return None
 
 
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Nodes for a run on several, first those that it trained on before; its spares are left."""
+    """Choose nodes for a multi-node run, previous ones first, and leave some as its spares."""
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
     if len(suitable) < new.nodes_min:
         names = ", ".join(node["id"] for node in suitable) or "none"
         slow = "".join(f"{reason}; " for reason in reasons)
-        able = "fast enough are" if slow else "agents with a session answer on"
+        able = "fast enough" if slow else "agents with a session that answer"
         raise NoNodeError(
-            f"nodes_min: {new.nodes_min} nodes are needed, and {able} {len(suitable)}: {names}; "
+            f"nodes_min: {new.nodes_min} nodes are needed; {able}: {len(suitable)} ({names}); "
             f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"
         )
     for reason in reasons:
-        _log.warning("a node is left out of run %s: %s", new.name, reason)
+        _log.warning("run %s does not use a node: %s", new.name, reason)
     suitable.sort(key=lambda node: (node["id"] not in new.nodes, *busy(node)))
     count = max(new.nodes_min, min(new.nodes_max, len(suitable) - new.spares))
     return [str(node["id"]) for node in suitable[:count]]
 
 
 def busy(node: Mapping[str, Any]) -> tuple[int, int]:
-    """The order in which nodes are chosen: first those with the fewest runs."""
+    """Return a sort key that puts nodes with the fewest runs, and then the most cores, first."""
     return len(node["runs"]), -node["cores"]

@@ -1,11 +1,12 @@
-"""Runs on Ray: its Jobs API over HTTP, so the server needs no package of Ray.
+"""Backend `ray`: runs on Ray, through its Jobs API over HTTP, so the server need not install Ray.
 
 Each job is a driver (`ray_driver`) that gets its nodes as one placement group, all at once or none.
-The label is the job's submission id, so Ray itself refuses to take a job twice. It stands in the
-job's metadata, too, by which jobs are known again.
+The label is the job's submission id, so Ray itself refuses duplicate jobs. It is also in the job's
+metadata, by which `look` recognises Paceline's jobs.
 
-The driver and its settings, with the nodes' token, are a package of files. Ray shows a job's
-command line, variables and metadata to whoever asks its API, and of packages only the names.
+The driver and its settings, which contain the nodes' token, are uploaded as a package of files. Ray
+shows a job's command line, variables and metadata to every client of its API, but only the names of
+packages.
 """
 
 from __future__ import annotations
@@ -40,15 +41,20 @@ from paceline_backend.backends.engine import (
 from paceline_backend.backends.ray_api import ask, line, strange
 from paceline_backend.store.new_runs import NewRun
 
-# The first whose placement groups heed `bundle_label_selector`, by which machines are avoided.
+# First version whose placement groups support `bundle_label_selector`, which is needed to avoid
+# machines.
 _LEAST = (2, 49)
 _SUBMIT_S = 15.0
-_LABEL = "paceline"  # in a job's metadata
-_STOP_WAIT_S = int(ray_driver.GRACE_S) + 15  # else Ray kills a driver 3 s after SIGTERM
-_MOST_GROUPS = 10_000  # Ray's own limit
+# Key in a job's metadata.
+_LABEL = "paceline"
+# By default, Ray kills a driver 3 s after SIGTERM.
+_STOP_WAIT_S = int(ray_driver.GRACE_S) + 15
+# Ray's own limit.
+_MOST_GROUPS = 10_000
 _ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {ray_driver.NAME} drive'
 _ENDED = frozenset(("STOPPED", "SUCCEEDED", "FAILED"))
-_STRANGE = (KeyError, TypeError, AttributeError)  # what an answer of something else leads to
+# Errors that an answer of a server other than Ray causes.
+_STRANGE = (KeyError, TypeError, AttributeError)
 _OWN = {"CPU": "cpus_per_node", "GPU": "gpus_per_node", "memory": "memory"}
 
 Amount = Annotated[float, Meta(gt=0, le=1e15)]
@@ -56,13 +62,13 @@ ResourceName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]+$", max_length=200)]
 
 
 class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of Ray."""
+    """Options of a run on Ray."""
 
     cpus_per_node: (
         Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
     ) = None
     gpus_per_node: Annotated[
-        int, Meta(ge=0, le=10_000, description="ranks see these only; default: none")
+        int, Meta(ge=0, le=10_000, description="GPUs that the ranks see; default: none")
     ] = 0
     memory: (
         Annotated[int, Meta(ge=1, le=1 << 60, description="of a node in bytes, as Ray counts it")]
@@ -74,7 +80,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     setup: Annotated[
         str,
         Meta(
-            description="lines of sh on each node before it starts, such as `module load cuda`",
+            description="shell commands on each node before it starts, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
@@ -85,19 +91,19 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     ) = None
     runtime_env: Annotated[
         dict[str, Any],
-        Meta(description="Ray's, for the nodes: pip, conda, image_uri, env_vars …", max_length=100),
+        Meta(description="Ray's runtime environment of the nodes: pip, conda, …", max_length=100),
     ] = msgspec.field(default_factory=dict)
 
 
 class Ray(Engine):
-    """Each run is a job, and one more for each node that joins it. An `Engine`."""
+    """`Engine` for Ray. Each run is a job, and each node that joins it is another job."""
 
     name: ClassVar[str] = "ray"
     title: ClassVar[str] = "Ray"
     options: ClassVar[type[msgspec.Struct]] = RayOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses what no job could do, and options that Ray or we would not take."""
+        """Refuse runs that no job can execute, and options that Ray or Paceline does not accept."""
         super().check(new, launch=launch)
         options = options_of(RayOptions, new.backend_options)
         for name, option in _OWN.items():
@@ -106,7 +112,7 @@ class Ray(Engine):
         _check_environment(options.runtime_env)
 
     def facts(self) -> Facts:
-        """Asks for Ray's version; one that lacks something of what jobs need counts as away."""
+        """Query Ray's version. Versions that lack features which jobs need count as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):
@@ -121,11 +127,12 @@ class Ray(Engine):
             return Facts(False, problem=str(strange()))
 
     def submit(self, order: Order) -> str:
-        """Sends the package, unless Ray has it, and then the job."""
+        """Upload the package, unless Ray has it, and submit the job."""
         content = _package(order)
         name = f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:32]}.zip"
         place = f"/api/packages/gcs/{name}"
-        if ask("GET", place, missing_is_none=True) is None:  # a question keeps it for a while
+        # The query also keeps an existing package from being deleted for a while.
+        if ask("GET", place, missing_is_none=True) is None:
             ask("PUT", place, body=content)
         body = _request(order, f"gcs://{name}")
         try:
@@ -136,7 +143,7 @@ class Ray(Engine):
         return order.label
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """All jobs of ours; Ray knows ended ones until its head ends, or somebody deletes them."""
+        """Return Paceline's jobs. Ray lists ended ones until its head ends or they are deleted."""
         try:
             rows = ask("GET", "/api/jobs/")
             own = [row for row in rows if _label(row).startswith(prefix)]
@@ -146,43 +153,38 @@ class Ray(Engine):
             raise strange() from None
 
     def stop(self, refs: Sequence[str]) -> None:
-        """Drivers get SIGTERM, then nodes; what is left is killed after `ray_driver.GRACE_S`."""
+        """Send SIGTERM to drivers and so to nodes, and SIGKILL after `ray_driver.GRACE_S`."""
         for ref in refs:
             ask("POST", f"/api/jobs/{ref}/stop", missing_is_none=True)
 
 
 def _too_old(version: str) -> bool:
-    """Whether a version is below the least; one that cannot be read is not."""
+    # A version that cannot be parsed, such as that of a development build, is accepted.
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < _LEAST
 
 
 def _check_environment(given: Mapping[str, Any]) -> None:
-    """Refuses what a job cannot have.
-
-    Raises:
-        NewRunError: names the option.
-    """
     field = "backend_options.runtime_env"
     if "working_dir" in given:
-        raise NewRunError(f"{field}.working_dir", "give the run's cwd, which all nodes have")
+        raise NewRunError(
+            f"{field}.working_dir", "give the run's cwd instead, which must exist on all nodes"
+        )
     variables = given.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
         raise NewRunError(f"{field}.env_vars", "expected an object with strings as values")
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """A job's label; empty: it is not ours."""
+    """Return a job's label, or an empty string if the job is not Paceline's."""
     metadata = row.get("metadata") or {}
     return str(metadata.get(_LABEL, "")) if row.get("submission_id") else ""
 
 
 def _job(row: Mapping[str, Any], group: Mapping[str, Any] | None) -> Job:
-    """A job of Ray's list.
+    """Convert a row of Ray's list of jobs.
 
-    Args:
-        row: its details.
-        group: its placement group; None: its driver has not asked for it yet.
+    `group` is the job's placement group, or None if its driver has not requested one yet.
     """
     state: Literal["queued", "running", "ended"] = "running"
     reason = ""
@@ -197,20 +199,20 @@ def _job(row: Mapping[str, Any], group: Mapping[str, Any] | None) -> Job:
 
 
 def _end(row: Mapping[str, Any]) -> str:
-    """How a job ended. Ray's message of a driver that failed ends with its log."""
+    # For a driver that failed, Ray's message ends with the driver's log.
     message = (row.get("message") or "").strip()
     said = [text for text in message.splitlines() if text.startswith(ray_driver.FAILED)]
     if row.get("error_type") != "JOB_ENTRYPOINT_COMMAND_ERROR":
         words = message.partition("Full traceback")[0]
     elif said:
         words = said[-1]
-    else:  # it was killed, or it does not work: the log has what Python said
-        words = f"{message.partition(',')[0]}; `ray job logs {row['submission_id']}` says more"
+    # The driver was killed, or it crashed and the log has Python's message.
+    else:
+        words = f"{message.partition(',')[0]}; see `ray job logs {row['submission_id']}`"
     return f"{row['status']}: {line(words)}"
 
 
 def _wants(group: Mapping[str, Any]) -> str:
-    """Why a placement group waits."""
     why = (group.get("stats") or {}).get("scheduling_state", group["state"])
     bundles = group.get("bundles") or []
     if not bundles:
@@ -223,7 +225,7 @@ def _wants(group: Mapping[str, Any]) -> str:
 
 
 def _groups() -> dict[str, Mapping[str, Any]]:
-    """The placement groups that are there, by name."""
+    """Return all existing placement groups by name."""
     query = {
         "detail": "true",
         "limit": str(_MOST_GROUPS),
@@ -236,7 +238,7 @@ def _groups() -> dict[str, Mapping[str, Any]]:
 
 
 def _request(order: Order, package: str) -> dict[str, Any]:
-    """The body of a job: all of it can be seen."""
+    # Ray shows the whole body to every client, so it must contain no secrets.
     options = order.options
     assert isinstance(options, RayOptions)
     variables = {
@@ -253,7 +255,7 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """What the driver and the keepers read."""
+    """Return the settings that the driver and the keepers read."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc
@@ -264,7 +266,7 @@ def _settings(order: Order) -> dict[str, Any]:
         bundle["memory"] = options.memory
     env = {"PACELINE_SERVER": order.server, "PACELINE_TOKEN": order.token}
     if "OMP_NUM_THREADS" not in options.runtime_env.get("env_vars", {}):
-        # Ray gives each worker as many threads as it has CPUs, and the ranks share them.
+        # Ray would set it to all CPUs of the worker, but the node's ranks share these.
         env["OMP_NUM_THREADS"] = str(max(1, cpus // order.nproc))
     paceline = options.paceline or shlex.join([sys.executable, "-P", "-m", "paceline"])
     node = f'{paceline} node --run {order.run} --slot "$1" --host "$2"'
@@ -281,7 +283,7 @@ def _settings(order: Order) -> dict[str, Any]:
 
 
 def _package(order: Order) -> bytes:
-    """The job's files, always the same bytes for the same order; only their owner reads them."""
+    """Zip the job's files, which only their owner may read, reproducibly for the same order."""
     files = {
         ray_driver.NAME: Path(ray_driver.__file__).read_text(),
         ray_driver.SETTINGS: json.dumps(_settings(order), sort_keys=True),

@@ -1,6 +1,6 @@
-"""Questions to Ray's API over HTTP, at the address and with the token of the server's environment.
+"""Client of Ray's HTTP API, with the address and the token in the server's environment.
 
-A run cannot name another address: Ray's token would go there.
+A run cannot choose another address, because Ray's token would be sent there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TIMEOUT_S = 5.0
 
 
 def shown_address() -> str:
-    """Ray's address for messages: without a password."""
+    """Return Ray's address without a password, for messages."""
     return re.sub(r"//[^/@]*@", "//", _address())
 
 
 def line(words: str) -> str:
-    """Words of Ray as a part of a message."""
+    """Shorten a text from Ray to one line for a message."""
     return " ".join(words.split())[:500]
 
 
@@ -39,19 +39,19 @@ def ask(
     missing_is_none: bool = False,
     may_refuse: bool = False,
 ) -> Any:
-    """What Ray answers.
+    """Send a request to Ray, and return the parsed JSON of its answer.
 
     Args:
-        method: of HTTP.
-        path: with the query.
-        body: bytes are sent as they are, anything else as JSON; None: there is no body.
-        timeout_s: for each part of the way; default: 5 s.
-        missing_is_none: 404 is answered with None.
-        may_refuse: Ray can refuse this for good; else each failure counts as an outage.
+        method: HTTP method.
+        path: path with the query.
+        body: body as bytes, or an object to encode as JSON. None: no body.
+        timeout_s: timeout in seconds of connecting and of each read and write. Default: 5 s.
+        missing_is_none: return None for status 404.
+        may_refuse: Ray can refuse this request for good. Otherwise each error counts as an outage.
 
     Raises:
-        EngineAwayError: it does not answer, or does not let us in.
-        EngineRefusedError: it refuses.
+        EngineAwayError: Ray does not answer, or does not accept the token.
+        EngineRefusedError: Ray refuses the request.
     """
     try:
         answer = httpx.request(
@@ -78,15 +78,16 @@ def ask(
 
 
 def strange() -> EngineAwayError:
-    """The error where an answer is none of Ray's."""
+    """Return the error for an answer that does not come from Ray."""
     return EngineAwayError(f"{shown_address()} is not Ray's API")
 
 
 def _problem(answer: httpx.Response, may_refuse: bool) -> EngineAwayError | EngineRefusedError:
-    """Ray answers 500 to bad requests, too: then a ValueError or a TypeError is in the text."""
+    # Ray answers bad requests with status 500, too, and names a ValueError or TypeError in the
+    # text.
     status, address = answer.status_code, shown_address()
     if status in (401, 403):
-        why = f"{address} wants Ray's token: set RAY_AUTH_TOKEN for the server ({status})"
+        why = f"{address} requires Ray's token: set RAY_AUTH_TOKEN for the server ({status})"
         return EngineAwayError(why)
     lines = [text for text in answer.text.splitlines() if text.strip()] or [answer.reason_phrase]
     errors = [text for text in lines if text.startswith(("ValueError", "TypeError"))]
@@ -102,7 +103,7 @@ def _address() -> str:
 
 
 def _headers() -> dict[str, str]:
-    """With Ray's token, from where Ray's own command line takes it."""
+    # Ray's own command line reads the token from the same places.
     token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
     if not token and os.environ.get("RAY_AUTH_MODE") != "disabled":

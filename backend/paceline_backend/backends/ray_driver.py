@@ -1,11 +1,11 @@
-"""What runs on Ray for a job of ours: its driver, and a keeper beside each node.
+"""Processes of a Paceline job on Ray: the driver, and a keeper (supervisor) of each node.
 
-`backends.ray` sends this file with each job. So it imports nothing of ours, and Ray's Python needs
-no package of ours. The driver asks for a placement group with a bundle on each of so many nodes:
-all at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
+`backends.ray` sends this file with each job. It imports no module of Paceline, so Ray's Python need
+not have Paceline installed. The driver requests a placement group with one bundle on each node, all
+at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-A keeper is a process of its own because Ray kills the children of a worker that ends, by SIGKILL:
-then the keeper is gone, the kernel sends the node SIGTERM, and the node leaves its run in order.
+The keeper is a separate process because Ray kills the children of a worker that ends with SIGKILL.
+When the keeper is killed, the kernel sends SIGTERM to the node, which then leaves its run cleanly.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAME = "paceline_ray.py"  # of this file in a job's directory
+# Names of this file and of the settings in a job's directory.
+NAME = "paceline_ray.py"
 SETTINGS = "paceline_ray.json"
-FAILED = "nodes failed: "  # begins the line of a driver's log that says why
-GRACE_S = 30.0  # a node that was asked to leave is killed after this time
+# Start of the line in a driver's log that gives the reason of a failure.
+FAILED = "nodes failed: "
+# Time that a node has to leave before it is killed.
+GRACE_S = 30.0
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 1.0
@@ -33,11 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """An actor of Ray: has a node kept in its bundle.
-
-    Args:
-        number: of the bundle.
-    """
+    """Ray actor that starts the keeper of a node in its bundle, whose index is `number`."""
 
     def __init__(self, number: int) -> None:
         import ray
@@ -47,23 +46,25 @@ class Node:
         self._keeper = subprocess.Popen([*words, host], start_new_session=True)
 
     def run(self) -> int:
-        """Waits for the node's end; its exit code."""
+        """Wait for the node's end, and return its exit code."""
         return self._keeper.wait()
 
     def stop(self) -> None:
-        """Asks the node to leave."""
+        """Ask the node to leave."""
         self._keeper.terminate()
 
 
 def drive(settings: dict[str, Any]) -> int:
-    """The driver: gets the nodes, and waits until all of them have ended; 0 if all did well."""
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # a line of one node is not another's
+    """Run the driver: start the nodes, wait for their end, and return 0 if all succeeded."""
+    # Equal log lines of different nodes must all be kept.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     ray.init()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())  # Ray has put in its own
+    # `ray.init` has replaced the handler.
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     group = _granted(settings, stopping)
     if group is None:
         return 1
@@ -89,7 +90,7 @@ def drive(settings: dict[str, Any]) -> int:
 
 
 def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
-    """The placement group, once Ray has created it; None: the job was stopped before."""
+    """Return the placement group once Ray has created it, or None if the job was stopped first."""
     from ray.util import placement_group
 
     bundles = [settings["bundle"]] * settings["nodes"]
@@ -105,7 +106,7 @@ def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
 
 
 def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
-    """An actor in one bundle, with all of the bundle's resources."""
+    """Create an actor in a bundle, with all of the bundle's resources."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -115,35 +116,38 @@ def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
         "num_gpus": rest.pop("GPU", 0),
         "memory": rest.pop("memory", None),
         "resources": rest,
-        "max_concurrency": 2,  # `stop` while `run` waits
+        # `stop` must be callable while `run` waits.
+        "max_concurrency": 2,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number),
     }
     return ray.remote(Node).options(**options).remote(number)
 
 
 def _end(reference: Any) -> str:
-    """How a node ended, in words; empty: with exit code 0."""
+    """Describe how a node ended; empty for exit code 0."""
     import ray
 
     try:
         code = ray.get(reference)
-    except ray.exceptions.RayError as error:  # its worker or its machine is gone
+    # The actor's worker process or its machine was lost.
+    except ray.exceptions.RayError as error:
         return str(error).strip().partition("\n")[0]
     return f"exit code {code}" if code else ""
 
 
 def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
-    """The keeper: starts the node, hands SIGTERM on, and kills a node that does not leave.
+    """Run the keeper: start the node, forward SIGTERM, and kill a node that does not leave.
 
     Args:
-        settings: of the job.
-        number: of the bundle.
-        parent: process id of the actor's worker; when it dies, the node has to leave.
-        host: the machine's id in Ray.
+        settings: settings of the job.
+        number: index of the bundle.
+        parent: PID of the actor's worker. When it dies, the node has to leave.
+        host: Ray's id of the machine.
     """
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # workers of Ray ignore and block some signals
+    # Undo what the keeper inherits: Ray's workers ignore and block some signals.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -162,17 +166,19 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
         return 1
     kill_at = None
     while node.poll() is None:
-        if asked.is_set() and kill_at is None:  # once: a second SIGTERM would kill the ranks
+        # Send SIGTERM only once, because a second one would kill the ranks.
+        if asked.is_set() and kill_at is None:
             kill_at = time.monotonic() + GRACE_S
             node.terminate()
         elif kill_at is not None and time.monotonic() > kill_at:
             os.killpg(node.pid, signal.SIGKILL)
         time.sleep(0.2)
-    return node.returncode if node.returncode >= 0 else 128 - node.returncode  # as sh says it
+    # Report a signal as a shell does, by 128 plus its number.
+    return node.returncode if node.returncode >= 0 else 128 - node.returncode
 
 
 def main(words: list[str]) -> int:
-    """Runs what the command line names: ``drive``, or ``keep NUMBER PARENT HOST``."""
+    """Run ``drive``, or ``keep NUMBER PARENT HOST``, as the command line says."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = json.loads(Path(__file__).with_name(SETTINGS).read_text())
     if words[0] == "keep":

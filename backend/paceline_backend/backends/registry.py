@@ -1,4 +1,4 @@
-"""Which backends there are: those in the entry-point group ``paceline.backends``, and `Adopted`."""
+"""Registry of backends: the entry-point group ``paceline.backends``, and `Adopted`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ class UnknownBackendError(PacelineError):
 
 
 def names() -> list[str]:
-    """The backends that somebody may ask for, sorted: those in the group."""
+    """Return the sorted names of the backends that a launch may request."""
     return sorted(_backends().keys() - {Adopted.name})
 
 
 def get(name: str) -> Backend:
-    """The backend of this name.
-
-    Raises:
-        UnknownBackendError: there is none.
-    """
+    """Return the backend of this name, or raise `UnknownBackendError`."""
     try:
         return _backends()[name]
     except KeyError:
@@ -41,22 +37,22 @@ def get(name: str) -> Backend:
 
 
 def engines() -> dict[str, Engine]:
-    """The backends that are engines, by name."""
+    """Return the backends that are engines, by name."""
     return {name: each for name, each in _backends().items() if isinstance(each, Engine)}
 
 
 def engine(name: str | None) -> Engine | None:
-    """The engine of this name; None if it is no engine, or unknown."""
+    """Return the engine of this name, or None if the name is unknown or not of an engine."""
     return engines().get(name or "")
 
 
 def planned() -> list[str]:
-    """The names of the backends whose runs controllers plan."""
+    """Return the names of the backends whose runs controllers plan."""
     return [name for name, backend in _backends().items() if not backend.plans_itself]
 
 
 def plans_itself(name: str | None) -> bool:
-    """Whether runs of this backend are planned by the backend; False for an unknown name."""
+    """Return True if the backend plans its runs itself; False for an unknown name."""
     backend = _backends().get(name or "")
     return backend is not None and backend.plans_itself
 
@@ -66,28 +62,30 @@ def _backends() -> dict[str, Backend]:
     backends: dict[str, Backend] = {Adopted.name: Adopted()}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
         if entry.name in backends:
-            _left_out(entry, "there is another of this name")
+            _left_out(entry, "another backend has this name")
         elif (backend := _load(entry)) is not None:
             backends[entry.name] = backend
     return backends
 
 
 def _load(entry: EntryPoint) -> Backend | None:
-    """The entry point's backend; None, and an error in the log, if there is no usable one."""
+    """Return the backend of an entry point, or log an error and return None."""
     try:
         backend: Backend = entry.load()()
         if backend.name != entry.name:
-            _left_out(entry, f"it calls itself {backend.name!a}")
+            _left_out(entry, f"its name is {backend.name!a}")
             return None
-        backend.options()  # each option has a default
-    except Exception:  # one broken package must not stop every run
-        _left_out(entry, "it does not load", exc_info=True)
+        # Fails unless each option has a default.
+        backend.options()
+    # One broken package must not stop every run.
+    except Exception:
+        _left_out(entry, "it failed to load", exc_info=True)
         return None
     return backend
 
 
 def _left_out(entry: EntryPoint, why: str, exc_info: bool = False) -> None:
-    log.error("backend %s = %s left out: %s", entry.name, entry.value, why, exc_info=exc_info)
+    log.error("backend %s = %s is ignored: %s", entry.name, entry.value, why, exc_info=exc_info)
 
 
 def _is_foreign(entry: EntryPoint) -> bool:

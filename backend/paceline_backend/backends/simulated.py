@@ -1,4 +1,4 @@
-"""Runs on a virtual cluster, which `paceline simulate --server` drives and plans."""
+"""Backend `simulated`: runs on a virtual cluster that `paceline simulate --server` drives."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from paceline_backend.store.new_runs import NewRun
 
 
 class Simulated:
-    """Each run is a simulation that plans itself; the control plane starts nothing. A `Backend`."""
+    """`Backend` of simulations, which plan themselves. The control plane starts no processes."""
 
     name: ClassVar[str] = "simulated"
     plans_itself: ClassVar[bool] = True
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Wants a scenario for as many workers as the run has ranks, and no launch."""
+        """Require a scenario with as many workers as the run has ranks, and no launch."""
         options_of(self.options, new.backend_options)
         if launch:
             raise NewRunError(
                 "launch", "give false and run `paceline simulate SCENARIO --server URL`"
             )
         if new.scenario is None:
-            raise NewRunError("scenario", "give what to simulate; docs/simulator.md tells how")
+            raise NewRunError("scenario", "give what to simulate; see docs/simulator.md")
         if new.nodes_max > 1:
-            raise NewRunError("nodes_max", "a simulation has no nodes: leave it out")
+            raise NewRunError("nodes_max", "a simulation has no nodes: omit it")
         try:
             scenario = Scenario.of(new.scenario)
         except ScenarioError as error:
@@ -41,8 +41,8 @@ class Simulated:
             )
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """No nodes: a simulation has none."""
+        """Return no nodes, because a simulation has none."""
         return []
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Does nothing: `check` refuses launches."""
+        """Do nothing, because `check` refuses launches."""

@@ -1,7 +1,7 @@
-"""Runs on Slurm: its commands `sbatch`, `squeue`, `scancel` and `scontrol`.
+"""Backend `slurm`: runs on Slurm, through `sbatch`, `squeue`, `scancel` and `scontrol`.
 
-The nodes that a run needs to begin are one job, so Slurm gives them all at once or none. Nodes that
-join are jobs of one node each. The label is the job's comment.
+The nodes that a run needs at its start are one job, so Slurm allocates them all at once or not at
+all. Nodes that join later are jobs of one node each. The label is the job's comment.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ _ENDED = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
     )
 )
-_HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)  # no list: it names one node
+# Name of a single node: lists of nodes do not match.
+_HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)
 _QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
-# What Slurm's commands say when slurmctld does not answer them now. Else they refuse the job.
+# Messages of Slurm's commands if slurmctld does not answer now. All others refuse the job for good.
 _AWAY = re.compile(
     "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
     "temporarily|munge|authentication|slurmctld",
     re.I,
 )
-# Slurm hands the environment of `sbatch` to the job. This process's has secrets.
+# Slurm passes the environment of `sbatch` to the job, so leave out this process's secrets.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF", "SLURM_JWT")
 
 
 class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of Slurm; what is left out, Slurm decides."""
+    """Options of a run on Slurm. Slurm's own defaults apply to missing options."""
 
     partition: Annotated[Word, Meta(description="as sbatch --partition")] | None = None
     account: Annotated[Word, Meta(description="as sbatch --account")] | None = None
@@ -69,7 +70,7 @@ class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_on
     setup: Annotated[
         str,
         Meta(
-            description="lines of sh before the nodes start, such as `module load cuda`",
+            description="shell commands before the nodes start, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
@@ -95,14 +96,14 @@ _AS_SBATCH = {
 
 
 class Slurm(Engine):
-    """Each run is a job, and one more for each node that joins it. An `Engine`."""
+    """`Engine` for Slurm. Each run is a job, and each node that joins it is another job."""
 
     name: ClassVar[str] = "slurm"
     title: ClassVar[str] = "Slurm"
     options: ClassVar[type[msgspec.Struct]] = SlurmOptions
 
     def facts(self) -> Facts:
-        """Asks slurmctld for its configuration."""
+        """Query the configuration of slurmctld."""
         if shutil.which("sbatch") is None:
             return Facts(False, problem="there is no command sbatch: install Slurm's client")
         try:
@@ -113,12 +114,13 @@ class Slurm(Engine):
         return Facts(True, version[1] if version else None)
 
     def submit(self, order: Order) -> str:
-        """One job: sbatch reads its script from standard input, which only its user may read."""
+        """Submit a job. Its script is passed on standard input, because it contains the token."""
         answer = _asked("sbatch", *_arguments(order), text=_script(order))
-        return answer.strip().partition(";")[0]  # the cluster's name may follow
+        # The cluster's name may follow the job's id after a semicolon.
+        return answer.strip().partition(";")[0]
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Jobs of this process's user; Slurm forgets ended ones after some minutes."""
+        """Return jobs of this process's user. Slurm forgets ended ones after some minutes."""
         columns = "--format=%i|%T|%r|%k"
         who = f"--user={os.getuid()}"
         try:
@@ -129,23 +131,24 @@ class Slurm(Engine):
         return [_job(*line) for line in lines if len(line) == 4 and line[3].startswith(prefix)]
 
     def stop(self, refs: Sequence[str]) -> None:
-        """Slurm sends SIGTERM, and SIGKILL after its KillWait, 30 s unless configured."""
+        """Send SIGTERM. Slurm sends SIGKILL after its KillWait, which is 30 s by default."""
         if refs:
             _asked("scancel", "--quiet", *refs, refused_is_done=True)
 
     def cordon(self, host: str, reason: str | None) -> None:
-        """Drains a node, or ends such a drain."""
+        """Drain a node, or end its drain; see `cordon_as`."""
         self.cordon_as("", host, reason)
 
     def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
-        """Drains a node, or ends a drain of this control plane: its id stands in the reason."""
+        """Drain a node, or end a drain whose reason contains this control plane's id."""
         mark = f"paceline:{plane} "
         if not _HOST.fullmatch(host):
-            raise EngineRefusedError(f"{host!r} is no name of a node")
+            raise EngineRefusedError(f"{host!r} is not a valid node name")
         try:
             shown = _asked("scontrol", "--oneliner", "show", "node", host)
         except EngineRefusedError:
-            if reason is None:  # it is gone, and its drain with it
+            # The node no longer exists, and neither does its drain.
+            if reason is None:
                 return
             raise
         state = re.search(r" State=(\S+)", shown)
@@ -155,7 +158,8 @@ class Slurm(Engine):
         if reason is None:
             if drained and ours:
                 _asked("scontrol", "update", f"NodeName={host}", "State=UNDRAIN")
-        elif ours or said is None:  # a reason of somebody else stays, of a node that is down, too
+        # Do not overwrite a reason that another user has set, even if the node is only down.
+        elif ours or said is None:
             words = mark + " ".join(reason.split())
             _asked("scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={words}")
 
@@ -196,7 +200,7 @@ def _arguments(order: Order) -> list[str]:
 
 
 def _script(order: Order) -> str:
-    """What the job's first node runs. `srun` keeps tasks whose neighbours end."""
+    """Return the script of the job's first node. `srun` keeps tasks running when others end."""
     options = order.options
     assert isinstance(options, SlurmOptions)
     paceline = options.paceline or shlex.join([sys.executable, "-P", "-m", "paceline"])
@@ -215,11 +219,11 @@ def _script(order: Order) -> str:
 
 
 def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
-    """What a command of Slurm prints.
+    """Run a command of Slurm, and return its output.
 
     Raises:
         EngineAwayError: slurmctld does not answer.
-        EngineRefusedError: it does not do that; never with `refused_is_done`.
+        EngineRefusedError: slurmctld refuses. Never raised with `refused_is_done`.
     """
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     try:
@@ -237,8 +241,8 @@ def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
     except FileNotFoundError:
         raise EngineAwayError(f"there is no command {words[0]}: install Slurm's client") from None
     except subprocess.TimeoutExpired:
-        raise EngineAwayError(f"{words[0]} had no answer within {_TIMEOUT_S:g} s") from None
+        raise EngineAwayError(f"{words[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode == 0 or (refused_is_done and not _AWAY.search(done.stderr)):
         return done.stdout
-    said = " ".join(done.stderr.split())[:1000] or f"{words[0]} ended with {done.returncode}"
+    said = " ".join(done.stderr.split())[:1000] or f"{words[0]} exited with {done.returncode}"
     raise (EngineAwayError if _AWAY.search(said) else EngineRefusedError)(said)

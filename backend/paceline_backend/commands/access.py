@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 
-from paceline.commands.options import Json, Server, Token, TokenFile, connected
+from paceline.commands.options import Authentication, Connection, Json, Server, grouped
 from paceline.commands.printing import local_time, plain, print_json, print_table
 from paceline.core.errors import InputError
 
@@ -25,7 +26,7 @@ _COLUMNS = (
     "revoked_at",
 )
 
-app = typer.Typer(help="Makes, lists and revokes tokens of a server.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke tokens of a server.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
@@ -34,37 +35,62 @@ def register(parent: typer.Typer) -> None:
     parent.command("open")(open_link)
 
 
-@app.command()
-def create(
-    name: Annotated[str, typer.Argument(help="What people call it.")],
+@dataclass(frozen=True, kw_only=True)
+class TokenRequest:
+    """The token to create."""
+
+    name: Annotated[str, typer.Argument(help="Name of the token, for people.")]
     scope: Annotated[
         Literal["viewer", "operator", "agent", "admin"],
-        typer.Option(help="What it allows: docs/deploying.md."),
-    ],
+        typer.Option(help="Role of the token: docs/deploying.md."),
+    ]
     expires: Annotated[
-        str | None, typer.Option(metavar="30d", help="Seconds, or with m, h or d; default: never.")
-    ] = None,
+        str | None,
+        typer.Option(
+            metavar="30d",
+            help="Lifetime in seconds, or with the unit m, h or d; default: unlimited.",
+        ),
+    ] = None
     node: Annotated[
-        str | None, typer.Option(help="Of an agent's: the only node that it is for; default: all.")
-    ] = None,
+        str | None,
+        typer.Option(
+            help="For an agent: the only node that may use the token; default: all nodes."
+        ),
+    ] = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of ``POST /tokens``."""
+        return {
+            "name": self.name,
+            "scope": self.scope,
+            "expires_s": _seconds(self.expires),
+            "node": self.node,
+        }
+
+
+@app.command()
+@grouped
+def create(
+    *,
+    request: TokenRequest,
     server: Server = None,
     database: Annotated[
         str | None,
         typer.Option(
-            help="SQLAlchemy URL of a server's database: makes the token there, without a server "
-            "and without another token.",
+            help="SQLAlchemy URL of a server's database: create the token there, without a "
+            "server and without another token.",
         ),
     ] = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    authentication: Authentication,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It is shown only this once."""
-    body = {"name": name, "scope": scope, "expires_s": _seconds(expires), "node": node}
+    body = request.body()
     if database is not None:
         made = _made_in(database, body)
     else:
-        with connected(server, token, token_file) as client:
+        connection = Connection(server=server, authentication=authentication)
+        with connection.client() as client:
             made = client.call("POST", "/tokens", body)
     if as_json:
         print_json(made)
@@ -73,14 +99,13 @@ def create(
 
 
 @app.command("list")
+@grouped
 def list_tokens(
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """List tokens, and the browsers that are logged in."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         rows = client.call("GET", "/tokens")
     if as_json:
         print_json(rows)
@@ -89,17 +114,18 @@ def list_tokens(
 
 
 @app.command()
+@grouped
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `paceline token list` says.")],
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the token, as in `paceline token list`.")
+    ],
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Revoke a token and log out the browsers that used it."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
-        raise InputError(f"{token_id} is no token's id: `paceline token list` shows them")
-    with connected(server, token, token_file) as client:
+        raise InputError(f"ID {token_id}: this is no token's id; `paceline token list` shows them")
+    with connection.client() as client:
         revoked = client.call("DELETE", f"/tokens/{token_id}")
     if as_json:
         print_json(revoked)
@@ -107,14 +133,13 @@ def revoke(
         typer.echo(f"the token {plain(revoked['name'])} is revoked")
 
 
+@grouped
 def open_link(
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Print a link that logs one browser in, within ten minutes."""
-    with connected(server, token, token_file) as client:
+    with connection.client() as client:
         link = client.call("POST", "/login-links")
         url = client.server + link["path"]
     if as_json:
@@ -148,7 +173,9 @@ def _seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:
-        raise InputError(f"--expires {text}: give a number of seconds, or such as 12h or 30d")
+        raise InputError(
+            f"--expires {text}: give a number of seconds, or a time such as 12h or 30d"
+        )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 

@@ -19,7 +19,7 @@ _err = Console(stderr=True, highlight=False)
 def let_in(stack: Stack, page: str) -> None:
     """Print a link that logs a browser in, and open it if this machine has a screen."""
     link = f"{stack.login_link()}&next={quote(page)}"
-    _err.print(f"Log a browser in, once, within ten minutes: {link}", soft_wrap=True)
+    _err.print(f"Link to log one browser in, within ten minutes: {link}", soft_wrap=True)
     other = "" if stack.url == DEFAULT_SERVER else f" --server {stack.url}"
     _err.print(f"`paceline open{other}` prints another link.", soft_wrap=True)
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()

@@ -26,7 +26,7 @@ from paceline_backend.store.upkeep import secret as rotation
 _FAILED, _ENVIRONMENT = 1, 3
 _MIB = 2**20
 
-app = typer.Typer(no_args_is_help=True, help="Upgrades, checks, prunes and copies the database.")
+app = typer.Typer(no_args_is_help=True, help="Upgrade, check, prune and copy the database.")
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def check(database: Database = None, data: Data = DATA, as_json: Json = False) -
     if as_json:
         print_json({"faults": faults})
     else:
-        typer.echo("\n".join(faults) if faults else f"{store.name} is sound")
+        typer.echo("\n".join(faults) if faults else f"{store.name} has no faults")
     if faults:
         raise typer.Exit(_FAILED)
 
@@ -69,13 +69,16 @@ def check(database: Database = None, data: Data = DATA, as_json: Json = False) -
 @app.command()
 def prune(
     keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Delete runs that ended longer ago.")
+        float | None,
+        typer.Option(min=0, help="Delete runs that ended more than this many days ago."),
     ] = None,
     keep_runs: Annotated[
-        int | None, typer.Option(min=0, help="Of runs that are over, keep the newest so many.")
+        int | None,
+        typer.Option(min=0, help="Of the runs that have ended, keep only this many of the newest."),
     ] = None,
     keep_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Delete the oldest until rows take no more.")
+        int | None,
+        typer.Option(min=0, help="Delete the oldest runs until rows take at most this many bytes."),
     ] = None,
     database: Database = None,
     data: Data = DATA,
@@ -106,7 +109,9 @@ def _pause(seconds: float) -> bool:
 
 @app.command("rotate-secret")
 def rotate_secret(
-    yes: Annotated[bool, typer.Option("--yes", help="Also while runs are active.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Replace the secret even while runs are active.")
+    ] = False,
     database: Database = None,
     data: Data = DATA,
 ) -> None:
@@ -120,17 +125,18 @@ def rotate_secret(
             active = rotation.active(connection)
         if active and not yes:
             raise PacelineError(
-                f"{len(active)} runs are active and would lose the server ({', '.join(active[:5])}"
-                f"{', …' if active[5:] else ''}): stop them first, or give --yes"
+                f"{len(active)} runs are active and would lose their connection to the server "
+                f"({', '.join(active[:5])}{', …' if active[5:] else ''}): stop them first, or give "
+                "--yes"
             )
         user = f"database, by {getpass.getuser()}"
         rotation.rotate(store, Requester(user, "admin", via="paceline db"))
-        typer.echo(f"{store.name} has a new secret: start the servers again")
+        typer.echo(f"{store.name} has a new secret: restart the servers")
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")],
+    file: Annotated[Path, typer.Argument(help="File to create.")],
     database: Database = None,
     data: Data = DATA,
 ) -> None:
@@ -142,9 +148,9 @@ def backup(
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="That `paceline db backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File that `paceline db backup` wrote.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also over a database with rows.")
+        bool, typer.Option("--replace", help="Replace a database that has rows.")
     ] = False,
     database: Database = None,
     data: Data = DATA,
@@ -152,4 +158,4 @@ def restore(
     """Restore the database from a copy: stop all servers first. Postgres uses pg_restore."""
     with _opened(database, data, new=True) as store:
         copies.restore(store, file, replace=replace)
-        typer.echo(f"{store.name} is as in {file}")
+        typer.echo(f"{store.name} was restored from {file}")

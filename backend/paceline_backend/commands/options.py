@@ -11,5 +11,7 @@ Database = Annotated[
     str | None,
     typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
 ]
-Data = Annotated[Path, typer.Option(envvar="PACELINE_DATA", help="Directory of what is embedded.")]
+Data = Annotated[
+    Path, typer.Option(envvar="PACELINE_DATA", help="Directory of the embedded database and bus.")
+]
 DATA = Path(".paceline")

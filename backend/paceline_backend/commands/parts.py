@@ -81,5 +81,7 @@ def web(settings: Settings, fd: int | None) -> int:
     # With a socket from its parent, the parent has created the first token.
     if settings.token is None and fd is None:
         command = "paceline token create NAME --scope admin --database URL"
-        typer.echo(f"paceline server: without --token, `{command}` makes a first one", err=True)
+        typer.echo(
+            f"paceline server: without --token, `{command}` creates the first token", err=True
+        )
     return process.run(settings, listener)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from paceline.commands.options import given
+from paceline.commands.options import Authentication, grouped
 from paceline.core import logs
 from paceline.core.errors import PacelineError
 from paceline_backend.commands import parts
@@ -22,223 +23,254 @@ from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxie
 # Exit code; see docs/internals.md.
 _ENVIRONMENT = 3
 
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
-Bus = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_BUS",
-        help="redis:// URL that agents can reach too; default: an embedded one on loopback.",
-    ),
-]
-AdminToken = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_TOKEN",
-        help="An admin's; needed beyond loopback. Other users can see an argument: "
-        "prefer the variable or --token-file.",
-    ),
-]
-AdminTokenFile = Annotated[
-    Path | None, typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with that token.")
-]
-AgentToken = Annotated[
-    str | None,
-    typer.Option(envvar="PACELINE_AGENT_TOKEN", help="One for agents, of every node."),
-]
-ViewerToken = Annotated[
-    str | None,
-    typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="One for those who may only look."),
-]
-MaxBodyBytes = Annotated[
-    int,
-    typer.Option(envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Larger requests are refused."),
-]
-TrustNetwork = Annotated[
-    bool,
-    typer.Option(
-        "--trust-network",
-        envvar="PACELINE_TRUST_NETWORK",
-        help="Let the embedded bus listen where --host says: in clear text, and whoever reads "
-        "along can start programs.",
-    ),
-]
-ShareBusPassword = Annotated[
-    bool,
-    typer.Option(
-        "--share-bus-password",
-        envvar=users.SHARE,
-        help="On a bus that lets the server make no users: give nodes and runs the server's own "
-        "URL of it. Whoever has that can read and write everything there.",
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(envvar="PACELINE_TLS_CERT", help="PEM with the chain: serves HTTPS."),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option(envvar="PACELINE_TLS_KEY", help="PEM; default: in --tls-cert."),
-]
-TrustedProxy = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_TRUSTED_PROXY",
-        metavar="10.0.0.5,…",
-        help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto count.",
-    ),
-]
-TrustProxyHeader = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_TRUST_PROXY_HEADER",
-        metavar="X-Forwarded-User",
-        help="Header in which these proxies, and nobody else, name the user.",
-    ),
-]
-ProxyRole = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_PROXY_ROLE",
-        metavar="USER=ROLE,…",
-        help="viewer, operator or admin, for users that proxies name; others are viewers.",
-    ),
-]
-WebhookTo = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_WEBHOOK_TO",
-        metavar="https://HOST,…",
-        help="Origins that alerts may be sent to by webhook; default: none.",
-    ),
-]
-HourPrice = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PACELINE_HOUR_PRICE",
-        metavar="'2.50 EUR'",
-        help="Price of a worker-hour: costs are shown in money, too.",
-    ),
-]
-MaxStreams = Annotated[
-    int,
-    typer.Option(envvar="PACELINE_MAX_STREAMS", min=1, help="Event streams of one client."),
-]
-PathPrefix = Annotated[
-    str,
-    typer.Option(
-        envvar="PACELINE_PATH_PREFIX",
-        metavar="/PATH",
-        help="Path below which a reverse proxy serves this server.",
-    ),
-]
-KeepDays = Annotated[
-    float | None,
-    typer.Option(envvar="PACELINE_KEEP_DAYS", min=0, help="Delete runs that ended longer ago."),
-]
-KeepRuns = Annotated[
-    int | None,
-    typer.Option(
-        envvar="PACELINE_KEEP_RUNS", min=0, help="Of runs that are over, keep the newest."
-    ),
-]
-KeepBytes = Annotated[
-    int | None,
-    typer.Option(
-        envvar="PACELINE_KEEP_BYTES",
-        min=0,
-        help="Of runs that are over, delete the oldest until the database's rows take no more.",
-    ),
-]
-Part = Annotated[
-    Literal["web", "worker"] | None,
-    typer.Option(help="One part alone; needs --bus and --database."),
-]
-WorkerName = Annotated[
-    str | None,
-    typer.Option(
-        help="Of this worker: no other may have it, and it is best kept across restarts. "
-        "Default: host and port, or with --only worker host and process."
-    ),
-]
-ListeningSocket = Annotated[int | None, typer.Option(hidden=True)]
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoints:
+    """Address of the server, and the database and bus behind it."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8000
+    database: Database = None
+    bus: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_BUS",
+            help="redis:// URL that agents can reach, too; default: an embedded bus on loopback.",
+        ),
+    ] = None
+    data: Data = DATA
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerTokens:
+    """Tokens from the configuration; the database has others."""
+
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_TOKEN",
+            help="Token for admins; required beyond loopback. Other users can see an argument: "
+            "prefer the variable or --token-file.",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with the token for admins."),
+    ] = None
+    agent_token: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_AGENT_TOKEN", help="Token for the agents of all nodes."),
+    ] = None
+    viewer_token: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="Token for viewers."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Protection of the server and its bus from clients, and proxies in front of it."""
+
+    max_body_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="PACELINE_MAX_BODY_BYTES",
+            min=1024,
+            help="Maximum size of a request body; larger requests are refused.",
+        ),
+    ] = MAX_BODY_BYTES
+    trust_network: Annotated[
+        bool,
+        typer.Option(
+            "--trust-network",
+            envvar="PACELINE_TRUST_NETWORK",
+            help="Let the embedded bus listen at --host: unencrypted, and anyone who can read "
+            "the traffic can start programs.",
+        ),
+    ] = False
+    share_bus_password: Annotated[
+        bool,
+        typer.Option(
+            "--share-bus-password",
+            envvar=users.SHARE,
+            help="If the server cannot create users on the bus: give nodes and runs the "
+            "server's own URL of the bus, with which they can read and write everything "
+            "there.",
+        ),
+    ] = False
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PACELINE_TLS_CERT", help="PEM file with the certificate chain; enables HTTPS."
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PACELINE_TLS_KEY", help="PEM file with the private key; default: in --tls-cert."
+        ),
+    ] = None
+    trusted_proxy: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_TRUSTED_PROXY",
+            metavar="10.0.0.5,…",
+            help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto are "
+            "trusted.",
+        ),
+    ] = None
+    trust_proxy_header: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_TRUST_PROXY_HEADER",
+            metavar="X-Forwarded-User",
+            help="Header in which these proxies name the user; ignored from other clients.",
+        ),
+    ] = None
+    proxy_role: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_PROXY_ROLE",
+            metavar="USER=ROLE,…",
+            help="Role (viewer, operator or admin) of users that proxies name; others are viewers.",
+        ),
+    ] = None
+    max_streams: Annotated[
+        int,
+        typer.Option(
+            envvar="PACELINE_MAX_STREAMS",
+            min=1,
+            help="Maximum number of event streams of a client.",
+        ),
+    ] = MAX_STREAMS
+    path_prefix: Annotated[
+        str,
+        typer.Option(
+            envvar="PACELINE_PATH_PREFIX",
+            metavar="/PATH",
+            help="Path below which a reverse proxy serves this server.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Alerts, costs and retention of runs."""
+
+    webhook_to: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_WEBHOOK_TO",
+            metavar="https://HOST,…",
+            help="Origins that alerts may be sent to by webhook; default: none.",
+        ),
+    ] = None
+    hour_price: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_HOUR_PRICE",
+            metavar="'2.50 EUR'",
+            help="Price of a worker-hour; with it, costs are also shown in money.",
+        ),
+    ] = None
+    keep_days: Annotated[
+        float | None,
+        typer.Option(
+            envvar="PACELINE_KEEP_DAYS",
+            min=0,
+            help="Delete runs that ended more than this many days ago.",
+        ),
+    ] = None
+    keep_runs: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PACELINE_KEEP_RUNS", min=0, help="Of ended runs, keep this many of the newest."
+        ),
+    ] = None
+    keep_bytes: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PACELINE_KEEP_BYTES",
+            min=0,
+            help="Delete the oldest ended runs until the database's rows take at most this "
+            "many bytes.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPart:
+    """The part of the server that this process runs."""
+
+    only: Annotated[
+        Literal["web", "worker"] | None,
+        typer.Option(help="Run only this part; needs --bus and --database."),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this worker: unique, and preferably the same after a restart. "
+            "Default: host and port, or with --only worker host and process."
+        ),
+    ] = None
+    fd: Annotated[int | None, typer.Option(hidden=True)] = None
+
+
+@grouped
 def server(
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    database: Database = None,
-    bus: Bus = None,
-    data: Data = DATA,
-    token: AdminToken = None,
-    token_file: AdminTokenFile = None,
-    agent_token: AgentToken = None,
-    viewer_token: ViewerToken = None,
-    max_body_bytes: MaxBodyBytes = MAX_BODY_BYTES,
-    trust_network: TrustNetwork = False,
-    share_bus_password: ShareBusPassword = False,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    trusted_proxy: TrustedProxy = None,
-    trust_proxy_header: TrustProxyHeader = None,
-    proxy_role: ProxyRole = None,
-    max_streams: MaxStreams = MAX_STREAMS,
-    path_prefix: PathPrefix = "",
-    webhook_to: WebhookTo = None,
-    hour_price: HourPrice = None,
-    keep_days: KeepDays = None,
-    keep_runs: KeepRuns = None,
-    keep_bytes: KeepBytes = None,
-    only: Part = None,
-    name: WorkerName = None,
-    fd: ListeningSocket = None,
+    endpoints: Endpoints,
+    tokens: ServerTokens,
+    network: NetworkOptions,
+    runs: RunOptions,
+    part: ServerPart,
 ) -> None:
     """Start the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
     try:
         logs.to_stderr(logging.getLogger(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
-        os.environ[users.SHARE] = "1" if share_bus_password else "0"
+        os.environ[users.SHARE] = "1" if network.share_bus_password else "0"
+        proxies = network.trusted_proxy, network.trust_proxy_header, network.proxy_role
+        authentication = Authentication(token=tokens.token, token_file=tokens.token_file)
+        alone = part.only is not None
         settings = Settings(
-            database=database or "",
-            bus=bus or "",
-            host=host,
-            port=port,
-            token=given(token, token_file),
-            agent_token=agent_token or None,
-            viewer_token=viewer_token or None,
-            makes_token=only is None,
-            max_body_bytes=max_body_bytes,
-            max_streams=max_streams,
-            path_prefix=path_prefix,
-            hour_price=Price.of(hour_price),
-            webhook_origins=Origins.of(webhook_to),
+            database=endpoints.database or "",
+            bus=endpoints.bus or "",
+            host=endpoints.host,
+            port=endpoints.port,
+            token=authentication.read(),
+            agent_token=tokens.agent_token or None,
+            viewer_token=tokens.viewer_token or None,
+            makes_token=not alone,
+            max_body_bytes=network.max_body_bytes,
+            max_streams=network.max_streams,
+            path_prefix=network.path_prefix,
+            hour_price=Price.of(runs.hour_price),
+            webhook_origins=Origins.of(runs.webhook_to),
             # A part that runs alone has no embedded bus, unless a parent process started it.
-            trust_network=trust_network and (only is None or fd is not None),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            keep_days=keep_days,
-            keep_runs=keep_runs,
-            keep_bytes=keep_bytes,
-            proxies=Proxies.of(trusted_proxy, trust_proxy_header, proxy_role),
+            trust_network=network.trust_network and (not alone or part.fd is not None),
+            tls_cert=network.tls_cert,
+            tls_key=network.tls_key,
+            keep_days=runs.keep_days,
+            keep_runs=runs.keep_runs,
+            keep_bytes=runs.keep_bytes,
+            proxies=Proxies.of(*proxies),
         )
-        code = _start(settings, data, name, only, fd)
+        code = _start(settings, endpoints.data, part)
     except PacelineError as error:
         typer.echo(f"paceline server: {error}", err=True)
         raise typer.Exit(_ENVIRONMENT) from error
     raise typer.Exit(code)
 
 
-def _start(
-    settings: Settings,
-    data: Path,
-    name: str | None,
-    only: Literal["web", "worker"] | None,
-    listener: int | None,
-) -> int:
-    if only is None:
-        return parts.everything(settings, data, name)
+def _start(settings: Settings, data: Path, part: ServerPart) -> int:
+    if part.only is None:
+        return parts.everything(settings, data, part.name)
     if not settings.bus or not settings.database:
         raise typer.BadParameter(
             "parts that run alone must share a bus and a database: give --bus and --database",
             param_hint="--only",
         )
-    return parts.worker(settings, name) if only == "worker" else parts.web(settings, listener)
+    if part.only == "worker":
+        return parts.worker(settings, part.name)
+    return parts.web(settings, part.fd)

@@ -1,9 +1,15 @@
-"""The worker process: it stores what ranks report and plans what they do next.
+"""Worker process: stores what ranks report and plans what they do next.
 
-`Ingest` moves telemetry from the bus into the store, in a process of its own. `ControllerManager`
-takes the `Lease` of each active run and runs a `Controller` for it, which offers the leader its
-next segment. The `Advisor` in `advisor` acts for `auto`. `worker.run` starts ingest as a child and
-all others as threads; nothing else calls this package, and the API never imports it.
+`Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
+the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
+segment. The `Advisor` in `advice.advisor` decides for runs whose `auto` is on. `worker.run` starts
+ingest as a child process and everything else as threads. Nothing else calls this package, and the
+API never imports it.
+
+Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
+unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker
+plans is left to that worker. Functions that use the database raise `StoreError` when it fails, and
+those that use the bus raise `redis.RedisError`. `Periodic` handles both.
 
     with Store.open(url) as store:
         ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)

@@ -1,7 +1,7 @@
-"""Large Hellos are put together in a thread of their own, so that ingest continues meanwhile.
+"""Assembly of large Hellos in a separate thread, so that ingest continues meanwhile.
 
-One Hello at a time: each may have hundreds of megabytes. What takes long here (to read, to hash, to
-check numbers) lets other threads run.
+A Hello can have hundreds of megabytes, so the thread assembles one at a time. Its slow operations
+(reading, hashing, checking numbers) release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from paceline_backend.store import Store, hellos
 
 
 class Assembly:
-    """Puts Hellos together whose parts are all stored. For one thread.
-
-    Args:
-        store: that has the parts.
-    """
+    """Assembler of Hellos whose parts are all stored. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,16 +23,15 @@ class Assembly:
         self._job: tuple[hellos.HelloKey, Future[Hello]] | None = None
 
     def hello(self, named: hellos.HelloKey, ranks: int, *, wait: bool = False) -> Hello | None:
-        """Return a Hello that `problem` says nothing against; None: ask again.
+        """Return a Hello that passed `problem`, or None while the thread is still assembling it.
 
         Args:
-            named: the Hello. Another one that was asked for before is dropped.
-            ranks: the most that its run may have.
-            wait: until it is there.
+            named: the Hello to assemble. A call with another key drops the earlier request.
+            ranks: maximum number of ranks of the run.
+            wait: block until the Hello is assembled.
 
         Raises:
-            WireError: the parts make no Hello.
-            StoreError: or one of its kinds.
+            WireError: the parts do not form a valid Hello.
         """
         if self._job is None or self._job[0] != named:
             self._job = named, self._pool.submit(_assembled, self._store, named, ranks)
@@ -52,7 +47,7 @@ def _assembled(store: Store, named: hellos.HelloKey, ranks: int) -> Hello:
         data = hellos.read(connection, named)
     hello = joined(data, named.digest, ranks)
     if hello.attempt != named.attempt:
-        raise WireError(f"parts of attempt {named.attempt} make a Hello of {hello.attempt}")
+        raise WireError(f"parts of attempt {named.attempt} form a Hello of attempt {hello.attempt}")
     if reason := problem(hello):
         raise WireError(reason)
     return hello

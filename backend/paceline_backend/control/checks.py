@@ -1,9 +1,9 @@
-"""Whether a message may be what it says: asked before anything else sees it.
+"""Plausibility checks of telemetry, which ingest makes before it stores or forwards a message.
 
-Anybody with a run's address on the bus can write what looks like telemetry. A message of a run is
-taken if the run is known, and if its attempt, its ranks and its samples are those that the run can
-have. A record may come before its attempt's Hello: then it is checked against what the run was
-started with, which allows no more ranks than that.
+Every client with a run's address on the bus can write entries that look like telemetry. Ingest
+accepts a message only if its run is known, and if the run can have its attempt, ranks and samples.
+A record can arrive before its attempt's Hello. `Checks` then compares it with the options that the
+run was started with, which bound the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,44 +30,49 @@ from paceline.wire.parts import MOST_SAMPLES
 from paceline_backend import backends
 from paceline_backend.store import Store, runs, telemetry
 
-MOST_OF_STREAM = 10**8  # samples of an epoch
+# Maximum length of an epoch of streamed data.
+MOST_OF_STREAM = 10**8  # samples
 MOST_ATTEMPT = 2**15 - 1
-_KNOWN = 10_000  # runs that are remembered
-_MOST_RECORDS = 10_000  # of a message, or one of each rank: what simulators send
+# Size of the cache of runs.
+_KNOWN = 10_000  # runs
+# Maximum of a message. Simulators send one record per rank, so a larger run may send that many.
+_MOST_RECORDS = 10_000
 
 
 @dataclass(frozen=True)
 class _Attempt:
     world: int
-    samples: int  # at most, where the data is a stream
+    # For a stream, the maximum.
+    samples: int
 
 
 @dataclass
 class _Run:
-    """What a run's messages are checked against."""
+    """Limits that a run's messages must keep."""
 
     terms: runs.TelemetryTerms
-    attempts: dict[int, _Attempt] = field(default_factory=dict)  # whose Hello is known
+    # Only attempts whose Hello is known.
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
 
     def world(self, attempt: int) -> int:
-        """How many ranks an attempt has; before its Hello: at most."""
+        """Return the number of ranks of an attempt, or the run's maximum before its Hello."""
         known = self.attempts.get(attempt)
         return self.terms.most_ranks if known is None else known.world
 
     @cached_property
     def last_attempt(self) -> int:
-        """The highest attempt that it may come to."""
-        # A scenario has its own failures, and a launcher that is not ours its own restarts.
+        """Highest attempt that the run can reach."""
+        # A simulated scenario has its own failures, and an observed run can have another launcher
+        # with its own restarts. So `max_restarts` does not bound their attempts.
         if backends.plans_itself(self.terms.backend) or self.terms.observed:
             return MOST_ATTEMPT
         return min(self.terms.last_attempt, MOST_ATTEMPT)
 
 
 class Checks:
-    """What is known of runs, to check their messages. For one thread.
+    """Cache of runs' limits, against which ingest checks messages. Not thread-safe.
 
-    Args:
-        store: that has the runs.
+    Methods that read the store raise `StoreError` if the database fails.
     """
 
     def __init__(self, store: Store) -> None:
@@ -75,37 +80,31 @@ class Checks:
         self._runs: dict[str, _Run] = {}
 
     def most_ranks(self, run: str) -> int:
-        """Return how many ranks a run may have; 0: the store does not have it.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Return the maximum number of ranks of a run, or 0 if the store does not have the run."""
         self._read({run} - self._runs.keys())
         return self._runs[run].terms.most_ranks if run in self._runs else 0
 
     def reasons(
         self, messages: Sequence[tuple[str, Message]], *, sound: bool = False
     ) -> list[str | None]:
-        """Why each message is not taken; None: it is.
+        """Return, for each message, the reason to reject it, or None to accept it.
 
-        The Hellos among them count before the others, as `telemetry.write` has it.
+        Hellos are applied before the other messages, in the order that `telemetry.write` uses.
 
         Args:
-            messages: public run id and message.
-            sound: `problem` was asked, and says nothing against them.
-
-        Raises:
-            StoreError: or one of its kinds.
+            messages: pairs of public run id and message.
+            sound: the messages have already passed `problem`.
         """
+        # Clear the cache before `_read` fills it with the runs of these messages.
         if len(self._runs) > _KNOWN:
-            self._runs.clear()  # now: not once it is known which of these messages' runs to read
+            self._runs.clear()
         self._read({run for run, _ in messages} - self._runs.keys())
         reasons: list[str | None] = [None] * len(messages)
         order = sorted(range(len(messages)), key=lambda i: not isinstance(messages[i][1], Hello))
         for place in order:
             reasons[place] = self._reason(*messages[place], sound)
         refused = [place for place in order if reasons[place] is not None]
-        # What the run may do has perhaps changed since it was read: somebody resumed it.
+        # The cached limits may be stale, for example because an operator has resumed the run.
         if again := {messages[place][0] for place in refused} & self._runs.keys():
             self._read(again)
             for place in refused:
@@ -125,7 +124,7 @@ class Checks:
                 kept.attempts[terms.attempt] = _Attempt(terms.world, most)
 
     def unknown(self, messages: Sequence[tuple[str, Message]]) -> set[str]:
-        """The runs that the store does not have, after `reasons` was asked of these messages."""
+        """Return the runs that the store does not have. Call `reasons` on these messages first."""
         ids = {run for run, message in messages if not isinstance(message, NodeState)}
         return ids - self._runs.keys()
 
@@ -143,7 +142,7 @@ class Checks:
 
 
 def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
-    """As `telemetry.problem`, whatever anybody may have written into the message."""
+    """Return what `telemetry.problem` returns, or the error that a malformed message causes."""
     try:
         return telemetry.problem(message, world, samples)
     except Exception as error:
@@ -172,24 +171,30 @@ def _of_run(run: _Run, message: Message, sound: bool) -> str | None:
         return f"rank {message.rank} is out of range: attempt {message.attempt} has {world} ranks"
     if isinstance(message, Adopted) and len(message.segment.counts[0]) > run.terms.most_ranks:
         ranks = len(message.segment.counts[0])
-        return f"Adopted.segment: counts are of {ranks} ranks; the run has {run.terms.most_ranks}"
+        return (
+            f"Adopted.segment has counts of {ranks} ranks; the run has at most "
+            f"{run.terms.most_ranks}"
+        )
     return None
 
 
 def _of_hello(run: _Run, hello: Hello) -> str | None:
     if hello.world > run.terms.most_ranks:
-        return f"Hello.world is {hello.world}: the run has {run.terms.most_ranks} ranks"
+        return f"Hello.world is {hello.world}: the run has at most {run.terms.most_ranks} ranks"
     if hello.samples is not None and hello.samples > MOST_SAMPLES:
-        return f"Hello.sizes are {hello.samples:,}: a data set has at most {MOST_SAMPLES:,} samples"
+        return (
+            f"Hello.sizes has {hello.samples:,} entries: a data set has at most {MOST_SAMPLES:,} "
+            "samples"
+        )
     return None
 
 
 def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str | None:
-    """In few operations: this is asked of every row."""
+    # This check runs for every record, so it uses few operations.
     most = max(_MOST_RECORDS, run.terms.most_ranks)
     if len(batch.records) > most:
         name, count = type(batch).__name__, len(batch.records)
-        return f"{name}.records are {count:,}: a message of this run has at most {most:,}"
+        return f"{name}.records has {count:,} entries: a message of this run has at most {most:,}"
     for attempt, rank in {(record.attempt, record.rank) for record in batch.records}:
         if not 0 <= attempt <= run.last_attempt:
             return _too_late(run, type(batch).__name__, attempt)
@@ -201,6 +206,6 @@ def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str |
 
 def _too_late(run: _Run, name: str, attempt: int) -> str:
     return (
-        f"{name}.attempt is {attempt}: by the run's starts, resumes and max_restarts its "
-        f"last attempt is {run.last_attempt}; resume the run to allow further ones"
+        f"{name}.attempt is {attempt}: with the run's starts, resumes and max_restarts, its last "
+        f"attempt is {run.last_attempt}; resume the run to allow more attempts"
     )

@@ -1,4 +1,8 @@
-"""Reads streams as one member of a consumer group, so that no entry is lost with a member."""
+"""Reader of streams as one member of a consumer group, so that no entry is lost with a member.
+
+Only ingest uses it. All methods that call the bus raise `redis.RedisError` while the bus is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,25 @@ from typing import Any, NamedTuple
 
 import redis
 
-CLAIM_IDLE_S = 2.0  # who takes over a run cannot plan without what the dead one had read
-MOST_BYTES = 8 * 2**20  # of a batch, about
+# Short, because a controller that takes over a run needs the entries that the dead worker had read.
+CLAIM_IDLE_S = 2.0
+# Approximate maximum of a batch.
+MOST_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
-_LEAST = 8  # entries that each stream may give to a batch, however many streams there are
-_OVERHEAD = 64  # bytes of an entry besides its values
-_FIRST = 500  # entries of a batch's first read: how large a stream's entries are is not known yet
+# Entries that each stream may contribute to a batch, regardless of the number of streams.
+_LEAST = 8
+# Size of an entry in addition to its values.
+_OVERHEAD = 64  # bytes
+# Maximum of a batch's first read, because the sizes of a stream's entries are still unknown.
+_FIRST = 500  # entries
 
 
 class Entry(NamedTuple):
-    """An entry, and the stream that it was read from: who may write there wrote it."""
+    """Entry of a stream. The stream identifies the writer, because access control limits writers.
+
+    `number` is the entry's ID on the stream.
+    """
 
     stream: str
     number: bytes
@@ -27,23 +39,23 @@ class Entry(NamedTuple):
 
 
 class Consumer:
-    """One member of a group. Not thread-safe: it shares its client's connection.
+    """One member of a consumer group. Not thread-safe: it shares its client's connection.
 
-    Entries stay the member's until acknowledged (XACK): `read` returns them again after `reset`,
-    and another member takes them over once they lay for `claim_idle_s`.
+    Entries belong to the member until it acknowledges them (XACK): `read` returns them again after
+    `reset`, and another member claims them once they have been idle for `claim_idle_s`.
 
-    Streams are read fairly. Each gives its part to a batch, and a stream with more to give than its
-    part gets what the others leave. So a stream that is flooded does not hold up the others.
-    How large entries are is not known before they are read, so the first reads, and those after
-    `reset`, are of one entry of each stream; each further one may have twice as many, as long as
-    that is half of a batch's bytes at most. Streams whose entries are large give fewer of them.
+    Streams are read fairly. Each stream has a quota of a batch, and streams with more entries than
+    their quota get what the others leave. A flooded stream therefore does not delay the others.
+    The sizes of entries are unknown before they are read. So the first read, and the first after
+    `reset`, takes one entry of each stream. Each later read may take twice as many, as long as they
+    fill at most half of a batch's bytes. Streams with large entries contribute fewer of them.
 
     Args:
-        client: bytes in, bytes out; its timeout must be longer than `read` blocks.
-        streams: to read.
-        group: made, from each stream's start, when it does not exist (any more).
-        name: of this member; unique among those that run, and better the same after a restart.
-        claim_idle_s: after which time a member that acknowledges nothing counts as dead.
+        client: returns bytes, not strings. Its timeout must be longer than `read` blocks.
+        streams: names of the streams to read.
+        group: created at the start of each stream if it does not exist or no longer exists.
+        name: unique among running members. Should be the same after a restart.
+        claim_idle_s: idle time after which a member that acknowledges nothing counts as dead.
     """
 
     def __init__(
@@ -59,30 +71,34 @@ class Consumer:
         self._name = name
         self._claim_idle_s = claim_idle_s
         self._streams: list[str] = []
-        self._own_after: dict[str, bytes] = {}  # streams whose unacknowledged entries come first
+        # Positions in streams whose unacknowledged entries must be read first.
+        self._own_after: dict[str, bytes] = {}
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
-        self._first = 1  # entries of the next read, if there are not too many streams
-        self.repeated = False  # the last read gave entries that were delivered before
-        self.unread: set[str] = set()  # streams that may have more to give than the last batch took
+        # Number of entries of the next read, unless there are more streams than that.
+        self._first = 1
+        # The last read returned entries that had been delivered before.
+        self.repeated = False
+        # Streams that may hold more entries than the last batch took.
+        self.unread: set[str] = set()
         self.follow(streams)
 
     def follow(self, streams: Iterable[str]) -> None:
-        """Reads these streams from now on, and no others."""
+        """Read only these streams from now on."""
         wanted = list(dict.fromkeys(streams))
         new = set(wanted) - set(self._streams)
         self._streams = wanted
         self._own_after = {
             stream: after for stream, after in self._own_after.items() if stream in set(wanted)
         } | dict.fromkeys(new, b"0")
-        # A stream that is gone has no group: to claim from it would fail for ever.
+        # A stream that no longer exists has no group, so each XAUTOCLAIM on it would fail.
         self._claim_from = {
             stream: at for stream, at in self._claim_from.items() if stream in set(wanted)
         }
 
     def reset(self) -> None:
-        """Starts over: own unacknowledged entries, then those of dead members, then new ones."""
+        """Start over: own unacknowledged entries, then those of dead members, then new ones."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0
@@ -90,18 +106,19 @@ class Consumer:
         self._first = 1
 
     def read(self, count: int, block_s: float, most_bytes: int = MOST_BYTES) -> list[Entry]:
-        """The next entries; empty when none came within `block_s`.
+        """Return the next entries, or an empty list if none arrived within `block_s`.
+
+        After a `redis.RedisError`, call `reset` before the next read.
 
         Args:
-            count: at most so many, if there are not too many streams.
-            block_s: longest wait.
-            most_bytes: nothing is read on top of so many bytes. A first part of the entries is
-                read without knowing how large they are, and each further part at most doubles it.
-
-        Raises:
-            redis.RedisError: the bus is away; call `reset` before the next read.
+            count: maximum number of entries, unless there are more streams than that.
+            block_s: longest wait, in seconds.
+            most_bytes: reading ends once the entries have this size. The batch can be larger: the
+                first entries are read without knowing their size, and each further read at most
+                doubles their number.
         """
-        self.unread = set(self._streams)  # until new entries are read: they come last
+        # New entries are read last, so until then every stream may hold some.
+        self.unread = set(self._streams)
         try:
             first = min(count, self._first)
             left = self._own(first) or self._claimed(first)
@@ -113,21 +130,19 @@ class Consumer:
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-        self._make_groups()  # the first member ever, a new stream, or the bus lost its data
+        # This is the first member ever, a stream is new, or the bus has lost its data.
+        self._make_groups()
         return []
 
     def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
-        """Keeps entries this member's that it has read and not acknowledged yet.
+        """Renew this member's claim on entries that it has read and not acknowledged yet.
 
-        Call it before each `read`. Otherwise another member claims an entry that lies for
-        `claim_idle_s`. The next `read` does not return these entries, however long it comes later.
+        Call it before each `read`. Otherwise another member claims entries that have been idle for
+        `claim_idle_s`. The next `read` does not return these entries, no matter when it is called.
 
         Returns:
-            Streams and numbers of those that are still there: another member may have dealt with
+            Streams and numbers of the entries that still exist. Another member may have handled
             the others while this one was stuck.
-
-        Raises:
-            redis.RedisError: the bus is away.
         """
         numbers: dict[str, list[bytes]] = {}
         for entry in entries:
@@ -141,10 +156,9 @@ class Consumer:
         return self._kept
 
     def often(self, entries: Iterable[Entry], times: int) -> dict[tuple[str, bytes], int]:
-        """Return which of this member's entries were delivered at least `times`, and how often.
+        """Return the delivery counts of entries that were delivered at least `times` times.
 
-        Raises:
-            redis.RedisError: the bus is away.
+        The keys are stream and number. Only this member's entries count.
         """
         spans: dict[str, list[bytes]] = {}
         for entry in entries:
@@ -188,7 +202,8 @@ class Consumer:
             stream: bytes(reply[0]) for stream, reply in zip(streams, replies, strict=True)
         }
         self._claim_from = {stream: at for stream, at in positions.items() if at != b"0-0"}
-        if not self._claim_from:  # seen all
+        # All streams were scanned to their end.
+        if not self._claim_from:
             self._claim_at = time.monotonic() + min(_CLAIM_EVERY_S, self._claim_idle_s)
         return [
             Entry(stream, number, fields)
@@ -208,12 +223,12 @@ class Consumer:
             for entry in entries[counts.total() :]:
                 counts[entry.stream] += 1
                 sizes[entry.stream] += _size(entry)
-            # A stream of large entries waits once it has given its part of the bytes.
+            # A stream of large entries is skipped once it has used its quota of bytes.
             turn = {each for each in full if sizes[each] * streams < most_bytes} or full
             left = most_bytes - sizes.total()
             if not turn or left <= 0:
                 break
-            # What these streams gave shows how large their next entries may be.
+            # The entries read so far from these streams predict the size of their next ones.
             given, size = sum(counts[each] for each in turn), sum(sizes[each] for each in turn)
             fitting = min(count - len(entries), given * left // size)
             part = min(2 * part, fitting // len(turn))
@@ -226,7 +241,7 @@ class Consumer:
         return entries
 
     def _part(self, count: int) -> int:
-        """How many entries of `count` each stream may give."""
+        """Return each stream's quota of `count` entries."""
         return max(min(_LEAST, count), count // max(1, len(self._streams)))
 
     def _read_group(
@@ -242,7 +257,7 @@ class Consumer:
         ]
 
     def _present(self, entries: list[Entry]) -> list[Entry]:
-        """Without entries that were deleted meanwhile; they would stay pending for ever."""
+        # Deleted entries would stay pending for ever, so acknowledge them.
         for entry in entries:
             if not entry.fields:
                 self._client.xack(entry.stream, self._group, entry.number)
@@ -253,13 +268,13 @@ class Consumer:
         for stream in self._streams:
             pipeline.xgroup_create(stream, self._group, id="0", mkstream=True)
         for answer in pipeline.execute(raise_on_error=False):
-            # BUSYGROUP: the stream has its group, or another member was quicker.
+            # BUSYGROUP: the group exists already, perhaps because another member just made it.
             if isinstance(answer, Exception) and not str(answer).startswith("BUSYGROUP"):
                 raise answer
 
 
 def _full(entries: list[Entry], part: int) -> set[str]:
-    """The streams that gave their whole part."""
+    """Return the streams that used their whole quota."""
     counts: dict[str, int] = {}
     for entry in entries:
         counts[entry.stream] = counts.get(entry.stream, 0) + 1
@@ -267,12 +282,14 @@ def _full(entries: list[Entry], part: int) -> set[str]:
 
 
 def _size(entry: Entry) -> int:
-    """Its bytes, about."""
     return _OVERHEAD + sum(map(len, entry.fields.values()))
 
 
 def in_order(entries: Iterable[Entry], most_bytes: int) -> list[list[Entry]]:
-    """Entries in the order in which they were written, in parts of so many bytes or one entry."""
+    """Sort entries by the time of writing, and split them into parts.
+
+    A part has at most `most_bytes`, or a single entry that is larger.
+    """
     parts: list[list[Entry]] = []
     room = 0
     for entry in sorted(entries, key=_age):
@@ -291,10 +308,10 @@ def _place(number: bytes) -> tuple[int, int]:
 
 
 def _age(entry: Entry) -> tuple[int, bool, int]:
-    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last.
+    """Return a sort key for the time of writing; in one millisecond, nodes' entries come last.
 
-    The second part of a number counts the entries of one stream within a millisecond. So it says
-    nothing about the entries of another stream.
+    The second part of an entry's number counts within its stream and its millisecond, so it cannot
+    order entries of different streams.
     """
     milliseconds, within = _place(entry.number)
     return milliseconds, entry.stream.startswith("paceline:node:"), within

@@ -1,4 +1,9 @@
-"""Plans one run: follows what is committed about it and offers the leader its next segment."""
+"""Planning of one run: follows its committed telemetry and offers the leader its next segment.
+
+`ControllerManager` starts one `Controller` thread per run. It reads the run's live stream, to
+which ingest copies messages after it has stored them, feeds the policy's window with them, and
+publishes a `Proposal` on the run's control stream whenever it has new information.
+"""
 
 from __future__ import annotations
 
@@ -45,33 +50,35 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
-_READ = 20  # entries: each may hold megabytes
-_AGAIN_S = 5.0  # before a controller that failed starts anew
-_REASON_LENGTH, _REASONS = 500, 1_000  # characters of a logged reason, and how many of a run
-_SPARE = 5.0  # times the last planning time to let pass before planning the same segment again
+# Few entries per read, because each can hold megabytes.
+_READ = 20
+# Pause before a controller that failed restarts.
+_AGAIN_S = 5.0
+# Maximum characters of a logged reason, and maximum number of logged reasons of a run.
+_REASON_LENGTH, _REASONS = 500, 1_000
+# Minimum pause before planning the same segment again, in multiples of the last planning time.
+_SPARE = 5.0
 
 
 class _GapError(Exception):
-    """A segment was missed: only the database knows it."""
+    """The live stream skipped an adopted segment, so the run must be reloaded from the database."""
 
 
 class Controller:
-    """Plans one run until it ends, its lease is lost, or it is told to stop. For one thread.
+    """Planner of one run, until the run ends, its lease is lost or `stop` is set. Not thread-safe.
 
-    It keeps nothing of its own: everything is rebuilt from the database at the start, after an
+    It has no state of its own: it rebuilds everything from the database at the start, after an
     outage of bus or database, and when the live stream was trimmed before it was read. Meanwhile
-    the leader plans by itself.
+    the leader coasts (plans its segments itself).
 
-    What arrives over the bus never ends it: a message that does not fit is left out, and after any
-    other failure it starts anew from the database. Each reason is logged once.
+    No message on the bus can end it: it skips messages that do not fit, and restarts from the
+    database after any other failure. It logs each reason once.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
         run_key: the run's key in the database.
-        run_id: its public id.
-        lease: nothing is proposed unless it is held.
-        turns: of all controllers of the process; None: there is no other.
+        run_id: the run's public id.
+        lease: the controller proposes segments only while it holds this lease.
+        turns: shared by all controllers of the process. None if there is no other controller.
     """
 
     def __init__(
@@ -89,28 +96,33 @@ class Controller:
         self._id = run_id
         self._lease = lease
         self._turns = turns or Turns()
-        self._signing: bytes | None = None  # the run's key
+        # The run's key, which signs proposals.
+        self._signing: bytes | None = None
         self._history: History | None = None
         self._window = Window(0, -1)
         self._policy: Policy | None = None
         self._policy_name = ""
         self._version = -1
-        self._offers: list[Offer] = []  # for the next segment, in the order they were made
-        self._offered: tuple[int, ...] = ()  # what the last of them was based on
+        # Offers for the next segment, oldest first.
+        self._offers: list[Offer] = []
+        # Attempt, segment, version and newest step that the last offer was based on.
+        self._offered: tuple[int, ...] = ()
         self._offered_at = 0.0
-        self._reported: set[str] = set()  # reasons
-        self._plan_s = (0.0, 0.0)  # what the last two plans took, with the wait for their turns
+        # Reasons that have been logged.
+        self._reported: set[str] = set()
+        # Durations of the last two plans, including the wait for their turns.
+        self._plan_s = (0.0, 0.0)
 
     def run(self, stop: threading.Event) -> None:
-        """Works until the run ends, the lease is lost or `stop` is set. Waits out bus and database.
+        """Plan until the run ends, the lease is lost or `stop` is set.
 
-        A policy that does not exist here, or refuses its parameters, plans nothing: the leader
-        coasts until another is asked for.
+        Outages of bus and database are waited out. If the run's policy does not exist here, or
+        refuses its parameters, the leader coasts until an operator requests another policy.
         """
         outage = Outage(
             logger,
-            f"run {self._id} is not planned at present",
-            f"run {self._id} is planned again",
+            f"run {self._id}: planning is interrupted",
+            f"run {self._id}: planning continues",
             first_s=_RETRY_S,
             most_s=_RETRY_S,
         )
@@ -123,12 +135,12 @@ class Controller:
                     continue
                 except (redis.RedisError, StoreUnavailableError) as error:
                     stop.wait(outage.failed(error))
-                except Exception as error:  # of this run only, and perhaps of one message
-                    self._report("its controller starts anew", error)
+                # The failure concerns only this run, and perhaps only one message.
+                except Exception as error:
+                    self._report("its controller restarts", error)
                     stop.wait(_AGAIN_S)
 
     def _report(self, what: str, reason: Exception | str) -> None:
-        """Logs a reason, once; with where it happened if it is unexpected."""
         words = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
         words = words[:_REASON_LENGTH]
         if words not in self._reported and len(self._reported) < _REASONS:
@@ -137,7 +149,8 @@ class Controller:
             logger.warning("run %s: %s: %s", self._id, what, words, exc_info=trace)
 
     def _follow(self, bus: redis.Redis, stop: threading.Event, outage: Outage) -> None:
-        # Positions first: ingest commits before it publishes, so the database has all before them.
+        # Read positions before the database: ingest commits before it publishes, so the database
+        # holds every message before these positions.
         positions: dict[Any, Any] = {live(self._id): _newest(bus, live(self._id))}
         self._load()
         outage.over()
@@ -156,7 +169,7 @@ class Controller:
         try:
             run, messages = decode_all(fields)
         except WireError as error:
-            self._report("an unreadable message is left out", str(error))
+            self._report("an unreadable message is ignored", str(error))
             return []
         return messages if run == self._id else []
 
@@ -178,12 +191,11 @@ class Controller:
             try:
                 self._policy = policies.make(switch.policy, switch.parameters)
             except ValueError as error:
-                self._report("its leader coasts", str(error))
+                self._report("planner offline: the leader repeats the last split", str(error))
                 return
             logger.info("run %s: version %d, policy %s", self._id, switch.version, switch.policy)
 
     def _is_new(self, attempt: int | None) -> bool:
-        """Return whether a Hello is of an attempt that the history does not know."""
         if attempt is None:
             return False
         return self._history is None or attempt > self._history.hello.attempt
@@ -194,13 +206,14 @@ class Controller:
         elif isinstance(message, RunChanged):
             with self._store.read() as connection:
                 attempt = runs.latest_attempt(connection, self._key)
-            if self._is_new(attempt):  # its Hello came in parts, and is in the database only
+            # A Hello that came in parts is only in the database, not on the live stream.
+            if self._is_new(attempt):
                 self._load()
             else:
                 self._load_policy()
         elif isinstance(message, Hello):
             if reason := refusals.of_hello(message):
-                self._report("a Hello is left out", reason)
+                self._report("a Hello is ignored", reason)
             elif self._is_new(message.attempt):
                 self._load()
         elif self._history is None:
@@ -214,11 +227,12 @@ class Controller:
     def _adopted(self, state: History, segment: Segment) -> None:
         samples = state.hello.samples
         if reason := segment.problem(state.hello.world, samples):
-            self._report("an adopted segment is left out", reason)
+            self._report("an adopted segment is ignored", reason)
             return
         late = segment.seq < state.seq
         if late and not state.lost:
-            return  # delivered twice
+            # The segment was delivered twice.
+            return
         if late or (segment.seq > state.seq and not state.lost):
             raise _GapError
         epoch = state.epoch
@@ -231,7 +245,7 @@ class Controller:
             logger.info("run %s: all epochs are planned", self._id)
 
     def _offer(self, bus: redis.Redis) -> None:
-        """Proposes the next segment, if something is new since the last proposal."""
+        """Propose the next segment, unless nothing has changed since the last proposal."""
         state = self._history
         if state is None or state.lost or state.finished or not self._lease.held():
             return
@@ -245,23 +259,26 @@ class Controller:
             return
         try:
             asked_at = time.monotonic()
-            # The lesser of two: a policy's first plan may import and compile modules.
+            # Estimate the planning time by the smaller of the last two, because a policy's first
+            # plan can import and compile modules.
             with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-            # Why the leader would refuse it.
+            # The leader would refuse the segment for the same reason.
             reason: Exception | str | None = made.segment.problem(
                 state.hello.world, state.hello.samples
             )
-        except Exception as error:  # the policy's own, or its stored memory is not what it expects
+        # Policies are plug-ins, and their stored memory may come from another version of them.
+        except Exception as error:
             reason = error
         if reason is not None:
-            self._report("nothing is planned until more is known", reason)
+            self._report("planning is paused until new telemetry arrives", reason)
             state.forget_memory()
             self._offered = basis
             return
-        # With the wait: where many runs are planned, each is planned less often.
+        # Includes the wait for the turn, so that each run is planned less often if there are many.
         self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
-        if not self._lease.held():  # planning may take long
+        # The lease may have expired while the policy planned.
+        if not self._lease.held():
             return
         proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)
         publish(

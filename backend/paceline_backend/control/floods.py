@@ -1,4 +1,4 @@
-"""Looks after the bus: who floods it is switched off, and it is told."""
+"""Flood protection of the bus: disables users that flood it, and records that in their runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def look(store: Store, guard: Guard) -> None:
-    """Guard the streams of all runs and nodes once.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Check the streams of all runs and nodes once."""
     for flood in guard.look_at_all():
         if flood.news:
             _tell(store, flood, guard.bounds)
@@ -25,13 +21,13 @@ def look(store: Store, guard: Guard) -> None:
 
 def _tell(store: Store, flood: Flood, bounds: Bounds) -> None:
     words = (
-        f"{flood.entries:,} entries of {flood.bytes:,} bytes waited on the bus, more than "
-        f"{bounds.entries:,} of {bounds.bytes:,} bytes"
+        f"{flood.entries:,} entries ({flood.bytes:,} bytes) were waiting on the bus; the limits "
+        f"are {bounds.entries:,} entries and {bounds.bytes:,} bytes"
     )
     if flood.dropped:
         words += f"; {flood.dropped:,} of them were dropped"
     if flood.off:
-        words += f"; who writes them is off for {bounds.off_s:g} s"
+        words += f"; their sender is blocked for {bounds.off_s:g} s"
     log.warning("%s floods the bus: %s", user_of(flood.stream), words)
     if flood.run is None:
         return
@@ -39,4 +35,4 @@ def _tell(store: Store, flood: Flood, bounds: Bounds) -> None:
         with store.write() as connection:
             runs.tell(connection, flood.run, f"its telemetry flooded the bus: {words}")
     except StoreError as error:
-        log.warning("run %s: the flood is not noted: %s", flood.run, error)
+        log.warning("run %s: the flood could not be recorded: %s", flood.run, error)

@@ -1,4 +1,8 @@
-"""Lets runs that hang start again, where that was asked for."""
+"""Restart of hung runs whose `restart_hung_s` is set.
+
+The worker calls `HangWatch.scan` every `SCAN_S` seconds. The watch never restarts a run itself: it
+kills the ranks that the others wait for, and TorchElastic restarts all ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,20 @@ from paceline_backend.store.nodes.hanging import Restarted
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 30.0  # until an order that changed nothing is given again
+# Pause before the watch repeats an order that changed nothing.
+AGAIN_S = 30.0
 
 SCAN_S = 2.0
-# A run has to stand still for so long from the first look that finds it hung. A rank whose steps
-# take less than ten seconds says nothing but their ends, and others may wait for it meanwhile.
+# Minimum time without progress after the first check that finds a run hung. A rank whose steps take
+# less than ten seconds reports nothing but their ends, and other ranks may wait for it meanwhile.
 _CONFIRM_S = 15.0
 
 
 class HangWatch:
-    """Looks at runs with `restart_hung_s`: the ranks that hold one up are ended. For one thread.
+    """Watch over runs with `restart_hung_s`, which kills the ranks that block one. Not thread-safe.
 
-    TorchElastic then starts all ranks again, from the newest checkpoint: one of the run's
-    `max_restarts`. After the last, the run has failed.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: this worker; runs that another one plans are that one's.
-        clock: monotonic time in seconds.
+    TorchElastic then restarts all ranks from the newest checkpoint, which uses up one of the run's
+    `max_restarts`. After the last restart, the run fails.
     """
 
     def __init__(
@@ -51,17 +50,15 @@ class HangWatch:
         self._bus_url = bus_url
         self._owner = owner
         self._listened = ListeningClock(SCAN_S, clock)
-        self._at = 0.0  # of this scan
-        self._ordered: dict[int, tuple[int, float]] = {}  # run → attempt, time listened
-        self._still: dict[int, tuple[object, float]] = {}  # run → where it hangs, since when
+        # Time of the current scan on `_listened`, like all times below.
+        self._at = 0.0
+        # By run: attempt and time of the last order.
+        self._ordered: dict[int, tuple[int, float]] = {}
+        # By run: the place where it hangs, and the time of the first check that found it there.
+        self._still: dict[int, tuple[object, float]] = {}
 
     def scan(self) -> None:
-        """Looks at all runs that start again when they hang.
-
-        Raises:
-            StoreError: the database is away.
-            redis.RedisError: the bus is away.
-        """
+        """Check all runs that must restart when they hang."""
         self._at = self._listened()
         with self._store.read() as connection:
             watched = hanging.watched(connection, self._owner)
@@ -78,14 +75,15 @@ class HangWatch:
             self.look(run)
         except (StoreUnavailableError, redis.RedisError):
             raise
-        except Exception:  # a hang is not worth a worker, which plans runs
-            log.exception("run %s: whether it hangs is not known", run.id)
+        # A failed check must not end the worker, which also plans runs.
+        except Exception:
+            log.exception("run %s: the hang check failed", run.id)
 
     def look(self, run: Restarted) -> None:
-        """Has the ranks ended that hold up a run, if it has hung for long enough.
+        """Kill the ranks that block a run, if the run has hung for long enough.
 
-        Not where ranks wait for one that is in the script's own code, such as an evaluation: how
-        long that may take, only the script knows.
+        A rank that runs the script's own code, such as an evaluation, is left alone, because the
+        normal duration of that code is unknown.
         """
         with self._store.read() as connection:
             hang = hangs.look(connection, run.key, run.after_s)

@@ -1,22 +1,22 @@
-"""From the telemetry stream into the store, and on to those who watch a run.
+"""Ingest: moves telemetry from the bus into the store, and on to controllers and open pages.
 
-Commit first, then one bus transaction: publish to ``live(run)`` what the run's controller plans on,
-name the run on `CHANGES` for those who watch it, acknowledge, delete. A crash between the two
-repeats the batch, which changes nothing in the store and publishes it for the first time. So every
-record is stored once and appears in the live stream, there twice only when another ingest took over
-from one that was stuck, not dead. A batch is one entry of a run's live stream, since thousands of
-ranks send one record each. A bus or database that is away stops ingest, not its producers: entries
-wait on the bus.
+Ingest commits first. One bus transaction then publishes to ``live(run)`` the messages that the
+run's controller needs, names the run on `CHANGES` for open pages, and acknowledges and deletes the
+entries. A crash between the two repeats the batch, which changes nothing in the store and publishes
+the messages for the first time. So every record is stored once and appears in the live stream. It
+appears there twice only if another ingest took over from one that was stuck, not dead. A batch is
+one entry of a run's live stream, because thousands of ranks send one record each. An outage of the
+bus or the database stops ingest but not the ranks: their entries stay on the bus.
 
-A large Hello comes in parts, and takes seconds to put together. A thread of its own does that
-(`assembly`), while the entry of the part that completed it is not acknowledged: after a crash, it
-comes again, and completes the Hello again.
+A large Hello comes in parts, and takes seconds to assemble. A separate thread does that
+(`assembly`). Ingest does not acknowledge the part that completed the Hello until then, so that
+after a crash this part is delivered again and completes the Hello again.
 
-No message stops the others, and none is stored that `checks` refuses. A message that cannot be
-read, stored or published is rejected: `requests.rejected` keeps the reason. When a batch
-fails and the database answers, its halves are tried by themselves, until the message is alone that
-fails. An entry that was delivered `_OFTEN` times (ingest failed or was killed while it had it) is
-tried alone, and quarantined when that failed `_TRIES_ALONE` times.
+No message can block others, and none is stored that `checks` refuses. A message that cannot be
+read, stored or published is rejected, and `requests.rejected` keeps the reason. When a batch fails
+while the database answers, ingest bisects it until it finds the message that fails. An entry that
+was delivered `_OFTEN` times, because ingest failed or was killed while handling it, is tried alone,
+and quarantined after `_TRIES_ALONE` failures.
 """
 
 from __future__ import annotations
@@ -78,65 +78,87 @@ from paceline_backend.store import (
 )
 
 _BATCH = 4_000  # messages
-_AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
-_LIVE_S = 60.0  # how long live streams keep an entry: a controller may lag so far behind
-_SHARE = 2.0  # times what a batch takes, from one batch to the next: fewer batches cost less,
-_LATEST_S = 0.1  # but no row waits for longer
-_TRIES = 3  # of a message alone, where nobody knows why writing fails
-_AGAIN_S = 0.1  # between them
-_OFTEN = 3  # deliveries of an entry that was not acknowledged
+# Maximum size of the messages that are decoded and stored together.
+_AT_ONCE_BYTES = 8 * 2**20
+# Lifetime of entries on live streams, and so the maximum lag of a controller.
+_LIVE_S = 60.0
+# Time from the start of a batch to the start of the next, in multiples of the batch's duration.
+# Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
+_SHARE = 2.0
+_LATEST_S = 0.1
+# Tries of a single message that fails for an unknown reason, and the pause between them.
+_TRIES = 3
+_AGAIN_S = 0.1
+# Deliveries after which an unacknowledged entry is tried alone.
+_OFTEN = 3
 _TRIES_ALONE = 3
-_TRIED = "paceline:tried-alone"  # how often each entry was; on the bus, as ingest may be killed
+# Hash of the number of tries by entry. It is on the bus, because a bad entry can kill ingest.
+_TRIED = "paceline:tried-alone"
 _TRIED_S = 86_400
-_MOST_UNKNOWN = 1_000  # runs that are named in the log
+# Maximum number of unknown runs that are logged.
+_MOST_UNKNOWN = 1_000
 _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
     *(DataEpoch, Hello, HelloPart, RunState, NodeState),
 )
-_PLANNED_ON = (Hello, StepBatch, Adopted, RunState)  # what controllers hear of
-_SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)  # what open pages hear of, beside steps
-_HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
+# Messages that controllers receive.
+_PLANNED_ON = (Hello, StepBatch, Adopted, RunState)
+# Messages after which open pages refresh. Steps do so, too.
+_SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)
+# Maximum time that a run's end is held back. Otherwise a run that never stops reporting would never
+# end.
+_HOLD_S = 30.0
 _part = msgspec.msgpack.Decoder(HelloPart)
-_BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
+# Maximum delay after which `Ingest.run` notices that it should stop.
+_BLOCK_S = 0.25
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class IngestStats:
-    """What one ingest has done; written by its thread, read by any."""
+    """Counters of one ingest. Its thread writes them, and any thread may read them."""
 
-    rows: int = 0  # records of worker steps, repeated ones included
-    batches: int = 0  # transactions
+    # Stored records of worker steps, including repeated ones.
+    rows: int = 0
+    # Committed transactions.
+    batches: int = 0
     last_commit_at: float | None = None  # Unix time
-    lag: int = 0  # entries on the streams that it reads, when it looked last: twice a second
+    # Entries on all streams that ingest reads, updated twice a second.
+    lag: int = 0
 
 
 @dataclass(slots=True)
 class _Item:
-    """An entry, and what is known about it."""
-
     entry: Entry
     run: str
     message: Message | None
-    reason: str | None = None  # why it is rejected
-    stale: bool = False  # a heartbeat that says nothing about now
-    tries: int = 1  # how often it was tried
-    planned: bool = False  # a controller plans the run
-    step: int | None = None  # the run's earliest step that is new with the item's batch
-    packed: hellos.PackedHello | None = None  # of a Hello whose parts are stored
-    completes: bool = False  # a part: the run has the whole Hello now
+    # The reason for which the entry is rejected.
+    reason: str | None = None
+    # The entry is a heartbeat that is too old to show that its node is alive.
+    stale: bool = False
+    tries: int = 1
+    # A controller plans the run, so it needs the message.
+    planned: bool = False
+    # The run's earliest step that is new in the item's batch.
+    step: int | None = None
+    # Set for a Hello whose parts are stored.
+    packed: hellos.PackedHello | None = None
+    # The entry is the part with which the run's Hello became complete.
+    completes: bool = False
 
 
 class Ingest:
-    """Stores telemetry. Several may run at once, each in one thread.
+    """Ingest of all telemetry streams. Several may run at once, each in its own thread.
 
     Args:
-        store: where to.
-        bus_url: ``redis://…``.
-        name: of this consumer: unique among those that run, and better the same after a restart.
-        linger_s: least time from one batch to the next: makes batches worth their transaction.
-        claim_idle_s: a consumer that acknowledges nothing for so long loses its entries to this.
+        store: the database that receives the telemetry.
+        name: name of this consumer: unique among running ones, and preferably the same after a
+            restart.
+        linger_s: minimum time in seconds from the start of a batch to the start of the next, so
+            that a batch is large enough for the cost of its transaction.
+        claim_idle_s: seconds after which this ingest claims the entries of a consumer that
+            acknowledges nothing.
     """
 
     def __init__(
@@ -157,21 +179,28 @@ class Ingest:
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
-        # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
+        # More telemetry is on the bus than a batch holds. Roll-ups are postponed, and controllers
+        # plan less often.
         self.behind = False
-        self._complete: dict[hellos.HelloKey, str] = {}  # by the batch; their runs
+        # Runs by the Hello that the current batch completed.
+        self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = Assembly(store)
-        self._wholes: dict[hellos.HelloKey, _Item] = {}  # Hellos to put together: their last parts
-        self._repeated = False  # the batch was delivered before
-        self._blameless: Counter[str] = Counter()  # tries that the bus ended, by entry
-        self._held: list[Received] = []  # ends of runs whose own streams hold more
-        self.on_step: Callable[[], None] = lambda: None  # called after each batch, and while idle
+        # Last parts, by the Hello that must be assembled.
+        self._wholes: dict[hellos.HelloKey, _Item] = {}
+        # The current batch was delivered before.
+        self._repeated = False
+        # By entry: number of tries that failed because of the bus.
+        self._blameless: Counter[str] = Counter()
+        # Ends of runs whose own streams hold more entries.
+        self._held: list[Received] = []
+        # Called after each batch, and regularly while idle.
+        self.on_step: Callable[[], None] = lambda: None
 
     def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set. Waits out a bus or a database that is away."""
+        """Ingest until `stop` is set, and wait out outages of the bus and the database."""
         with closing(connect(self._bus_url, keep=True)) as client:
             consumer = Consumer(client, (), INGEST_GROUP, self._name, self._claim_idle_s)
-            outage = Outage(logger, "ingest waits for the bus", "ingest goes on: the bus is back")
+            outage = Outage(logger, "ingest waits for the bus", "ingest continues: the bus is back")
             database = self._database_outage()
             while not stop.is_set():
                 began = time.monotonic()
@@ -196,7 +225,7 @@ class Ingest:
                     stop.wait(period_s - took_s)
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
-        """Wait until the database answers: entries that are read meanwhile would count as tried."""
+        # Do not read meanwhile, because each delivery counts as a try of its entries.
         while not stop.wait(outage.failed(error)):
             try:
                 telemetry.write(self._store, [])
@@ -206,7 +235,7 @@ class Ingest:
                 return
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
-        """Handles one batch; returns how many entries it had."""
+        """Handle one batch, and return its number of entries."""
         if self._writers.due():
             names = self._writers.streams()
             consumer.follow(names)
@@ -239,7 +268,7 @@ class Ingest:
         deliveries: Mapping[tuple[str, bytes], int],
         stop: threading.Event,
     ) -> None:
-        """Handle entries, one of which may be what ingest fails at; the least tried come first."""
+        """Handle suspects, any of which may make ingest fail, one by one, least tried first."""
         self._take_wholes(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
         for name, times in self._blameless.items():
@@ -260,17 +289,19 @@ class Ingest:
                 try:
                     self._handle(client, [entry], stop)
                     self._take_wholes(client, stop, wait=True)
-                except (StoreError, _StoppedError):  # the database's fault, or an operator's wish
+                # The entry did not cause a database error or a stop, so the try does not count.
+                except (StoreError, _StoppedError):
                     client.hincrby(_TRIED, name, -1)
                     raise
                 except (redis.ConnectionError, redis.TimeoutError):
-                    if not _answers(client):  # else the bus may have refused this entry
+                    # A bus that still answers may have closed the connection because of this entry.
+                    if not _answers(client):
                         self._blameless[name] += 1
                     raise
             client.hdel(_TRIED, name)
 
     def _forget_hello(self, entry: Entry) -> None:
-        """Delete the Hello whose part an entry is, so that no other part has it put together."""
+        """Delete the Hello that an entry is a part of, so that no other part can complete it."""
         try:
             part = _part.decode(entry.fields.get(b"data", b""))
         except (ValueError, RecursionError):
@@ -295,18 +326,19 @@ class Ingest:
         return len(items)
 
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
-        """Without the ends of runs whose own streams hold more: an end comes last.
+        """Hold back the ends of runs whose own streams hold more entries; return all others.
 
-        What is stored leaves its stream. So more may be there that nobody has read, or that another
-        worker has read and not stored, or read and died. An end that is held is not acknowledged:
-        whoever takes over from a worker that died gets the end, and holds it in turn.
+        The end of a run must be stored last. Stored entries are deleted from their stream. What is
+        left has not been read, or another worker has read it and not stored it, or has died. An end
+        that is held back is not acknowledged, so the successor of a worker that died receives it.
         """
         over = [each for each in received if ends(each)]
         self._held = []
         if not over:
             return received
         own = [run_telemetry(each.run) for each in over]
-        # The last part of a Hello stays on the stream until the Hello is taken in.
+        # The last part of a Hello stays on the stream until the Hello is stored, so it is not
+        # counted as read.
         counts = Counter(
             each.entry.stream for each in received if not isinstance(each.message, HelloPart)
         )
@@ -321,25 +353,17 @@ class Ingest:
         return [each for each in received if id(each) not in held]
 
     def _forget(self, consumer: Consumer) -> None:
-        """Everything that is not acknowledged is read again."""
+        """Reset, so that everything that is not acknowledged is read again."""
         self._held = []
         self._wholes = {}
         consumer.reset()
 
     def _database_outage(self) -> Outage:
         name = self._store.name
-        return Outage(logger, f"ingest waits for {name}", f"ingest goes on: {name} is back")
+        return Outage(logger, f"ingest waits for {name}", f"ingest continues: {name} is back")
 
     def _check(self, items: list[_Item], *, sound: bool = False) -> list[_Item]:
-        """Marks what may not be what it says; the others.
-
-        Args:
-            items: to check.
-            sound: see `Checks.reasons`.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Give implausible items a `reason`, and return the others; for `sound` see `Checks`."""
         readable = [item for item in items if item.reason is None and item.message is not None]
         messages = [(item.run, item.message) for item in readable if item.message is not None]
         reasons = self._checks.reasons(messages, sound=sound)
@@ -349,10 +373,10 @@ class Ingest:
         return [item for item in readable if item.reason is None]
 
     def _write(self, items: list[_Item], stop: threading.Event) -> set[str]:
-        """Commits items, marks those that cannot be, and returns which of their runs are over.
+        """Commit items, give those that cannot be stored a `reason`, and return the ended runs.
 
         Raises:
-            _StoppedError: before the database answered.
+            _StoppedError: `stop` was set before the database answered.
         """
         kept = [item for item in items if item.message is not None and not item.stale]
         messages = [(item.run, item.message) for item in kept if item.message is not None]
@@ -380,7 +404,7 @@ class Ingest:
                 return self._written(items, written)
 
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
-        """Commits items that cannot be committed together; else as `_write`."""
+        """Commit items in two halves, because they cannot be committed together; see `_write`."""
         for item in items:
             item.reason = None if item.message is None else problem(item.message)
         good = [item for item in items if item.reason is None]
@@ -390,7 +414,7 @@ class Ingest:
         return self._write(items[:half], stop) | self._write(items[half:], stop)
 
     def _at_fault(self, error: Exception) -> bool:
-        """Whether messages made writing fail, not the database."""
+        """Return True if the messages caused the error, not the database."""
         if isinstance(error, StoreRefusedError):
             return True
         if isinstance(error, StoreError):
@@ -402,7 +426,7 @@ class Ingest:
         return True
 
     def _written(self, items: list[_Item], written: telemetry.Written) -> set[str]:
-        """Notes what became of items; returns which of their runs are over."""
+        """Record what was written in the items, and return the ended runs."""
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
@@ -415,14 +439,15 @@ class Ingest:
             item.step = written.steps.get(item.run)
             if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
-        if self._repeated:  # perhaps ingest ended before it said that the run has its Hello
+        # Ingest may have died before it announced the Hello, so announce it again.
+        if self._repeated:
             for item in items:
                 item.completes = isinstance(item.message, HelloPart) and item.run in written.again
         self._report(written.unknown)
         return set(written.ended)
 
     def _without_wholes(self, items: list[_Item]) -> list[_Item]:
-        """Hold back the last part of each Hello that is complete; return the other items."""
+        """Hold back the last part of each complete Hello, and return the other items."""
         for named, run in self._complete.items():
             if named not in self._wholes:
                 self._wholes[named] = next(
@@ -438,15 +463,9 @@ class Ingest:
     def _take_wholes(
         self, client: redis.Redis, stop: threading.Event, *, wait: bool = False
     ) -> None:
-        """Take in Hellos whose parts are all stored, like Hellos that came whole.
+        """Store Hellos whose parts are all stored, like Hellos that came in one message.
 
-        Args:
-            client: of the bus.
-            stop: see `run`.
-            wait: until all are taken in.
-
-        Raises:
-            StoreError: or one of its kinds.
+        With `wait`, block until all of them are assembled and stored.
         """
         for named, item in list(self._wholes.items()):
             ended: set[str] = set()
@@ -467,7 +486,7 @@ class Ingest:
     def _take_whole(
         self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
-        """Commit a Hello that was put together; mark its last part, and return as `_write`."""
+        """Commit an assembled Hello, update the item of its last part, and return ended runs."""
         assert isinstance(item.message, HelloPart)
         packed = hellos.PackedHello(named.digest, item.message.of)
         whole = _Item(item.entry, item.run, hello, packed=packed)
@@ -493,7 +512,8 @@ class Ingest:
         for run in {
             each.run for each in items if each.completes or isinstance(each.message, Hello)
         } - ended:
-            streams.keep(pipeline, run)  # a run that goes on: they were to expire
+            # The run continues after an end, after which its streams were to expire.
+            streams.keep(pipeline, run)
         for run in ended:
             streams.expire(pipeline, run)
         numbers: dict[str, list[bytes]] = {}
@@ -502,17 +522,19 @@ class Ingest:
         for stream, of_stream in numbers.items():
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
-        answers = pipeline.execute()  # the first are the numbers of the notes
+        # The first answers are the numbers of the entries that `rejected.add` made.
+        answers = pipeline.execute()
         notes = zip(bad, answers, strict=False)
         rejected.bound(client, [(item.entry.stream, number) for item, number in notes])
 
 
 def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) -> None:
-    """Tell controllers and open pages of what is stored, as parts of a transaction."""
+    """Add commands to a pipeline that notify controllers and open pages of stored items."""
     committed: dict[str, list[msgspec.Raw]] = {}
     changed: dict[str, int | None] = {}
     for item in items:
-        if item.completes:  # a Hello too large for the live stream
+        # A Hello that came in parts is too large for the live stream.
+        if item.completes:
             data = encode(RunChanged(), item.run)[b"data"]
         else:
             data = item.entry.fields.get(b"data", b"")
@@ -546,9 +568,9 @@ def _item(received: Received) -> _Item:
 
 
 def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
-    """Marks heartbeats that lay on the bus for so long that their nodes may be dead by now.
+    """Mark heartbeats that were on the bus for so long that their nodes may be dead by now.
 
-    Both times are the bus's: an entry's number begins with the time at which it came.
+    Both times are from the bus's clock: an entry's number starts with its time of arrival.
     """
     heartbeats = [item for item in items if isinstance(item.message, NodeState)]
     if not heartbeats:
@@ -567,4 +589,4 @@ def _answers(client: redis.Redis) -> bool:
 
 
 class _StoppedError(Exception):
-    """`Ingest.run` was asked to stop while it waited."""
+    """`stop` was set while ingest waited for the database."""

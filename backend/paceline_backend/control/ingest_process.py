@@ -1,8 +1,10 @@
-"""Ingest in a process of its own: it shares no interpreter with controllers, so neither waits.
+"""Ingest in a child process, so that it and the controllers do not share an interpreter lock.
 
-ingest = IngestProcess(settings, owner)  # before any thread is started
-threading.Thread(target=ingest.run, args=[stop]).start()
-ingest.stats.rows
+The worker creates it before it starts any thread:
+
+    ingest = IngestProcess(settings, owner)
+    threading.Thread(target=ingest.run, args=[stop]).start()
+    ingest.stats.rows
 """
 
 from __future__ import annotations
@@ -27,31 +29,33 @@ from paceline_backend.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
-# A batch of ingest makes tens of thousands of objects, none of them in a circle. With Python's own
-# bounds, the search for circles takes a third of ingest's time.
+# A batch of ingest creates tens of thousands of objects, none of them in a reference cycle. With
+# Python's default thresholds, the search for cycles takes a third of ingest's time.
 GARBAGE = (50_000, 20, 20)
-_SEND_S = 0.05  # pause between two messages about what ingest has done
-_LOOK_S = 0.25  # how long `IngestProcess.run` may take to notice that it should stop
-_END_S = 20.0  # that the child may take to end, once it is asked to
+# Minimum pause between two reports of the child.
+_SEND_S = 0.05
+# Maximum delay after which `IngestProcess.run` notices that it should stop.
+_LOOK_S = 0.25
+# Maximum time that the child takes to end; then it is killed.
+_END_S = 20.0
 
-_State = tuple[IngestStats, bool]  # and whether it is behind
+# The second item is `Ingest.behind`.
+_State = tuple[IngestStats, bool]
 
 
 class IngestProcess:
-    """A child process that ingests, and ends with this process.
+    """Child process that ingests telemetry, and ends with this process.
 
-    The child is a fork, which is there at once and shares the memory of what is imported. Make it
+    The child is a fork: it starts at once and shares the memory of imported modules. Create it
     while this process has one thread and neither database nor bus open.
-
-    Args:
-        settings: which database and bus.
-        owner: name of the consumer; no other may have it.
     """
 
     def __init__(self, settings: Settings, owner: str) -> None:
         self.stats = IngestStats()
-        self.behind = False  # as `Ingest.behind`
-        backends.names()  # imports them all, for the child, too: both need them at once
+        # Same as `Ingest.behind`.
+        self.behind = False
+        # Import all backends before the fork, because both processes need them at once.
+        backends.names()
         fork = multiprocessing.get_context("fork")
         self._child, childs_end = fork.Pipe()
         self._process = fork.Process(
@@ -62,14 +66,14 @@ class IngestProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id."""
+        """PID of the child."""
         return self._process.pid
 
     def run(self, stop: threading.Event) -> None:
-        """Follows what the child does until `stop` is set, then lets it end.
+        """Receive the child's reports until `stop` is set, then end the child.
 
         Raises:
-            RuntimeError: the child ended by itself.
+            RuntimeError: the child ended without being asked to.
         """
         try:
             while not stop.is_set():
@@ -78,43 +82,49 @@ class IngestProcess:
         except (EOFError, OSError) as error:
             self._process.join()
             code = self._process.exitcode
-            raise RuntimeError(f"the process that ingests ended with code {code}") from error
+            raise RuntimeError(f"the ingest process exited with code {code}") from error
         finally:
-            self._child.close()  # asks the child to end
+            # The child ends when its pipe closes.
+            self._child.close()
         self._process.join(_END_S)
-        if self._process.is_alive():  # in a statement that does not end: telemetry waits on the bus
-            log.warning("the process that ingests did not end within %g s: killed", _END_S)
+        # A child that hangs, for example in a long SQL statement, can be killed without loss:
+        # telemetry that it has not stored stays on the bus.
+        if self._process.is_alive():
+            log.warning("the ingest process did not exit within %g s: killed", _END_S)
             self._process.kill()
             self._process.join()
 
 
 def _work(settings: Settings, owner: str, parent: Connection, parents_end: Connection) -> None:
-    """The child, until the parent closes its end or dies."""
+    """Run the child until the parent closes its end of the pipe or dies."""
     parents_end.close()
     die_with_parent()
-    for number in (signal.SIGTERM, signal.SIGINT):  # the parent handles them
+    # The parent handles signals and then closes the pipe.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     tracing.configure("worker")
     gc.set_threshold(*GARBAGE)
-    gc.freeze()  # modules stay: they are not searched for garbage while ingest works
+    # Modules stay loaded, so the garbage collector need not search them.
+    gc.freeze()
     try:
         with Store.open(settings.database) as store:
             asked = _ingest(Ingest(store, settings.bus, owner), parent)
     except StoreError as error:
-        log.error("ingest cannot begin: %s", error)
+        log.error("ingest cannot start: %s", error)
         asked = False
     tracing.end()
     sys.exit(0 if asked else 1)
 
 
 def _ingest(ingest: Ingest, parent: Connection) -> bool:
-    """Ingest until the parent asks for the end or dies; False if ingest failed before."""
+    """Ingest until the parent asks for the end or dies; return False if ingest failed before."""
     stop, sent = threading.Event(), _Sent(ingest, parent)
     ingest.on_step = sent.send
 
     def watch() -> None:
         with suppress(EOFError, OSError):
-            parent.recv()  # the parent says nothing: this is its end
+            # The parent never sends anything, so this call ends with an error when the pipe closes.
+            parent.recv()
         stop.set()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
@@ -126,18 +136,17 @@ def _ingest(ingest: Ingest, parent: Connection) -> bool:
 
 
 class _Sent:
-    """The newest report of an ingest to the parent process."""
-
     def __init__(self, ingest: Ingest, parent: Connection) -> None:
         self._ingest, self._parent = ingest, parent
         self._known: _State | None = None
         self._at = 0.0
 
     def send(self) -> None:
-        """Send what has changed, at most every `_SEND_S`."""
+        """Send the child's state if it has changed, at most every `_SEND_S`."""
         now, at = (replace(self._ingest.stats), self._ingest.behind), time.monotonic()
         if now == self._known or at < self._at + _SEND_S:
             return
-        with suppress(OSError):  # the parent has ended, and so does ingest
+        # If the parent has ended, ingest ends soon, too.
+        with suppress(OSError):
             self._parent.send(now)
         self._known, self._at = now, at

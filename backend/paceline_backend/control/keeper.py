@@ -1,4 +1,9 @@
-"""Keeps the users of the bus: makes those that a restart of the bus lost, removes those gone."""
+"""Reconciliation of the bus's users with the nodes and runs in the database.
+
+The worker calls `Keeper.look` every second. It recreates users that a restart of the bus lost, and
+removes users whose node or run no longer has a session. Methods raise `redis.RedisError` while the
+bus is unavailable, and `StoreError` if the database fails.
+"""
 
 from __future__ import annotations
 
@@ -19,47 +24,43 @@ from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)
 
-_LEFT_S = 3_600  # a stream that nobody reads any more stays for so long
-_REFUSED_S = 60.0  # before a bus that has no users for us is asked again
+# Lifetime of a stream after its run has lost its session.
+_LEFT_S = 3_600
+# Pause after the bus refused to create users.
+_REFUSED_S = 60.0
 
 
 class Keeper:
-    """Keeps the users of nodes and runs. For one thread.
+    """Reconciler of the users of nodes and runs on the bus. Not thread-safe.
 
     Args:
-        store: knows who has a session.
-        bus_url: ``redis://…``, of a user who may make others.
+        store: holds the sessions of nodes and runs.
+        bus_url: ``redis://…``, with a user that may create other users.
     """
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        self._made: set[str] = set()  # names of users
-        self._made_all = False  # also those that exist, whose passwords may have changed
+        # Names of the users that this keeper has created.
+        self._made: set[str] = set()
+        # True once existing users have been recreated, too: their passwords may have changed.
+        self._made_all = False
         self._refused: str | None = None
         self._again_at = 0.0
-        self._runs: set[str] | None = None  # that had a session lately
+        # Runs that had a session at the last reconciliation.
+        self._runs: set[str] | None = None
         self._tried_door = False
 
     def look(self, client: redis.Redis) -> None:
-        """Keep the users, and try once whether the bus lets everybody in.
-
-        Raises:
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
-        """
+        """Reconcile the users, and check once whether the bus is protected."""
         self.keep(client)
         self.try_door()
 
     def keep(self, client: redis.Redis) -> None:
-        """Looks once.
-
-        Raises:
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
-        """
+        """Reconcile the users once."""
         due = time.monotonic() >= self._again_at
-        # Before the database is asked: whoever gets a session meanwhile is no leftover.
+        # Read the bus before the database, so that a user who gets a session in between is not
+        # mistaken for a leftover.
         on_bus = _known(client) if due else set()
         secret = meta.secret(self._store)
         with self._store.read() as connection:
@@ -79,18 +80,22 @@ class Keeper:
             gone |= self._make(client, wanted, on_bus)
         for run in gone:
             client.expire(run_telemetry(run), _LEFT_S, nx=True)
-        for run in runs - (self._runs or set()):  # some go on after their end
+        # A run can continue after its end, for example when an operator resumes it.
+        for run in runs - (self._runs or set()):
             client.persist(run_telemetry(run))
         self._runs = runs
 
     def _left_over(self, client: redis.Redis) -> set[str]:
-        """Our runs that have streams on the bus: some may have ended while no worker looked."""
+        """Return this control plane's runs that have streams on the bus.
+
+        Some of them may have ended while no worker was running.
+        """
         kinds = (writer_of(stream) for stream in floods.Guard(client).streams())
         with self._store.read() as connection:
             return set(writers.owners(connection, [name for kind, name in kinds if kind == "run"]))
 
     def try_door(self) -> None:
-        """Warn once about a bus that lets everybody in, or that limits no client's memory."""
+        """Warn once about a bus without a password or without memory limits for clients."""
         if self._tried_door:
             return
         self._try_limits()
@@ -99,14 +104,13 @@ class Keeper:
         with connect(place) as stranger, contextlib.suppress(redis.RedisError):
             stranger.ping()
             log.warning(
-                "the bus %s answers without a password: whoever reaches it can do everything "
-                "there, and start programs on a node whose agent has no key. Set a password "
+                "the bus %s answers without a password: every client that reaches it has full "
+                "access, and can start programs on nodes whose agent has no key. Set a password "
                 "(requirepass) and give it in --bus",
                 place,
             )
 
     def _try_limits(self) -> None:
-        """Warn about a bus on which one client may take all memory."""
         with connect(self._bus_url) as client:
             missing = bus_limits.missing(client)
         if missing:
@@ -117,15 +121,9 @@ class Keeper:
             )
 
     def _make(self, client: redis.Redis, wanted: list[User], known: set[str]) -> set[str]:
-        """Makes the users that are missing, and removes those whose time is over.
+        """Create missing users, remove obsolete ones, and return the runs of the removed users.
 
-        Args:
-            client: of the bus.
-            wanted: all users that there shall be.
-            known: names of users that the bus had before `wanted` was read.
-
-        Returns:
-            The runs whose users were removed.
+        `known` are the names of users that the bus had before `wanted` was read.
         """
         missing = [user for user in wanted if not self._made_all or user.name not in known]
         reason = users.make(client, missing)
@@ -133,12 +131,13 @@ class Keeper:
             self._again_at = time.monotonic() + _REFUSED_S
             self._warn(reason)
             return set()
-        # A session may have been renewed since `wanted` was read: then what was made here is wrong,
-        # and the next look makes all users what they should be.
+        # A session may have been renewed since `wanted` was read. The user created here then has
+        # the old password, and the next round recreates all users.
         self._made_all = bool(wanted) and (not missing or not self._made_all)
         self._made |= {user.name for user in missing}
         over = known - {user.name for user in wanted}
-        with self._store.read() as connection:  # users of another server are not ours
+        # Remove only users of this control plane, because another one may share the bus.
+        with self._store.read() as connection:
             runs = set(writers.owners(connection, users.runs(over)))
             names = nodes.registered(connection, users.nodes(over))
         ended = {*map(users.name_of_run, runs), *map(users.name_of_node, names)}
@@ -150,14 +149,14 @@ class Keeper:
         if reason != self._refused:
             self._refused = reason
             outcome = (
-                "get the URL of the control plane itself (--share-bus-password), and whoever has "
-                "it can read and write everything on the bus"
+                "get the URL of the control plane itself (--share-bus-password), which can read "
+                "and write everything on the bus"
                 if users.shared()
                 else "get no credentials, so nothing can be launched"
             )
             log.warning(
-                "the bus lets the control plane make no users (%s): nodes and runs %s. Allow its "
-                "user %s, on Valkey or on Redis 7.0 or later",
+                "the control plane cannot create users on the bus (%s): nodes and runs %s. Grant "
+                "its user %s; this needs Valkey, or Redis 7.0 or later",
                 reason,
                 outcome,
                 users.RIGHTS,
@@ -165,7 +164,7 @@ class Keeper:
 
 
 def _known(client: redis.Redis) -> set[str]:
-    """Return the users that the bus knows; none if it does not let us ask."""
+    """Return the users of the bus, or an empty set if the bus refuses to list them."""
     try:
         return users.names(client)
     except redis.ResponseError:

@@ -1,7 +1,8 @@
-"""Who may plan a run, or act for its jobs: at most one owner at a time, for a limited time.
+"""Leases on runs: at most one worker at a time may plan a run, or manage its engine jobs.
 
 `store.leases` keeps the leases and judges their expiry by the database's clock. This module adds
-what a process knows about its own leases without asking the database.
+the copy that a process keeps of its own leases, so that it need not query the database before each
+action. Functions raise `StoreError` if the database does not answer.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ reap = stored.reap
 
 @dataclass
 class Lease:
-    """This process's claim on a run, as far as it knows without asking. Thread-safe.
+    """This process's lease on a run, as far as known without a query. Thread-safe.
 
     Args:
         run: key of the run.
-        owner: who holds it.
-        until: monotonic time; before this nobody else can have acquired it.
-        purpose: what it allows.
+        owner: name of the worker that holds the lease.
+        until: monotonic time before which no other worker can have acquired the lease.
+        purpose: "plan", or "jobs" for engine jobs.
     """
 
     run: int
@@ -36,12 +37,12 @@ class Lease:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def held(self) -> bool:
-        """Whether it is certainly still ours."""
+        """Return True while this process certainly holds the lease."""
         with self._lock:
             return time.monotonic() < self.until
 
     def prolong(self, until: float) -> None:
-        """Notes an extension; a time in the past gives the lease up."""
+        """Record an extension. A time in the past gives the lease up."""
         with self._lock:
             self.until = until
 
@@ -49,12 +50,9 @@ class Lease:
 def acquire(
     store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan"
 ) -> Lease | None:
-    """Takes a lease that is free, expired, or this owner's already; None if another holds it.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
-    asked = time.monotonic()  # before the database's now: the lease is never trusted for too long
+    """Take a lease that is free, expired or already this owner's, or return None."""
+    # Read the clock before the query, so that this process never trusts the lease for too long.
+    asked = time.monotonic()
     taken = stored.acquire(store, run, owner, lease_s, purpose)
     return Lease(run, owner, asked + lease_s, purpose) if taken else None
 
@@ -62,10 +60,9 @@ def acquire(
 def extend(
     store: Store, held: Collection[Lease], lease_s: float, purpose: Purpose = "plan"
 ) -> list[Lease]:
-    """Prolongs leases of one purpose; returns those that were lost to another owner.
+    """Extend leases of one purpose, and return those that another owner has taken.
 
-    Raises:
-        StoreError: the database did not answer; the leases run on until they expire.
+    After a `StoreError` the leases stay valid until they expire.
     """
     if not held:
         return []
@@ -77,10 +74,9 @@ def extend(
 
 
 def release(store: Store, lease: Lease) -> None:
-    """Gives a lease back, so that others need not wait for its expiry.
+    """Give a lease back, so that other workers need not wait for its expiry.
 
-    Raises:
-        StoreError: the database did not answer; the lease expires by itself.
+    After a `StoreError` the lease expires on its own.
     """
     lease.prolong(0.0)
     stored.release(store, lease.run, lease.owner, lease.purpose)

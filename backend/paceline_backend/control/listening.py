@@ -1,10 +1,10 @@
-"""Time in which this process listens, for deadlines of others that say nothing.
+"""Clock of the time in which this process could receive, for deadlines of silent ranks and nodes.
 
-Silence is evidence only while the server would have heard. A process that was suspended, starved of
-CPU or blocked by a disk finds on waking that minutes have passed: others may have reported all the
-while, and what they reported is not stored yet, or they could not report because the bus was
-suspended too. So a loop that looks every few seconds reads a `ListeningClock`, on which a pause
-between two looks lasts no longer than the pause that the loop asked for.
+Silence is evidence only while the server could have received something. A process that was
+suspended, starved of CPU or blocked by a disk may find that minutes have passed. Ranks and nodes
+may have reported meanwhile without their reports being stored yet, or the bus was suspended, too.
+So a loop that checks deadlines every few seconds reads a `ListeningClock`, which counts at most the
+loop's own pause between two rounds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Callable
 
 
 class ListeningClock:
-    """Seconds that a loop has listened; each look of the loop reads it at least once.
+    """Counter of the seconds in which a loop could receive. Each round must read it at least once.
 
     Args:
-        pause_s: between two looks. Longer pauses count as this one.
-        clock: monotonic time in seconds.
+        pause_s: maximum time in seconds that counts between two reads.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:

@@ -1,4 +1,8 @@
-"""Keeps one controller per active run, on this control plane or another, never on two."""
+"""Assignment of controllers to runs: each active run has at most one, on any control plane.
+
+The worker calls `ControllerManager.look` several times a second. Leases in the database ensure that
+no two control planes plan the same run.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,15 @@ from paceline_backend.store import Store, StoreUnavailableError, runs
 
 logger = logging.getLogger(__name__)
 
-LEASE_S = 3.0  # the first plan of who takes over comes within 5 s of a death
+# Short enough that after a worker's death its successor makes the first plan within 5 s.
+LEASE_S = 3.0
 
-_AGAIN_S = 5.0  # before a run whose controller failed is planned again
+# Pause before a run whose controller failed gets another one.
+_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Owned:
-    """A run that is planned here."""
-
     id: str
     lease: Lease
     thread: threading.Thread
@@ -33,14 +37,12 @@ class _Owned:
 
 
 class ControllerManager:
-    """Takes the lease of each active run that nobody plans, and runs a `Controller` for it.
+    """Owner of this worker's controllers: it takes leases of unplanned runs and starts controllers.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: names this control plane; unique among those that run.
-        lease_s: so long after this one died another takes over.
-        busy: whether ingest, on the same machine, has more to do than it can.
+        owner: name of this control plane, unique among running ones.
+        lease_s: duration of a lease in seconds, after which another control plane takes over.
+        busy: returns True while ingest on this machine is behind.
     """
 
     def __init__(
@@ -52,36 +54,35 @@ class ControllerManager:
         lease_s: float = LEASE_S,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.taken = 0  # leases, since this process began
-        self.lost = 0  # leases that another control plane took over
+        # Leases taken since this process started.
+        self.taken = 0
+        # Leases that another control plane took over.
+        self.lost = 0
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
         self._lease_s = lease_s
         self._turns = Turns(busy)
         self._owned: dict[int, _Owned] = {}
-        self._extended = 0.0  # monotonic time
-        self._not_before: dict[int, float] = {}  # next try of failed controllers, by run
-        self._warming: threading.Thread | None = None  # compiles kernels
+        # Monotonic time of the last extension of the leases.
+        self._extended = 0.0
+        # By run: monotonic time before which a failed controller is not restarted.
+        self._not_before: dict[int, float] = {}
+        # Thread that compiles kernels.
+        self._warming: threading.Thread | None = None
         self._reaped = False
 
     def look(self) -> bool:
-        """Extend the leases, end controllers of runs that are over, start those that are missing.
-
-        Returns:
-            Whether there are active runs.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-        """
+        """Extend leases, stop and start controllers, and return True if there are active runs."""
         if not self._reaped:
-            leases.reap(self._store)  # of control planes that died
+            # Remove the leases of control planes that died.
+            leases.reap(self._store)
             self._reaped = True
         self._extend()
         return self._scan()
 
     def end(self) -> None:
-        """End all controllers, and give the leases back."""
+        """Stop all controllers and give their leases back."""
         for owned in self._owned.values():
             owned.stop.set()
         for owned in self._owned.values():
@@ -89,7 +90,7 @@ class ControllerManager:
             try:
                 leases.release(self._store, owned.lease)
             except StoreUnavailableError as error:
-                logger.warning("run %s: its lease runs on until it expires: %s", owned.id, error)
+                logger.warning("run %s: its lease is held until it expires: %s", owned.id, error)
         self._owned.clear()
         if self._warming is not None:
             self._warming.join()
@@ -116,7 +117,7 @@ class ControllerManager:
                 leases.release(self._store, owned.lease)
                 del self._owned[key]
         if active and self._warming is None:
-            # Kernels that no cache holds yet take half a minute; `bsp` does without.
+            # Kernels that are not cached yet take half a minute to compile. `bsp` needs none.
             self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
             self._warming.start()
         now = time.monotonic()
@@ -137,7 +138,9 @@ class ControllerManager:
             try:
                 controller.run(stop)
             except Exception:
-                logger.exception("the controller of run %s failed; its leader coasts", run_id)
+                logger.exception(
+                    "the controller of run %s failed; its leader repeats the last split", run_id
+                )
                 self._not_before[key] = time.monotonic() + _AGAIN_S
 
         thread = threading.Thread(target=work, name=f"controller-{run_id}")

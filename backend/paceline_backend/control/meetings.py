@@ -1,13 +1,12 @@
-"""Where the launchers of a run on several nodes meet.
+"""Rendezvous of multi-node runs: chooses the host, and sends its address to all nodes.
 
-The first node of a launch that says where it would serve the rendezvous becomes the run's host.
-Each node is then told by a `Meet`. The order of a worker's steps makes it safe to kill it at any
-time: a node is noted as told only after it was, so its `Meet` may come twice, and agents ignore the
-second.
+The host is the first node of a launch that reports an address for the rendezvous. The worker then
+sends a `Meet` to each node. It can be killed at any time, because it records a `Meet` only after
+sending it. A node may therefore get a second `Meet`, which agents ignore.
 
-A host that leaves takes the rendezvous with it. Then the launchers of the others are ended, and the
-run is launched anew on the nodes that answer (`requests.regroup`). A host whose launcher failed by
-itself fails the run.
+If the host goes away, the rendezvous is lost with it. The worker then kills the launchers on the
+other nodes and relaunches the run on the nodes that answer (`requests.regroup`). If only the
+host's launcher failed, the run fails.
 """
 
 from __future__ import annotations
@@ -27,31 +26,24 @@ from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 log = logging.getLogger(__name__)
 
-_Order: TypeAlias = tuple[str, str, str, float]  # what, run, node, when it was launched there
+# Kind of order, run, node, and the time at which the run was launched there.
+_Order: TypeAlias = tuple[str, str, str, float]
 
-_AGAIN_S = 10.0  # a node that does not train by then may have missed its `Meet`
+# A node that does not train after this time may have missed its `Meet`.
+_AGAIN_S = 10.0
 
 
 class Meetings:
-    """Looks after the meetings of all unfinished runs. For one thread.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-    """
+    """Manager of the rendezvous of all unfinished multi-node runs. Not thread-safe."""
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        self._ordered_at: dict[_Order, float] = {}  # clock's time
+        # Monotonic time of each order.
+        self._ordered_at: dict[_Order, float] = {}
 
     def look(self, client: redis.Redis) -> bool:
-        """Look at all runs once; return whether some are on several nodes.
-
-        Raises:
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
-        """
+        """Check all runs once, and return True if any run has several nodes."""
         try:
             with self._store.read() as connection:
                 groups = run_nodes.groups(connection)
@@ -60,7 +52,8 @@ class Meetings:
             self._attend(client, groups)
             return bool(groups)
         except (StoreError, redis.RedisError):
-            self._ordered_at.clear()  # whoever got no order gets it in the next round
+            # Some orders may not have been sent, so the next round sends all of them again.
+            self._ordered_at.clear()
             raise
 
     def _attend(self, client: redis.Redis, groups: list[MultiNodeRun]) -> None:
@@ -72,29 +65,31 @@ class Meetings:
             elif failed := _failed_to_start(group):
                 self._give_up(client, group, failed)
             elif group.rendezvous is None:
-                self._choose(group)  # the next look tells the nodes
+                # The next round sends the address to the nodes.
+                self._choose(group)
             elif _host_left(group) and regroup.begin(self._store, group):
-                log.warning("run %s: %s, where its nodes met, went away", group.id, group.host)
+                log.warning("run %s: rendezvous host %s was lost", group.id, group.host)
             elif regroup.undecided(group):
                 regroup.settle(self._store, client, group)
             else:
                 self._tell(client, group)
 
     def _regroup(self, client: redis.Redis, group: MultiNodeRun) -> None:
-        """Ends the launchers of a launch, then records the next launch.
+        """Kill all launchers of a launch, then record the next launch.
 
-        An agent that does not answer may only be cut off: its order waits for it.
+        A node that does not answer gets the order, too: its agent may only have lost the bus, and
+        finds the order on its stream once it reconnects.
         """
         alive = [row for row in group.nodes if row.lost or not row.ended]
         due = [row.node for row in alive if self._due(_order("kill", group, row), first=True)]
         if due:
-            why = f"{group.host}, where its nodes met, went away"
+            why = f"rendezvous host {group.host} was lost"
             regroup.end_launch(self._store, client, group, due, why)
         if all(row.ended for row in group.nodes):
             regroup.regroup(self._store, client, group)
 
     def _give_up(self, client: redis.Redis, group: MultiNodeRun, failed: RunNode) -> None:
-        """Ends the other launchers: they would wait for long, and the run fails with the cause."""
+        """Kill the other launchers, so that the run fails with the cause and not with a timeout."""
         why = f"{failed.node} could not start, and without it there are too few nodes"
         going_on = [row for row in group.nodes if not row.ended]
         due = [row.node for row in going_on if self._due(_order("kill", group, row), first=True)]
@@ -102,17 +97,15 @@ class Meetings:
             regroup.end_launch(self._store, client, group, due, why)
 
     def _choose(self, group: MultiNodeRun) -> None:
-        """Makes a node the host, if one has said where it would serve the rendezvous."""
         host = _able_host(group)
         if host is None:
             return
         with self._store.write() as connection:
             place = f"{host.address}:{host.port}"
             if run_nodes.set_rendezvous(connection, group, place, host.node):
-                log.info("run %s meets on %s, at %s", group.id, host.node, place)
+                log.info("run %s: rendezvous on %s, at %s", group.id, host.node, place)
 
     def _tell(self, client: redis.Redis, group: MultiNodeRun) -> None:
-        """Tells each node that waits for it where to meet."""
         for row in group.nodes:
             if row.address and not row.ended and self._should_meet(group, row):
                 key = sessions.keys(self._store, [row.node]).of_node(row.node)
@@ -128,7 +121,7 @@ class Meetings:
         return self._due(order, first=not row.met)
 
     def _due(self, order: _Order, *, first: bool) -> bool:
-        """Whether it is time to give an order, for the first time or again."""
+        """Return True if an order must be given now; `first`: also if it was never given."""
         now = time.monotonic()
         if order not in self._ordered_at:
             self._ordered_at[order] = now
@@ -144,9 +137,10 @@ def _order(what: str, group: MultiNodeRun, row: RunNode) -> _Order:
 
 
 def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
-    """A node that failed before any trained, where the others are too few without it.
+    """Return a node that failed before any node trained, if the others are too few without it.
 
-    They wait for another node instead if it was lost, or if its agent or launcher was killed.
+    A node that was lost does not count, and neither does one whose agent or launcher was killed:
+    another node can take its place.
     """
     going_on = [row for row in group.nodes if not row.ended]
     trained = any(row.state == State.RUNNING for row in going_on)
@@ -158,10 +152,10 @@ def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
 
 
 def _able_host(group: MultiNodeRun) -> RunNode | None:
-    """The node that should serve the rendezvous; None: that is not known yet.
+    """Return the node that should serve the rendezvous, or None if that is not known yet.
 
-    An agent that reaches the bus over loopback says so of its rendezvous, too: only other agents of
-    its machine would reach that.
+    An agent that reaches the bus over loopback reports a loopback address for its rendezvous, which
+    only agents on the same machine can reach.
     """
     able = [row for row in group.nodes if row.address and not row.ended]
     reachable = [row for row in able if not is_loopback(str(row.address))]
@@ -171,20 +165,20 @@ def _able_host(group: MultiNodeRun) -> RunNode | None:
 
 
 def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
-    """Where a node meets the others; or that it cannot."""
+    """Return the order to join the rendezvous, or to end the launcher if the node cannot."""
     address, _, port = str(group.rendezvous).rpartition(":")
     if is_loopback(address) and not is_loopback(str(row.address)):
         why = (
-            f"{row.node} cannot reach {group.host}, where the nodes meet at {address}: stop the "
-            f"run, and start the agent of {group.host} with --server and an address of the server "
-            "that all nodes reach"
+            f"{row.node} cannot reach the rendezvous on {group.host} at {address}: stop the run, "
+            f"and start the agent of {group.host} with --server and an address of the server that "
+            "all nodes can reach"
         )
         return Kill(why, group.first_attempt)
     return Meet(address, int(port), group.first_attempt)
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Whether the host is gone for others that went on, or that ended only for that."""
+    """Return True if the host went away while other nodes were active or because of it ended."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False

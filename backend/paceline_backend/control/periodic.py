@@ -1,8 +1,8 @@
-"""Work that the worker repeats until it ends: the worker is a list of `Periodic`.
+"""Work that the worker repeats until it ends: apart from ingest, it is a list of `Periodic`.
 
-A round that fails is logged and repeated after a pause, because no round is worth the worker, which
-plans runs. An outage of the database or the bus is logged once when it begins and once when it
-ends; so is a series of any other errors, the first of them with its traceback. What a round keeps
+A failed round is logged and repeated after a pause, so that it cannot end the worker, which plans
+runs. An outage of the database or the bus is logged once at its start and once at its end. A series
+of other errors is logged likewise, the first error with its traceback. The state that a round keeps
 in memory must therefore be valid after a round that failed halfway.
 """
 
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Periodic:
-    """Repeat a function until the worker ends.
+    """Loop over a function until the worker ends.
 
     Args:
-        name: of the work, in log messages.
+        name: name of the work in log messages.
         every_s: pause between two rounds, in seconds.
-        work: one round. If it returns False, there was nothing to look after.
+        work: one round. It returns False if it found nothing to do.
         end: called once, after the last round.
-        idle_s: pause after a round that found nothing to look after; None: `every_s`.
+        idle_s: pause in seconds after a round that found nothing to do. None means `every_s`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Periodic:
         self._idle_s = every_s if idle_s is None else idle_s
 
     def run(self, stop: threading.Event) -> None:
-        """Work at once, then after each pause, until `stop` is set."""
+        """Run the first round at once and the others after a pause each, until `stop` is set."""
         outage = Outage(log, f"{self.name}: waiting", f"{self.name}: working again")
         pause_s = 0.0
         while not stop.wait(pause_s):

@@ -1,4 +1,8 @@
-"""Runs of which nothing comes any more are failed, and no others."""
+"""Failing of silent runs, from which telemetry has stopped arriving.
+
+The worker calls `Sweep.look` every `LOOK_S` seconds. It must not fail a run only because the server
+itself was suspended, the bus was unavailable or ingest was behind.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,37 @@ from paceline_backend.store import Store, jobs, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
-_Silences: TypeAlias = dict[K, tuple[float | None, float]]  # last sign, clock's time
+# Time of the last sign of life, and time on the clock of the silences since which nothing newer
+# arrived.
+_Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)
 
 SILENT_S = 30.0
 
 LOOK_S = 5.0
-_STILL_S = 4.0  # ranks that come to no new step within that, or within two steps, do not train
-_LATE_S = 5.0  # an entry that lies on the bus for longer: ingest is behind
-_NEVER_S = 30 * 86_400.0  # no entry lies for longer: who writes may give any number to it
+# Ranks count as training if they start a new step within this time, or within two step times.
+_STILL_S = 4.0
+# Age of the oldest entry on a stream above which ingest counts as behind.
+_LATE_S = 5.0
+# Entries that look older are ignored, because a writer can choose any entry number.
+_NEVER_S = 30 * 86_400.0
+# Length of a stream above which ingest counts as behind.
 _BACKLOG = 1_000  # entries
 
 
 class Sweep:
-    """Fails the runs of which nothing has come for so long.
+    """Checker that fails runs, and nodes of runs, that have been silent for too long.
 
-    No clock that may be set counts: a run is silent for as long as look after look found the same
-    time at which something of it came. A pause of the server between two looks counts as `LOOK_S`
-    at most: it did not listen. Looks count only while signs of life can arrive: the bus
-    takes them, or else all silences begin anew; and ingest stores what comes of the run and of its
-    node, or else the silence of this run begins anew. So no run holds up the sweep for others.
+    Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
+    checks find the same time of its last message. A pause of the server between two checks counts
+    as `LOOK_S` at most, because the server could not receive anything meanwhile. Silence counts
+    only while messages can arrive. If the bus accepts no writes, all silences restart. If ingest is
+    behind on the streams of a run or of its nodes, the silence of this run restarts; the checks of
+    other runs are not affected.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        silent_s: see above.
-        clock: monotonic time in seconds.
+        silent_s: silence in seconds after which a run fails.
     """
 
     def __init__(
@@ -59,25 +67,30 @@ class Sweep:
         self._bus_url = bus_url
         self._silent_s = silent_s
         self._listened = ListeningClock(LOOK_S, clock)
-        self._since: _Silences[str] = {}  # of runs
-        self._steps: dict[tuple[str, str], tuple[int, float]] = {}  # as `_trains` last saw them
-        self._agents_since: _Silences[tuple[str, str]] = {}  # of run and node
-        self._launches_since: _Silences[tuple[str, str]] = {}  # as these, while nothing came
+        # By run.
+        self._since: _Silences[str] = {}
+        # By run and node: newest step, and the time at which `_trains` first saw it.
+        self._steps: dict[tuple[str, str], tuple[int, float]] = {}
+        # By run and node.
+        self._agents_since: _Silences[tuple[str, str]] = {}
+        # By run and node, for launches from which nothing has arrived yet.
+        self._launches_since: _Silences[tuple[str, str]] = {}
 
     def look(self) -> list[str]:
-        """Looks at all runs once; the ids of those that it failed.
+        """Check all runs once, and return the ids of those that it failed.
 
         Raises:
-            StoreError: or one of its kinds.
-            redis.RedisError: the bus is away, or takes nothing.
+            redis.RedisError: the bus is unavailable, or accepts no writes.
         """
-        known, self._since = self._since, {}  # forgotten unless this look comes to its end
+        # All silences restart if this check does not reach its end.
+        known, self._since = self._since, {}
         known_agents, self._agents_since = self._agents_since, {}
         known_launches, self._launches_since = self._launches_since, {}
         at = self._listened()
         with connect(self._bus_url) as client:
             behind = _behind(client, self._store)
-            # After the question above: what came long before it is in the database now.
+            # Read the database after the bus: unless ingest was behind, everything that arrived
+            # long before that is stored now.
             with self._store.read() as connection:
                 unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
                 heartbeats = run_nodes.heartbeats(connection)
@@ -94,7 +107,7 @@ class Sweep:
                     self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
-            # After the runs of which no node was started: those have failed as a whole.
+            # Check single launches last: runs none of whose nodes started have failed by now.
             launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
             for (run_id, node), (_, silent_since) in launches_since.items():
                 if at - silent_since >= self._silent_s:
@@ -105,10 +118,10 @@ class Sweep:
         return failed
 
     def _trains(self, run: str, node: str, at: float) -> bool:
-        """Whether ranks of a node whose agent is silent train: it only lost its way to the bus.
+        """Return True if ranks train on a node whose agent is silent, as after a lost connection.
 
-        No rank comes further for long than the others. So another rank's later step of the same
-        attempt is a sign of life of this node's ranks, too.
+        Ranks synchronise, so none can stay ahead of the others for long. A later step of any rank
+        of the same attempt therefore shows that this node's ranks train, too.
         """
         with self._store.read() as connection:
             newest = run_nodes.newest_step(connection, run, node)
@@ -121,7 +134,6 @@ class Sweep:
         return at - since < max(_STILL_S, 2 * step_s)
 
     def _lose(self, client: redis.Redis, run: str, node: str, why: str) -> None:
-        """Fails one of several nodes of a run, of which nothing is heard."""
         with self._store.write() as connection:
             state = telemetry.lose(connection, run, node, why)
         if state is not None:
@@ -131,12 +143,12 @@ class Sweep:
                 streams.tell_end(client, run)
 
     def _failed(self, client: redis.Redis, run: runs.Unfinished) -> bool:
-        """Fails a run, unless something of it came just now."""
+        """Fail a run, and return False if a message of the run has just arrived instead."""
         for_s = f"{self._silent_s:g} s"
         where = ", ".join(run.nodes) or "its node"
-        why = f"nothing was heard of it for {for_s}: {where} went away"
+        why = f"no telemetry for {for_s}: lost contact with {where}"
         if run.state == "pending":
-            why = f"nobody started it within {for_s}"
+            why = f"no agent started it within {for_s}"
         with self._store.write() as connection:
             if not runs.end_silent(connection, run, why):
                 return False
@@ -146,7 +158,6 @@ class Sweep:
 
 
 def _unanswered(heard_at: float | None) -> str:
-    """Why a node is lost, by the Unix time at which its agent was heard last."""
     if not heard_at:
         return "its agent does not answer"
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(heard_at))
@@ -154,12 +165,12 @@ def _unanswered(heard_at: float | None) -> str:
 
 
 def _waits(run: runs.Unfinished) -> bool:
-    """Whether a run waits for an engine: nobody can speak for it yet."""
+    # Nothing can report for such a run before the engine starts its job.
     return run.state in jobs.WAITING and backends.engine(run.backend) is not None
 
 
 def _speaks_on(run: runs.Unfinished) -> list[str]:
-    """The streams on which signs of a run's life come."""
+    """Return the streams on which a run's messages and its nodes' heartbeats arrive."""
     own = run_telemetry(run.id) if run.signed else TELEMETRY
     return [own, *map(node_telemetry, run.nodes)]
 
@@ -167,7 +178,6 @@ def _speaks_on(run: runs.Unfinished) -> list[str]:
 def _of_nodes(
     rows: Iterable[tuple[str, str, float | None]],
 ) -> dict[tuple[str, str], tuple[float | None, list[str]]]:
-    """The last sign of each node of a run, and where further ones would come."""
     return {(run, node): (sign, [node_telemetry(node)]) for run, node, sign in rows}
 
 
@@ -177,13 +187,14 @@ def _silences(
     behind: set[str],
     at: float,
 ) -> _Silences[K]:
-    """Since when whoever should give signs has given none.
+    """Return, for each name, its last sign of life and the time since which nothing newer arrived.
 
     Args:
-        known: what this returned at the look before.
-        signs: the last sign of each, and the streams on which further ones would come.
-        behind: streams of which ingest has not stored all: silence there begins anew.
-        at: the clock's time.
+        known: result of the previous check.
+        signs: time of the last sign of life of each name, and the streams on which the next ones
+            would arrive.
+        behind: streams on which ingest is behind. A silence on one of them restarts.
+        at: time of this check, on the clock of the silences.
     """
     silences = {}
     for name, (sign, speaks_on) in signs.items():
@@ -194,11 +205,10 @@ def _silences(
 
 
 def _behind(client: redis.Redis, store: Store) -> set[str]:
-    """The streams on which signs of life may lie: then silence in the database means nothing.
+    """Return the streams that may hold signs of life which ingest has not stored yet.
 
     Raises:
-        redis.RedisError: the bus is away, or takes nothing, for example because its disk is full.
-        StoreError: or one of its kinds.
+        redis.RedisError: the bus is unavailable, or accepts no writes (its disk may be full).
     """
     client.set(streams.PROBE, b"", ex=60)
     names = streams.telemetry_streams(store)

@@ -1,4 +1,4 @@
-"""Who plans when: the controllers of a process share it with each other and with ingest."""
+"""Rate limit of planning: a process's controllers share the CPU with each other and with ingest."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-_PATIENCE_S = 10.0  # a plan that takes longer may never end: others no longer wait for it
-_SHARE = 4.0  # planning gets one part in so many of the time while ingest is busy
-_LONGEST_REST_S = 5.0  # times the number of those who plan
-_RECENT_S = 10.0  # who has not planned for so long no longer counts
-_LOOK_S = 0.5  # how often who rests looks whether ingest is still busy
+# A plan that takes longer may never end, so the next controller no longer waits for it.
+_PATIENCE_S = 10.0
+# While ingest is busy, planning gets 1/4 of the time.
+_SHARE = 4.0
+# Longest rest, divided by the number of controllers that plan.
+_LONGEST_REST_S = 5.0
+# A controller that has not planned for this long does not count.
+_RECENT_S = 10.0
+# Interval at which a resting controller checks whether ingest is still busy.
+_LOOK_S = 0.5
 
 
 class Turns:
-    """Lets controllers plan in turn, and for a quarter of the time while ingest is busy.
+    """Scheduler of plans: one at a time, and for a quarter of the time while ingest is busy.
 
     Most of planning is Python, so two plans at once take as long as one after the other. Without
-    turns, ten runs that plan at once leave ingest an eleventh of the interpreter. Telemetry goes
-    before plans: leaders coast without them, and late telemetry makes late plans.
+    turns, ten runs that plan at once would leave an eleventh of the interpreter to other threads.
+    Telemetry has priority over plans: leaders coast without plans, but late telemetry makes every
+    plan late.
 
-    Each controller rests for its own plans, and all get the same share of the time. So a small run,
-    which plans in a thousandth of a second, does not rest for a large one's seconds. Who waits for
-    a plan's end is served in the order of coming.
+    Each controller rests in proportion to its own plans, and all get the same share of the time. So
+    a small run, which plans in a millisecond, does not rest for the seconds that a large one takes.
+    Controllers that wait for a plan's end are served first come, first served.
 
     Args:
-        busy: whether ingest has more to do than it can.
-        patience_s: longest that others wait for a plan.
-        clock: monotonic time in seconds.
+        busy: returns True while ingest is behind.
+        patience_s: longest wait for another controller's plan, in seconds.
     """
 
     def __init__(
@@ -42,17 +47,20 @@ class Turns:
         self._patience_s = patience_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: list[object] = []  # plans to come
-        self._plan: object | None = None  # that is being made
+        # Plans that wait for their turn.
+        self._queue: list[object] = []
+        # The plan that is being made.
+        self._plan: object | None = None
         self._began = 0.0
-        self._rests: dict[Hashable, float] = {}  # until when each rests that planned of late
+        # By controller that has planned recently: the time at which its rest ends.
+        self._rests: dict[Hashable, float] = {}
 
     @contextmanager
     def turn(self, who: Hashable) -> Iterator[None]:
-        """Waits for its turn; within it, others wait.
+        """Wait for a turn and hold it inside the `with` block.
 
         Args:
-            who: plans, such as the key of a run.
+            who: identifies the controller, for example by the key of its run.
         """
         plan = object()
         with self._changed:
@@ -70,21 +78,22 @@ class Turns:
             yield
         finally:
             with self._changed:
-                if self._plan is plan:  # nobody's patience has ended
+                # Otherwise the plan exceeded `patience_s`, and another one has taken over the turn.
+                if self._plan is plan:
                     self._plan = None
                     self._note(who, self._clock() - self._began)
                     self._changed.notify_all()
 
     def rest_s(self, who: Hashable) -> float:
-        """How long a controller has to rest, if nothing changes."""
+        """Return the seconds that a controller must still rest; not positive: it may plan."""
         return self._rests.get(who, 0.0) - self._clock() if self._busy() else 0.0
 
     def wait_s(self) -> float:
-        """How long the next plan has to wait for the present one, if that does not end."""
+        """Return the longest time in seconds that the next plan must wait for the current one."""
         return 0.0 if self._plan is None else self._began + self._patience_s - self._clock()
 
     def _note(self, who: Hashable, took_s: float) -> None:
-        """A plan has ended: who made it rests."""
+        """Record the end of a plan, after which its controller rests."""
         now = self._clock()
         self._rests = {w: at for w, at in self._rests.items() if at > now - _RECENT_S}
         self._rests[who] = now

@@ -1,4 +1,7 @@
-"""The worker's care for the database: roll-ups and sums by day that are due, and pruning."""
+"""Maintenance of the database by the worker: roll-ups, sums by day, and pruning.
+
+All functions raise `StoreError` if the database does not answer.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +17,29 @@ from paceline_backend.store.upkeep.prune import Keep, prune
 
 log = logging.getLogger(__name__)
 
-_MOST_SUMMED = 50  # runs in one look
-_PAUSE_S = 0.05  # between two transactions: ingest takes its turns
+# Maximum number of runs per round.
+_MOST_SUMMED = 50
+# Pause between two transactions, in which ingest can write.
+_PAUSE_S = 0.05
 
 
 def fill_rollups(store: Store, stop: threading.Event) -> None:
-    """Make the roll-ups that are due; `stop` ends it early.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
+    """Create the roll-ups that are due. Setting `stop` ends the work early."""
     run = fill.fill(store, 0)
     while run is not None and not stop.wait(_PAUSE_S):
         run = fill.fill(store, run)
 
 
 def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:
-    """Delete the runs that are beyond what is kept.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
-    # For bytes, one run a look: how many there are may be known only later.
+    """Delete the runs that exceed the limits of `keep`."""
+    # For the limit in bytes, delete one run per round: the freed size may be known only later.
     by_bytes = islice(prune(store, keep, stop.wait), 1)
     for gone in chain(prune(store, replace(keep, bytes=None), stop.wait), by_bytes):
-        log.warning("run %s is over and was deleted: it is beyond what is kept", gone)
+        log.warning("run %s has ended and was deleted: it exceeds the retention limits", gone)
 
 
 def sum_up(store: Store, stop: threading.Event) -> None:
-    """Sums up the steps of runs that have new ones, by day; `stop` ends it early.
-
-    Raises:
-        StoreError: the database did not answer.
-    """
+    """Sum up, by day, the steps of runs that have new ones. Setting `stop` ends the work early."""
     with store.read() as connection:
         due = days.due(connection, _MOST_SUMMED)
     for run in due:

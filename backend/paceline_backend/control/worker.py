@@ -1,4 +1,7 @@
-"""The worker: ingest in a child process, everything else as a list of `Periodic`."""
+"""Entry point of the worker process: ingest in a child process, everything else as `Periodic`s.
+
+`paceline server` calls `run`. `_parts` lists all repeated work with its intervals.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +42,15 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, owner: str) -> int:
-    """Work until SIGTERM or SIGINT; return the exit code.
+    """Work until SIGTERM or SIGINT, and return the exit code.
 
-    If ingest ends, so does the process: the supervisor starts it again.
-
-    Args:
-        settings: which database and bus.
-        owner: this worker's name: no other may have it.
-
-    Raises:
-        StoreError: the database cannot be used.
+    If ingest ends, the process ends, too, and the supervisor restarts it.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    ingest = IngestProcess(settings, owner)  # first of all: it is a fork
+    # Fork before this process starts threads or opens connections.
+    ingest = IngestProcess(settings, owner)
     tracing.configure("worker")
     with (
         Store.open(settings.database) as store,
@@ -64,7 +61,8 @@ def run(settings: Settings, owner: str) -> int:
         threads = [
             threading.Thread(target=part.run, args=(stop,), name=part.name) for part in parts
         ]
-        gc.set_threshold(*GARBAGE)  # controllers read all records, too
+        # Controllers create as many objects as ingest, because they read all records, too.
+        gc.set_threshold(*GARBAGE)
         gc.freeze()
         for thread in threads:
             thread.start()
@@ -72,7 +70,7 @@ def run(settings: Settings, owner: str) -> int:
         try:
             ingest.run(stop)
         except Exception:
-            log.exception("ingest failed: the worker ends")
+            log.exception("ingest failed: the worker exits")
             failed = True
         stop.set()
         for thread in threads:
@@ -89,7 +87,6 @@ def _parts(
     ingest: IngestProcess,
     stop: threading.Event,
 ) -> list[Periodic]:
-    """Return everything that the worker repeats, with the seconds between two rounds."""
     controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
     engines, fleet = Engines(store, owner), FleetWatch(store, owner)
     alerts, effects = AlertWatch(store, owner), Effects(store, owner)
@@ -107,18 +104,18 @@ def _parts(
         try:
             heartbeat.goodbye(bus, owner)
         except redis.RedisError as error:
-            log.warning("the heartbeat stays until it expires: %s", error)
+            log.warning("the heartbeat could not be removed, and stays until it expires: %s", error)
 
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye),
         Periodic("controllers", 0.25, controllers.look, controllers.end, idle_s=1.0),
         Periodic("rendezvous", 0.2, partial(meetings.look, bus), idle_s=1.0),
         Periodic("replacements", 0.2, partial(replacements.look, bus), idle_s=1.0),
-        # A thief writes some 300 MB a second.
+        # Short interval, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(floods.look, store, guard)),
         Periodic("engines", 0.5, partial(engines.look, bus), engines.end, idle_s=1.0),
-        Periodic("claims on engines' runs", claims.LEASE_S / 3, engines.keep_claims),
-        Periodic("users of the bus", 1.0, partial(users.look, bus)),
+        Periodic("claims on engine runs", claims.LEASE_S / 3, engines.keep_claims),
+        Periodic("bus users", 1.0, partial(users.look, bus)),
         Periodic("auto", 1.0, partial(auto.scan, forecaster, stop), idle_s=5.0),
         Periodic("slow nodes", 1.0, partial(slow_nodes.scan, forecaster, stop), idle_s=5.0),
         Periodic("webhooks", 1.0, partial(Sender(store, settings.webhook_origins).send, stop)),
@@ -128,6 +125,6 @@ def _parts(
         Periodic("effects", 5.0, partial(effects.look, stop)),
         Periodic("silent runs", silence.LOOK_S, silence.Sweep(store, settings.bus).look),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
-        Periodic("sums by day", 5.0, partial(upkeep.sum_up, store, stop)),
+        Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),
         Periodic("pruning", 60.0, partial(upkeep.prune_runs, store, keep, stop)),
     ]

@@ -1,4 +1,8 @@
-"""Who wrote what ingest reads: the stream tells, since each node and each run has its own."""
+"""Authentication of telemetry by its stream: each node and each run has a stream of its own.
+
+Ingest asks `Writers` for the streams to read, and passes it every entry before anything else. An
+entry is rejected if the writer of its stream may not report about the entry's run or node.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,10 @@ from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
-REFRESH_S = 0.5  # until a node or run with new credentials is read
-_MOST_PLAIN = 2**20  # bytes of a message that is no batch of records, besides arrays of samples
+# Maximum delay until streams of nodes and runs with new credentials are read.
+REFRESH_S = 0.5
+# Maximum of a message that is not a batch of records, without its arrays of samples.
+_MOST_PLAIN = 2**20  # bytes
 
 
 class _Steps(msgspec.Struct, tag="steps"):
@@ -47,7 +53,7 @@ _records = msgspec.msgpack.Decoder(_Steps | _Rounds | _Metrics)
 
 @dataclass(slots=True)
 class Received:
-    """An entry as it was read: run and message, or why it cannot be read."""
+    """Decoded entry: run and message, or the reason why the entry is rejected."""
 
     entry: Entry
     run: str = ""
@@ -57,27 +63,28 @@ class Received:
 
 
 class Writers:
-    """Knows the streams to read, and refuses what a stream's writer may not say. For one thread.
-
-    Args:
-        store: knows nodes and runs.
-    """
+    """Registry of telemetry streams and of the nodes and runs that own them. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._at = 0.0
-        self._streams: dict[str, tuple[str, str]] = {TELEMETRY: ("", "")}  # kind and name of writer
+        # By stream: kind and name of its writer.
+        self._streams: dict[str, tuple[str, str]] = {TELEMETRY: ("", "")}
         self._owners: dict[str, Owner] = {}
 
     def due(self) -> bool:
-        """Whether it is time to ask for the streams again."""
+        """Return True if the caller should call `streams` again."""
         return time.monotonic() >= self._at
 
     def streams(self) -> list[str]:
-        """The streams of all who may report now; while the database is away, of those known."""
+        """Return the streams of all nodes and runs that may report now.
+
+        While the database is unavailable, these are the last known ones.
+        """
         try:
             streams = telemetry_streams(self._store)
-        except StoreError:  # whoever stores what was read says so
+        # Ingest logs the outage when it fails to store what it reads.
+        except StoreError:
             return list(self._streams)
         self._at = time.monotonic() + REFRESH_S
         self._owners = {}
@@ -85,15 +92,11 @@ class Writers:
         return streams
 
     def receive(self, entries: Iterable[Entry]) -> list[Received]:
-        """Decodes entries, and refuses what is not theirs.
-
-        Raises:
-            StoreError: or one of its kinds.
-        """
+        """Decode entries, and reject those whose writer may not report about their run or node."""
         received = [_decoded(entry) for entry in entries]
         self._learn({item.run for item in received if item.message is not None and item.run})
         self._check(received)
-        # Whose the run is has perhaps changed since it was read: somebody launched it elsewhere.
+        # The cached owner of a run may be stale, for example after a launch on another node.
         if refused := {item.run for item in received if item.message and item.reason}:
             for run in refused:
                 self._owners.pop(run, None)
@@ -113,7 +116,7 @@ class Writers:
                 self._owners |= writers.owners(connection, unknown)
 
     def _problem(self, stream: str, run: str, message: Message) -> str | None:
-        """Why the stream's writer may not say this; a run that nobody knows is no reason."""
+        # Messages of unknown runs pass: `Checks` rejects them later.
         kind, writer = self._streams.get(stream, ("", ""))
         owner = self._owners.get(run)
         if isinstance(message, NodeState):
@@ -121,9 +124,9 @@ class Writers:
         if kind == "run" and run != writer:
             return f"run {writer} may not report about run {run!r}"
         if kind == "node" and owner is not None and writer not in owner.nodes:
-            return f"node {writer} may not report about run {run}, which is not its own"
+            return f"node {writer} may not report about run {run}, which is not on this node"
         if kind == "" and owner is not None and owner.signed:
-            return f"run {run} reports on streams of its own, not on {TELEMETRY}"
+            return f"run {run} must report on its own streams, not on {TELEMETRY}"
         return None
 
     def _of_node(self, kind: str, writer: str, state: NodeState) -> str | None:
@@ -132,29 +135,34 @@ class Writers:
             return None if own else f"node {writer} may not report about node {state.node!r}"
         if kind == "run":
             return f"run {writer} may not report about nodes"
-        if node_telemetry(state.node) in self._streams:  # it has opened sealed launches
+        # A node with a session has opened sealed launches, so it must use its own stream.
+        if node_telemetry(state.node) in self._streams:
             return (
-                f"node {state.node} has a session and reports on a stream of its own, not on "
-                f"{TELEMETRY}: an agent without a session needs another name (--node)"
+                f"node {state.node} has a session and must report on its own stream, not on "
+                f"{TELEMETRY}: give an agent without a session another name (--node)"
             )
         return None
 
 
 def ends(item: Received) -> bool:
-    """Whether an entry tells a run's end."""
+    """Return True if an entry reports the end of a run."""
     return isinstance(item.message, RunState) and State(item.message.state).final
 
 
 def _decoded(entry: Entry) -> Received:
     data = entry.fields.get(b"data", b"")
-    # Objects of records take many times their bytes; one record of each of 2¹⁷ ranks has fewer.
+    # Decoded records take many times their encoded size. The limit leaves room for one record from
+    # each of 2¹⁷ ranks.
     if len(data) > LARGEST_ARGUMENT:
-        return Received(entry, reason=f"it has {len(data):,} bytes: at most {LARGEST_ARGUMENT:,}")
-    # Lists of lists, such as counts of steps and ranks, may take 64 times their bytes.
+        return Received(
+            entry,
+            reason=f"the message has {len(data):,} bytes: the limit is {LARGEST_ARGUMENT:,}",
+        )
+    # Decoded lists of lists, such as counts by step and rank, can take 64 times their encoded size.
     if len(data) > _MOST_PLAIN and entry.stream != TELEMETRY and not _of_records(data):
         plain = without_arrays(data)
         if plain > _MOST_PLAIN:
-            reason = f"{plain:,} bytes of it are in no array of samples: at most {_MOST_PLAIN:,}"
+            reason = f"{plain:,} bytes are outside arrays of samples: the limit is {_MOST_PLAIN:,}"
             return Received(entry, reason=reason)
     try:
         run, message = telemetry.decode(entry.fields)
@@ -164,7 +172,7 @@ def _decoded(entry: Entry) -> Received:
 
 
 def _of_records(data: bytes) -> bool:
-    """Return whether a message is a batch of records, without making objects of them."""
+    """Return True if a message is a batch of records, without creating objects for them."""
     try:
         _records.decode(data)
     except (ValueError, RecursionError):

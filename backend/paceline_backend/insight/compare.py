@@ -223,7 +223,7 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
         half = 50 * (change["high"] - change["low"]) / base if base else 0.0
         percent = 100 * abs(change["ratio"])
         if not change["known"]:
-            said.append(f"{letter}: no difference of the time per step is shown.")
+            said.append(f"{letter}: no clear difference in the time per step.")
         else:
             less = "less" if change["value"] < 0 else "more"
             said.append(f"{letter} takes {percent:.1f} % ± {half:.1f} {less} time per step.")

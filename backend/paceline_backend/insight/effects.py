@@ -51,18 +51,20 @@ class SwitchEffect:
 
     version: int = Field(examples=[1])
     policy: str = Field(examples=["chronica"])
-    first_step: int = Field(description="first step planned by it", examples=[64])
-    before_steps: int = Field(description="that count", examples=[44])
-    after_steps: int = Field(description="that count", examples=[100])
+    first_step: int = Field(description="first step that the policy planned", examples=[64])
+    before_steps: int = Field(description="number of earlier steps that count", examples=[44])
+    after_steps: int = Field(description="number of later steps that count", examples=[100])
     known: bool = Field(description="the interval excludes zero")
     saving: float | None = Field(
         description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
     )
-    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
+    low: float | None = Field(
+        description="`low` and `high` bound the 95 % confidence interval", examples=[0.53]
+    )
     high: float | None = Field(examples=[0.58])
-    forecast: ExpectedEffect | None = Field(description="null: there was none")
+    forecast: ExpectedEffect | None = Field(description="null: no forecast")
     replaced: bool = Field(description="another policy has followed")
-    complete: bool = Field(description="no later step counts")
+    complete: bool = Field(description="final: no later step counts")
     unchanged: bool = Field(
         description="policy and parameters are those before the switch: nothing is scored"
     )
@@ -75,14 +77,14 @@ def words_of(effect: SwitchEffect) -> str:
     said = ""
     if effect.forecast is not None:
         half = 50 * (effect.forecast.high - effect.forecast.low)
-        said = f" The forecast said {_change(effect.forecast.saving)} ± {max(half, 1):.0f}."
+        said = f" The forecast was {_change(effect.forecast.saving)} ± {max(half, 1):.0f}."
     if effect.saving is None or effect.low is None or effect.high is None:
         if effect.before_steps < FEWEST_STEPS:
-            few = f"only {effect.before_steps} steps before it count"
-            return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+            few = f"only {effect.before_steps} steps before the switch count"
+            return f"Its effect cannot be measured: {few}, {FEWEST_STEPS} are needed.{said}"
         if effect.replaced:
             few = f"only {effect.after_steps} of its steps count"
-            return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+            return f"Its effect cannot be measured: {few}, {FEWEST_STEPS} are needed.{said}"
         text = f"it needs {WARMUP_STEPS} steps to learn and {FEWEST_STEPS} more"
         return f"Its effect is not known yet: {text}.{said}"
     if not effect.known:

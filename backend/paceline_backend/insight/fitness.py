@@ -126,11 +126,11 @@ class Fitness:
         if accounts.cost == "sum" and cost.padded:
             causes.append("it adds up sizes, but batches are padded to their longest sample")
         if accounts.cost == "padded" and not cost.padded:
-            causes.append("it takes batches for padded, but they cost the sum of their sizes")
+            causes.append("it assumes padded batches, but batches cost the sum of their sizes")
         if accounts.cost in ("sum", "padded") and cost.kappa > 0:
             causes.append("it ignores that a sample's cost grows faster than its length")
         if accounts.cost == "fitted" and accounts.counts and cost.padded:
-            causes.append("it cannot level padded batches at fixed counts")
+            causes.append("it cannot balance padded batches at fixed counts")
         if accounts.capacity:
             causes.append("its capacity does not match the speeds that were measured")
         elif accounts.goes_by_devices and self._by_devices:
@@ -138,12 +138,12 @@ class Fitness:
             causes.append(f"capacities by {by} do not match the speeds that were measured")
         if accounts.steps:
             causes.append(
-                f"it takes ranks that got long samples for slow ranks: batches of "
+                "it mistakes ranks that got long samples for slow ranks: batches of "
                 f"{self._samples_per_rank} vary by {self._spread:.0%}"
             )
         if relaxed and not causes:
             return ["its exchanges take more time than ranks save by waiting less"]
-        return causes or ["its batches suit these sizes and ranks less than equal counts do"]
+        return causes or ["its batches suit these sizes and ranks less well than equal counts"]
 
     def _blind(self, policy: Policy) -> list[Caution]:
         """Return warnings about reasons why a harmless policy cannot balance."""

@@ -50,35 +50,40 @@ class RankPhase:
     """Phase in which a rank has been for ten seconds or longer."""
 
     rank: int = Field(examples=[2])
-    step: int = Field(description="that it is in, or its last; -1: none yet", examples=[120])
+    step: int = Field(description="current or last step; -1: none yet", examples=[120])
     phase: Phase = Field(
         description="plan: waits for the plan; data: waits for its batch; compute: in the loop's "
         "body; sync: in the reduction of the gradients; checkpoint: saves one; "
         "script: outside of the loop, or not yet in it",
         examples=["data"],
     )
-    since_s: float = Field(description="how long, when it was heard last", examples=[96.0])
+    since_s: float = Field(
+        description="duration at the rank's last report, seconds", examples=[96.0]
+    )
 
 
 @dataclass(frozen=True)
 class Hang:
     """State of a run that may hang: which ranks wait, and for which."""
 
-    hung: bool = Field(description="ranks wait for what does not come")
-    since_s: float = Field(description="0: ranks go on", examples=[95.0])
+    hung: bool = Field(description="ranks wait and make no progress")
+    since_s: float = Field(
+        description="seconds without progress; 0: ranks make progress", examples=[95.0]
+    )
     expected_s: float | None = Field(
-        description="the newest steps' median time; null: no step has ended", examples=[0.4]
+        description="median time of the newest steps; null: no step has ended", examples=[0.4]
     )
     step: int | None = Field(
-        description="newest that all ranks have told of: each tells when it begins the next",
+        description="newest step that all ranks have reported; a rank reports a step when it "
+        "begins the next",
         examples=[119],
     )
-    phases: list[RankPhase] = Field(description="of ranks that do something for long")
-    waiting: list[int] = Field(description="ranks", examples=[[0, 1, 3]])
+    phases: list[RankPhase] = Field(description="ranks that have been in the same phase for long")
+    waiting: list[int] = Field(description="ranks that wait", examples=[[0, 1, 3]])
     holding: list[int] = Field(description="ranks for which they wait", examples=[[2]])
-    silent: list[int] = Field(description="those of them that say nothing", examples=[[]])
+    silent: list[int] = Field(description="of these, ranks that no longer report", examples=[[]])
     words: str = Field(
-        description="empty: ranks go on",
+        description="summary; empty: ranks make progress",
         examples=[
             "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction "
             "of the gradients. They wait for rank 2, which is waiting for its batch."
@@ -150,8 +155,9 @@ def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     words = _words(standing, hang)
     if hung and not waiting:
         words += (
-            " No rank waits as far as Paceline knows. They may wait for each other in the script's "
-            "own code, such as in a collective that not all of them called; their stacks tell."
+            " No rank waits as far as Paceline knows. They may wait for each other in the "
+            "script's own code, such as in a collective that not all of them called; check their "
+            "stacks."
         )
     return replace(hang, words=words)
 
@@ -176,12 +182,12 @@ def _words(standing: RunPhases, hang: Hang) -> str:
             sentences.append(f"{who} for {named(ranks).lower()}, {_which(ranks)} {_DOES[what]}.")
     if silent:
         sentences.append(
-            f"Nothing is heard of {named(silent).lower()}: suspended, or cut off from the bus."
+            f"No reports from {named(silent).lower()}: suspended, or disconnected from the bus."
         )
     if not hang.holding:
         sentences.append(
-            "All ranks wait: the network between them, or a collective that not all of them "
-            "called, holds them up."
+            "All ranks wait: for the network between them, or in a collective that not all of "
+            "them called."
         )
     return " ".join(sentences)
 

@@ -34,21 +34,21 @@ class MetricChange:
 
     metric: str = Field(examples=["accuracy"])
     before: float | None = Field(
-        description="mean of the last 3 evaluations before it; null: there is none", examples=[0.89]
+        description="mean of the last 3 evaluations before the switch; null: none", examples=[0.89]
     )
-    before_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    before_evaluations: int = Field(description="number of evaluations in this mean", examples=[3])
     after: float | None = Field(
-        description="mean of the newest 3 evaluations under the policy; null: there is none",
+        description="mean of the newest 3 evaluations under the policy; null: none",
         examples=[0.9],
     )
-    after_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    after_evaluations: int = Field(description="number of evaluations in this mean", examples=[3])
 
     @property
     def words(self) -> str:
         """Return a clause about the change."""
         before = _mean_words(self.before, self.before_evaluations)
         after = _mean_words(self.after, self.after_evaluations)
-        return f"{self.metric} was {before} before, and is {after} since"
+        return f"{self.metric}: {before} before, {after} since"
 
 
 def words(made: Sequence[MetricChange]) -> str:
@@ -56,7 +56,7 @@ def words(made: Sequence[MetricChange]) -> str:
     if not made:
         return ""
     said = "; ".join(change.words for change in made)
-    return f"{said[0].upper()}{said[1:]}. Training went on meanwhile, which changes metrics, too."
+    return f"{said[0].upper()}{said[1:]}. Training continued meanwhile, which also changes metrics."
 
 
 def _mean_words(mean: float | None, count: int) -> str:

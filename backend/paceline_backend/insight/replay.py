@@ -104,11 +104,11 @@ class _Replayer:
             feedback = self._rows.feedback(segment.feedback)
             policy = self._policy(segment.version)
             if feedback is None or self._history.lost or segment.seq != self._history.seq:
-                self._unknown(segment, "what it rested on is not in the database")
+                self._unknown(segment, "its feedback is missing from the database")
             elif isinstance(policy, str):
-                self._unknown(segment, f"its policy cannot be made here: {policy}")
+                self._unknown(segment, f"its policy cannot be created here: {policy}")
             elif not self._placement_known(segment):
-                self._unknown(segment, "what the shuffler made before could not be made again")
+                self._unknown(segment, "the shuffler's previous placement could not be replayed")
             else:
                 self._compare(segment, policy, feedback)
         else:
@@ -129,7 +129,9 @@ class _Replayer:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
             except KeyError:
-                self._policies[version] = f"no switch to version {version} is in the database"
+                self._policies[version] = (
+                    f"the switch to version {version} is missing from the database"
+                )
             except ValueError as error:
                 self._policies[version] = str(error)
         return self._policies[version]
@@ -206,7 +208,7 @@ def _difference(again: Any, recorded: Any) -> str:
         place += f"[{key!r}]" if isinstance(key, int) else f".{key}"
         again, recorded = _items(again)[key], _items(recorded)[key]
     now, then = (repr(value)[:_SHOWN] for value in (again, recorded))
-    return f"{place} {now} planned again, {then} recorded".lstrip()
+    return f"{place} {now} replayed, {then} recorded".lstrip()
 
 
 def _first_difference(again: Any, recorded: Any) -> Any:
@@ -282,9 +284,10 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
     else:
         uncovered = f"{report.earlier} plans of earlier attempts are not covered; "
         typer.echo(
-            f"run {report.run}, attempt {report.attempt}: {report.identical} of "
-            f"{report.segments} plans of the controller are the same again; "
-            f"{uncovered if report.earlier else ''}{report.coasted} segments were coasted"
+            f"run {report.run}, attempt {report.attempt}: {report.identical} of {report.segments} "
+            "plans of the controller are identical; "
+            f"{uncovered if report.earlier else ''}{report.coasted} segments were planned without "
+            "the controller"
         )
         if report.first_difference:
             typer.echo(f"first difference: {report.first_difference}")

@@ -33,9 +33,9 @@ Floats = npt.NDArray[np.float64]
 class FluidLimit:
     """Parameters of the fluid limit."""
 
-    a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
-    b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
-    communication_s: float = Field(description="per step", examples=[0.003])
+    a_s: list[float] = Field(description="seconds per size unit of each rank", examples=[[3.6e-05]])
+    b_s: list[float] = Field(description="seconds per step of each rank", examples=[[0.005]])
+    communication_s: float = Field(description="seconds per step", examples=[0.003])
     source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
 
     @property

@@ -28,12 +28,14 @@ _STORED = ("run", "version", "policy", "at", "nodes", "ranks", "saving", "low", 
 class Score:
     """Accuracy of forecasts. Errors are relative to the measured time for the same load."""
 
-    count: int = Field(description="outcomes", examples=[12])
+    count: int = Field(description="number of switches with an outcome", examples=[12])
     inside: float | None = Field(
         description="share of measured savings inside the forecasts' 95 % intervals", examples=[0.9]
     )
-    median_error: float | None = Field(description="absolute", examples=[0.004])
-    p90_error: float | None = Field(description="absolute", examples=[0.019])
+    median_error: float | None = Field(description="median absolute error", examples=[0.004])
+    p90_error: float | None = Field(
+        description="90th percentile of the absolute error", examples=[0.019]
+    )
     bias: float | None = Field(
         description="mean error; > 0: forecasts are too long", examples=[-0.001]
     )
@@ -50,15 +52,17 @@ class PresetScore(Score):
 class SwitchOutcome:
     """Forecast and measured effect of a switch."""
 
-    run: str = Field(description="which may be gone", examples=["3f9a1c07be52"])
-    version: int = Field(description="of the policy", examples=[1])
+    run: str = Field(description="run, which may have been deleted", examples=["3f9a1c07be52"])
+    version: int = Field(description="policy version", examples=[1])
     policy: str = Field(examples=["chronica"])
     at: float = Field(description="Unix time of the switch", examples=[1767225700.8])
     nodes: int | None = Field(description="null: unknown", examples=[2])
     ranks: int | None = Field(description="null: unknown", examples=[8])
     forecast: ExpectedEffect = Field()
-    saving: float = Field(description="measured", examples=[0.56])
-    low: float = Field(description="`low` and `high` bound 95 %", examples=[0.53])
+    saving: float = Field(description="measured saving", examples=[0.56])
+    low: float = Field(
+        description="`low` and `high` bound the 95 % confidence interval", examples=[0.53]
+    )
     high: float = Field(examples=[0.58])
     error: float = Field(description="forecast time ÷ measured time − 1", examples=[0.023])
     inside: bool = Field(description="`saving` is inside the forecast's interval")

@@ -60,7 +60,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(signature, code)
         except Exception as error:
-            logger.info("cannot keep compiled code of %s: %r", self._name, error)
+            logger.info("cannot cache compiled code of %s: %r", self._name, error)
 
 
 def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
@@ -74,5 +74,7 @@ def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
         made._cache = _Cache(function)
     # Numba can neither read nor write a cache folder.
     except (RuntimeError, OSError) as error:
-        logger.info("keep compiled code of %s in memory only: %s", function.__qualname__, error)
+        logger.info(
+            "compiled code of %s is cached in memory only: %s", function.__qualname__, error
+        )
     return made

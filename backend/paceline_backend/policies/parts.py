@@ -241,7 +241,9 @@ class Policy:
             chooser = chooser.on_steps(first_step, uneven=uneven_steps)
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if problem := choice.synchroniser.problem(world):
-            raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")
+            raise ValueError(
+                f"policy: {self.name} chose a synchroniser that {world} ranks cannot run: {problem}"
+            )
         return choice
 
 

@@ -82,8 +82,8 @@ def unsuited(policy: Policy, token_budget: float | None) -> str | None:
         return None
     does = "relaxes synchronisation" if policy.relaxed else "composes batches itself"
     return (
-        f"{policy.name} {does}, which keeps no token budget: choose a policy under which training "
-        "stays that of plain DDP, such as paceline with mode=exact"
+        f"{policy.name} {does}, so it cannot keep a token budget: choose a policy that trains as "
+        "plain DDP does, such as paceline with mode=exact"
     )
 
 

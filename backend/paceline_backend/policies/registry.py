@@ -95,7 +95,7 @@ def _presets() -> dict[str, Preset[Any]]:
     presets: dict[str, Preset[Any]] = {}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
         if entry.name in presets:
-            _left_out(entry, "there is another of this name")
+            _left_out(entry, "another policy has this name")
         elif (preset := _load(entry)) is not None:
             presets[entry.name] = preset
     combined = sorted(name for name, preset in presets.items() if preset.combines)
@@ -115,13 +115,13 @@ def _load(entry: EntryPoint) -> Preset[Any] | None:
         convert(entry.name, preset.parameters, {})
     # One broken package must not stop every run.
     except Exception:
-        _left_out(entry, "it does not load", exc_info=True)
+        _left_out(entry, "it cannot be loaded", exc_info=True)
         return None
     return preset
 
 
 def _left_out(entry: EntryPoint, why: str, exc_info: bool = False) -> None:
-    logger.error("policy %s = %s left out: %s", entry.name, entry.value, why, exc_info=exc_info)
+    logger.error("policy %s = %s ignored: %s", entry.name, entry.value, why, exc_info=exc_info)
 
 
 def _is_foreign(entry: EntryPoint) -> bool:

@@ -22,8 +22,8 @@ def problem_of(policy: Policy) -> str | None:
     if policy.streams and not policy.relaxed:
         return None
     return (
-        f"{policy.name} cannot plan a stream as it is set: `bsp` and `paceline` can, the latter "
-        "with mode=exact and without cost=padded"
+        f"{policy.name} cannot plan a stream with these parameters: use `bsp`, or `paceline` with "
+        "mode=exact and without cost=padded"
     )
 
 

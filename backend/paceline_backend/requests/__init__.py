@@ -1,9 +1,9 @@
-"""What people and `auto` ask of a run: to launch it, to switch its policy, to stop or resume it.
+"""Requests of users and of `auto`: launch a run, switch its policy, stop it or resume it.
 
-Each request is one function that checks it, writes it to the store, and publishes it on the bus.
-The bus is asked first whether it answers, so that no request is left half done. Each request
-writes a row of the audit log in its transaction. The API and `auto` call the same functions;
-command line and demo go through the API.
+Each function checks the request, writes it to the store, and publishes it on the bus. It pings the
+bus first, so that no request is left half done, and writes a row of the audit log in the
+transaction of the request. The API and `auto` call these functions; the command line and the demo
+use the API.
 
     me = Requester("me", "operator")
     run = launch(store, bus_url, new, me, start=True)
@@ -12,9 +12,14 @@ command line and demo go through the API.
     resume(store, bus_url, RequestedChange(run, me), Resumption(start=True))
     session = sessions.of_node(store, bus_url, "node-1")
 
-They raise `InvalidRequestError` (a field is wrong), `ConflictError` (not in the run's present
-state), `RevisionError` (somebody was faster), `UnknownRunError`, `RunEndedError`, and
-`redis.RedisError` (the bus is away).
+Common parameters: `run` is the run's public id, `by` the user who makes the request, and `change`
+both, with the revision of the run that the request is meant for. `env` holds values of the
+variables that the run was started with, because they are not stored.
+
+Common errors: `InvalidRequestError` (a field is wrong), `ConflictError` (the run's or node's state
+does not allow it), `RevisionError` (the run has another revision than expected),
+`UnknownRunError`, `RunEndedError`, `redis.RedisError` (the bus is unavailable) and `StoreError`
+(the database failed). Docstrings list only errors that need an explanation.
 """
 
 from paceline_backend.requests import sessions

@@ -1,4 +1,7 @@
-"""Records a run when the first of its nodes, which somebody started by themselves, asks for it."""
+"""Adoption of runs whose nodes a user starts without Paceline.
+
+All nodes of a run call `adopt` with the same key. The first call records the run.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,20 @@ from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import Requester, newest, record
 from paceline_backend.store.new_runs import NewRun
 
-_SAME = ("script", "args", "cwd", "nproc", "nodes_min", "nodes_max")  # on all nodes
+# Fields that must be equal on all nodes.
+_SAME = ("script", "args", "cwd", "nproc", "nodes_min", "nodes_max")
 _ANOTHER = "choose another key with --run-key"
 _SHOWN = ("name", "script", "nproc", "policy", "nodes_min", "nodes_max", "max_restarts")
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """What a node needs to ask for its part in the run. Secret."""
+    """Credentials with which a node enlists in its run. Secret."""
 
     run: str = Field(description="id", examples=["3f9a1c07be52"])
     token: str = Field(
         repr=False,
-        description="for nodes of this run; it is worth nothing an hour after the run's end",
+        description="for nodes of this run; expires one hour after the run's end",
         examples=["pl_3f9a1c07_c0ffee"],
     )
 
@@ -36,21 +40,15 @@ class Adoption:
 def adopt(
     store: Store, bus_url: str, key: str, new: NewRun, by: Requester, *, whose: str
 ) -> Adoption:
-    """The run of a key, which is recorded if it is not known. Each of its nodes asks once.
+    """Return the run of a key, and record it if it is new. Each node of the run calls this once.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        key: the same on all nodes of the run, and on no others.
-        new: the run, as this node would have it.
-        by: who asks.
-        whose: identifies the token that asks: keys of others are others.
+    The key is equal on all nodes of the run, and different for other runs. `new` is the run as this
+    node describes it. `whose` identifies the caller's token, because the same key of another token
+    is another run.
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
-        ConflictError: the run of this key has ended or was deleted, or is another training.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run of this key has ended, was deleted, or is a different training.
     """
     check_policy(new.policy, new.parameters, new.most_ranks)
     try:
@@ -63,13 +61,15 @@ def adopt(
     with streams.answering(bus_url):
         try:
             _find_or_create(store, run, key, new, by)
-        except StoreRefusedError:  # another node has created it at the same moment
+        # Another node has created the run at the same moment.
+        except StoreRefusedError:
             _find_or_create(store, run, key, new, by)
     return Adoption(run, str(tokens.of_run(store, run)))
 
 
 def _id(store: Store, whose: str, key: str) -> str:
-    """The same for all nodes: so that of two that ask at once only one creates the run."""
+    # The id depends only on token and key, so that of two nodes that call at once only one can
+    # create the run.
     words = f"{whose}\0{key}".encode()
     secret = meta.secret(store)
     return hashlib.blake2b(words, key=secret, person=b"paceline adopted", digest_size=6).hexdigest()
@@ -77,8 +77,8 @@ def _id(store: Store, whose: str, key: str) -> str:
 
 def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester) -> None:
     with store.write() as connection:
-        # The log of changes outlasts runs. It is read first, because another node may create the
-        # run between the two questions.
+        # The audit log outlives runs. Read it first, because another node may create the run
+        # between the two queries.
         before = newest(connection, run, ("run.create",))
         try:
             _refuse_other(connection, run, key, new)
@@ -92,21 +92,16 @@ def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester
 
 
 def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> None:
-    """Refuses a node that takes part in no run, or in another one than it should.
-
-    Raises:
-        UnknownRunError: there is no such run yet.
-        ConflictError: it has ended, or is another training.
-    """
+    """Raise `ConflictError` if the run has ended, or is a different training than this node's."""
     known, state = new_runs.stored(connection, run)
     if known.backend != backends.Adopted.name:
-        raise ConflictError(f"key {key}: its run {run} went on elsewhere: {_ANOTHER}")
+        raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")
     if state.final:
         raise ConflictError(f"key {key}: its run {run} is {state}: {_ANOTHER}")
     for name in _SAME:
         ours, theirs = getattr(new, name), getattr(known, name)
         if (list(ours) != list(theirs)) if name == "args" else (ours != theirs):
             raise ConflictError(
-                f"key {key}: run {run} has {name} {theirs!r}, and this node {ours!r}: give all "
-                "nodes of a run the same, and another run another key"
+                f"key {key}: run {run} has {name} {theirs!r}, and this node {ours!r}: use the same "
+                "value on all nodes of a run, and another key for another run"
             )

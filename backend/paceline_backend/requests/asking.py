@@ -1,4 +1,4 @@
-"""Asks nodes about runs, over the bus, and waits for their answers."""
+"""Questions to nodes about runs: sends them over the bus, and waits for the signed answers."""
 
 from __future__ import annotations
 
@@ -32,23 +32,28 @@ from paceline_backend.requests.streams import shared
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0  # a node that works answers within a fraction of a second
-_KEPT_S = 30  # an answer that nobody fetched
+# Deadline. A node that works answers within a fraction of a second.
+ANSWER_S = 5.0
+# Lifetime of an answer that was not fetched.
+_KEPT_S = 30
 _CONNECTIONS = 4
-_AT_ONCE = 64  # questions: as many answers, of 350 kB at most, may lie on the bus
-_OF_NODE = 8  # a node that does not answer holds up no questions to others
-_FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1  # between looks for an answer
+# Maximum of concurrent questions. It bounds the answers on the bus, each of which has up to 350 kB.
+_AT_ONCE = 64
+# Maximum of concurrent questions to a node, so that one that does not answer cannot block others.
+_OF_NODE = 8
+# First and longest pause between two polls for an answer.
+_FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1
 
 _decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 Fields = dict[bytes, bytes]
 
 
 class NoAnswerError(PacelineError):
-    """A node does not answer."""
+    """The node does not answer."""
 
 
 class Asker:
-    """Asks nodes, and verifies what they answer. For one event loop.
+    """Client that asks nodes and verifies the signatures of their answers. For one event loop.
 
     Args:
         bus_url: ``redis://…``.
@@ -62,17 +67,11 @@ class Asker:
         self._forged = Refusals(log, "an answer that its node did not write is ignored")
 
     async def ask(self, node: str, key: bytes, run: str, question: Question) -> Reply:
-        """Ask a node; return its answer.
-
-        Args:
-            node: its name.
-            key: of the node.
-            run: that the question is about.
-            question: what is asked.
+        """Ask a node about a run, and return its answer. `key` is the node's key.
 
         Raises:
-            NoAnswerError: the node does not answer in time.
-            redis.RedisError: the bus is away.
+            NoAnswerError: the node does not answer within `ANSWER_S`.
+            redis.RedisError: the bus is unavailable.
         """
         ours = self._by_node.setdefault(node, asyncio.Semaphore(_OF_NODE))
         patience_s = ANSWER_S
@@ -81,11 +80,12 @@ class Asker:
                 return await self._asked(node, key, run, question, limit)
         except TimeoutError as error:
             raise NoAnswerError(
-                f"node {node} did not answer within {patience_s:g} s: its agent is cut off or busy"
+                f"node {node} did not answer within {patience_s:g} s: its agent is unreachable or "
+                "busy"
             ) from error
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -96,7 +96,7 @@ class Asker:
         place, orders = answers(node, ask.id), commands(node)
         entry = signed(encode(ask, run), orders, key)
         async with self._bus().pipeline(transaction=True) as opening:
-            # Whoever answers later does not make the stream again.
+            # Create the stream here with an expiry: a node that answers late must not recreate it.
             opening.xadd(place, {"v": "asked"})
             opening.expire(place, _KEPT_S)
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
@@ -107,14 +107,11 @@ class Asker:
             await asyncio.shield(self._forget(place, orders, order))
 
     async def _answer(self, place: str, last: bytes, key: bytes, limit: asyncio.Timeout) -> Reply:
-        """Wait for the node's answer.
+        """Poll for the node's answer, and raise `TimeoutError` if there is none in time.
 
-        Without a blocking read: that would need a connection for each question. redis-py writes
-        with `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes as it ends.
-        A limit cancels once, so this looks whether it has passed before it reads again.
-
-        Raises:
-            TimeoutError: there is none in time.
+        A blocking read would need a connection for each question. redis-py writes with
+        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives as it ends.
+        The timeout cancels only once, so the loop checks before each read whether it has expired.
         """
         pause_s = _FIRST_PAUSE_S
         while not limit.expired():
@@ -129,19 +126,20 @@ class Asker:
         raise TimeoutError
 
     def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
-        """Return the reply in an entry; None: the node did not write it."""
+        """Return the reply in an entry, or None if the node did not write the entry."""
         try:
             _, message = decode_signed(fields, place, key)
             if not isinstance(message, Answer):
-                raise WireError(f"a {type(message).__name__} is no answer")
+                raise WireError(f"expected an Answer, not {type(message).__name__}")
             return _decoder.decode(unseal_answer(message.sealed, key))
         except (WireError, SealError, msgspec.DecodeError) as error:
             self._forged.add(error)
             return None
 
     async def _forget(self, place: str, orders: str, order: bytes) -> None:
-        """Takes question and answer away: they must not push launches out of the stream."""
-        with contextlib.suppress(redis.RedisError):  # they go by themselves
+        # Questions left on the stream could push launches out of it. If the bus is unavailable,
+        # question and answer expire later.
+        with contextlib.suppress(redis.RedisError):
             async with self._bus().pipeline(transaction=False) as tidying:
                 tidying.unlink(place)
                 tidying.xdel(orders, order)

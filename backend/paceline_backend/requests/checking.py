@@ -1,4 +1,4 @@
-"""Asks a node to measure itself again."""
+"""Request to a node to measure its speed again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from paceline_backend.store.nodes.cordons import UnknownNodeError
 
 
 def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
-    """Has a node's agent measure how fast the machine is; the result comes with a heartbeat.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        node: its name.
-        by: who asks.
+    """Order a node's agent to measure the machine's speed. A later heartbeat carries the result.
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: its agent does not answer, or ranks train there, which would disturb each
-            other.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the agent does not answer, or ranks train there: they and the measurement
+            would slow down each other.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:

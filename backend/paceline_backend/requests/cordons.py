@@ -1,4 +1,8 @@
-"""Cordons a node, or lifts its cordon."""
+"""Cordoning of nodes.
+
+A cordoned node gets no new run and joins none; runs on it continue. Functions raise
+`UnknownNodeError` if there is no such node.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,10 @@ from paceline_backend.store.nodes import cordons
 
 
 def cordon(store: Store, node: str, by: Requester) -> None:
-    """Lets a node get no new run, and join none; runs on it go on.
-
-    Args:
-        store: the database.
-        node: its name.
-        by: who asks, and why.
+    """Cordon a node.
 
     Raises:
-        UnknownNodeError: no such node.
-        ConflictError: it is cordoned already.
-        StoreError: or one of its kinds.
+        ConflictError: the node is cordoned already.
     """
     with store.write() as connection:
         try:
@@ -32,17 +29,10 @@ def cordon(store: Store, node: str, by: Requester) -> None:
 
 
 def uncordon(store: Store, node: str, by: Requester) -> None:
-    """Lifts a node's cordon.
-
-    Args:
-        store: the database.
-        node: its name.
-        by: who asks, and why.
+    """Lift a node's cordon.
 
     Raises:
-        UnknownNodeError: no such node.
-        ConflictError: it is not cordoned.
-        StoreError: or one of its kinds.
+        ConflictError: the node is not cordoned.
     """
     with store.write() as connection:
         try:
@@ -53,6 +43,6 @@ def uncordon(store: Store, node: str, by: Requester) -> None:
 
 
 def cordon_too(connection: Connection, node: str, by: Requester) -> None:
-    """Cordons a node that leaves a run, in the transaction of that; it may be cordoned already."""
+    """Cordon a node in the transaction in which it leaves a run, unless it is cordoned already."""
     with contextlib.suppress(cordons.CordonedError):
         cordons.cordon(connection, node, by.name, by.why)

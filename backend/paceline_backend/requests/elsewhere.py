@@ -1,4 +1,4 @@
-"""Lets a run that goes on do so on another backend, or on other numbers of nodes and ranks."""
+"""Resume of a run on another training backend, or with other numbers of nodes and ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,27 @@ from paceline_backend.store.new_runs import NewRun
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What is to be different from now on; None: as before."""
+    """Changes to a run that is resumed. None keeps the present value.
+
+    Args:
+        backend: name of the training backend.
+        backend_options: options of the backend. None on another backend means its defaults.
+        nodes_min: minimum number of nodes.
+        nodes_max: maximum number of nodes.
+        nproc: ranks per node.
+        server: URL at which the caller reaches the control plane.
+    """
 
     backend: str | None = None
-    backend_options: Mapping[str, Any] | None = None  # None on another backend: its defaults
+    backend_options: Mapping[str, Any] | None = None
     nodes_min: int | None = None
     nodes_max: int | None = None
-    nproc: int | None = None  # ranks on each node
-    server: str = ""  # URL of the control plane, as who asks reaches it
+    nproc: int | None = None
+    server: str = ""
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What somebody asked for, for the audit log."""
+        """Requested changes, for the audit log."""
         names = ("backend", "backend_options", "nodes_min", "nodes_max", "nproc")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -40,31 +49,29 @@ AS_BEFORE = Elsewhere()
 
 
 def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start: bool) -> NewRun:
-    """The run as it goes on.
+    """Return the run `new` with the changes `to`.
 
-    Args:
-        connection: to read from.
-        run: its public id.
-        new: as it was.
-        to: what is to be different.
-        start: whether the control plane starts it.
+    `start` is True if the control plane starts the run, and False if the caller does.
 
     Raises:
-        InvalidRequestError: the backend does not take such a run.
-        ConflictError: it is on an engine, which who asks cannot start, or was adopted.
+        InvalidRequestError: the backend does not accept the changed run.
+        ConflictError: the run is on an engine, which only the control plane can start, or it is
+            adopted, which only its user can start.
     """
     if new.backend == backends.Adopted.name and to.backend is None:
         raise ConflictError(
-            f"run {run}: only whoever started its nodes can start them again, under another key; "
-            "or name a backend on which it shall go on"
+            f"run {run}: its user started its nodes, and must restart them under another key; or "
+            "name a backend on which the run should continue"
         )
     if not to.asked:
         if new.has_jobs and not start:
-            raise ConflictError(f"run {run}: {new.backend} starts it: leave `launch` out")
+            raise ConflictError(f"run {run}: {new.backend} starts it: omit `launch`")
         return replace(new, node=None, nodes=()) if new.has_jobs else new
     backend = backend_of(to.backend or new.backend)
     if backend.plans_itself:
-        raise InvalidRequestError("backend", f"{backend.name} has no processes that could go on")
+        raise InvalidRequestError(
+            "backend", f"{backend.name} cannot continue a run: it has no processes"
+        )
     made = _changed(new, to, backend)
     try:
         backend.check(replace(made, node=None), launch=start)
@@ -90,5 +97,6 @@ def _changed(new: NewRun, to: Elsewhere, backend: backends.Backend) -> NewRun:
         server = {"server": to.server} if engine else {}
         made = replace(made, backend_options={**server, **(to.backend_options or {})})
     if backend.name != "local" or made.nodes_max == 1:
-        made = replace(made, spares=0, replace_slow_nodes=False)  # nobody could hold any
+        # Only multi-node runs on backend `local` can have spares.
+        made = replace(made, spares=0, replace_slow_nodes=False)
     return replace(made, backend=backend.name, has_jobs=engine)

@@ -1,4 +1,8 @@
-"""Lets a node take part in its run that an engine, or its user, started for it."""
+"""Admission of nodes that an engine, or a user, has started for a run.
+
+Such a node repeatedly calls `enlist` over the API until the run is launched on it, or until the
+answer says that it is not needed.
+"""
 
 from __future__ import annotations
 
@@ -18,42 +22,39 @@ from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
 
-_AGAIN_S = 8.0  # a node that has not begun by then may have missed its launch
+# A node that has not started after this time may have missed its launch.
+_AGAIN_S = 8.0
 
 
 @dataclass(frozen=True)
 class Enlisted:
-    """What becomes of a node that wants to take part in a run."""
+    """Decision about a node that asks to take part in a run."""
 
     state: State = Field(description="of the run", examples=["queued"])
-    needed: bool = Field(description="false: the node may go", examples=[True])
-    message: str = Field(description="why it may go", examples=[""])
+    needed: bool = Field(description="false: the node can exit", examples=[True])
+    message: str = Field(description="why the node can exit", examples=[""])
 
 
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
-    """Launches a run on a node that was started for it; also asks whether to stay.
+    """Launch a run on a node that was started for it, and return whether the node is needed.
 
-    The node reads its commands by now, and has no processes of the run. Repeating this is safe: an
-    agent ignores a second launch.
+    The node must read its commands already, and must not have processes of the run. Repeated calls
+    are safe, because an agent ignores a second launch.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: the run's public id.
-        node: its name; it has a session.
-        host: what the engine calls its machine; None: it does not say.
+    The node must have a session. `host` is the engine's name of its machine, or None if the engine
+    does not report one.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: no node asks for the run, or the node's session was not made with its token.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: nodes of this run cannot enlist, or the node's session was not made with the
+            run's token.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new, state = new_runs.stored(connection, run)
             if not new.has_jobs and new.backend != backends.Adopted.name:
-                raise ConflictError(f"run {run} is on {new.backend}, where no node asks to join")
+                raise ConflictError(
+                    f"run {run} is on {new.backend}, where nodes cannot ask to join"
+                )
             in_engine = (new.backend, host) if new.has_jobs else (None, None)
             if not nodes.bind(connection, node, run, *in_engine):
                 raise ConflictError(
@@ -78,7 +79,7 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
 def _admit_one(
     connection: Connection, run: str, new: NewRun, node: str, state: State
 ) -> tuple[Enlisted, bool]:
-    """Of a run on one node: the first that asks trains it."""
+    """Admit a node to a single-node run: the first node that asks trains it."""
     if not jobs.take(connection, run, node):
         return Enlisted(state, False, f"the run trains on {new.node}"), False
     return Enlisted(state, True, ""), state in jobs.WAITING
@@ -96,10 +97,12 @@ def _admit(
     if row is not None:
         again = row.state == State.PENDING and time.time() - row.launched_at > _AGAIN_S
         return Enlisted(state, True, ""), again
-    if group.rendezvous in (GONE, ANEW):  # launched anew, on the nodes that it had
+    # The run is being relaunched on the nodes that it had.
+    if group.rendezvous in (GONE, ANEW):
         return Enlisted(state, True, ""), False
     if new.has_jobs and not group.nodes and not _all_come(connection, run, new, node):
-        # Its job waits for other nodes. Alone it would meet nobody, and fail after some minutes.
+        # The job still waits for other nodes. A launch on this node alone would find no peers at
+        # the rendezvous, and fail after some minutes.
         return Enlisted(state, True, ""), False
     replaces = _replaces(connection, group, node) if new.has_jobs else None
     present = sum(not each.ended for each in group.nodes)
@@ -110,19 +113,21 @@ def _admit(
 
 
 def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
-    """Whether the nodes that a run begins with are there, or the engine says that they come.
+    """Return True if a run's first nodes have arrived, or the engine reports that they start.
 
-    The nodes themselves are quicker than the engine, which is asked every few seconds.
+    Nodes can arrive before the engine's report, because the engine is queried every few seconds.
     """
-    earlier = run_nodes.names(connection, run)  # of launches before
+    # Nodes of earlier launches do not count.
+    earlier = run_nodes.names(connection, run)
     there = nodes.bound(connection, run).difference(earlier) | {node}
     return len(there) >= new.nodes_min or jobs.begun(connection, run)
 
 
 def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
-    """The node that can leave once this one is there, whichever job brought it; None: none.
+    """Return the node that this one replaces, whichever job brought this one, or None.
 
-    A run has a node more than its most for so long. A node on the same machine is no gain.
+    Until the replaced node leaves, the run may exceed its maximum by a node. A node on the same
+    machine is not accepted as replacement.
     """
     wanted = jobs.replaced(connection, group.id)
     done = {row.replaces for row in group.nodes if not row.ended}

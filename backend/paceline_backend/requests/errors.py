@@ -1,4 +1,4 @@
-"""What is wrong with a request; the API answers each kind with its own status."""
+"""Errors of requests, and checks that raise them. The API maps each class to an HTTP status."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from paceline_backend.store.new_runs import NewRun
 
 
 class ConflictError(PacelineError):
-    """The request does not fit the present state of the run or of the nodes."""
+    """The request conflicts with the current state of the run or of the nodes."""
 
 
 class InvalidRequestError(PacelineError):
     """A field of the request is wrong.
 
     Args:
-        field: its name.
-        message: what is wrong with it, and how to mend it.
-        detail: the error's own message; None: field and message.
-        suggestion: what may have been meant.
+        field: name of the field.
+        message: describes the error and how to fix it.
+        detail: text of the exception. None means field and message.
+        suggestion: a valid value that the user may have meant.
     """
 
     def __init__(
@@ -37,11 +37,7 @@ class InvalidRequestError(PacelineError):
 
 
 def backend_of(name: str) -> backends.Backend:
-    """The backend of a run.
-
-    Raises:
-        InvalidRequestError: there is none of this name.
-    """
+    """Return the training backend of this name, or raise `InvalidRequestError`."""
     try:
         return backends.get(name)
     except backends.UnknownBackendError as error:
@@ -50,68 +46,45 @@ def backend_of(name: str) -> backends.Backend:
 
 
 def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
-    """Refuses what no run could begin with; as `check_policy`, but a run may also be observed.
-
-    Args:
-        policy: its name, or `OBSERVED`.
-        parameters: of the policy.
-        world: ranks of the run.
-
-    Raises:
-        InvalidRequestError: there is no such policy, or it does not take the parameters.
-    """
+    """Validate the policy of a new run, like `check_policy`, but accept `OBSERVED`, too."""
     if policy != OBSERVED:
         check_policy(policy, parameters, world)
     elif parameters:
-        raise InvalidRequestError("parameters", "nothing plans an observed run: leave them out")
+        raise InvalidRequestError("parameters", "an observed run has no policy: omit parameters")
 
 
 def check_driver(new: NewRun) -> None:
-    """Refuses what cannot be done for ranks that the script itself starts.
-
-    Args:
-        new: a run that is to start.
+    """Refuse options of a new run that need control over ranks, if a driver starts the ranks.
 
     Raises:
-        InvalidRequestError: the run is a driver's, and asks for it.
+        InvalidRequestError: the run has a driver and one of these options.
     """
     if driver.VARIABLE not in new.env:
         return
     because = f"{driver.VARIABLE} is set, so the script starts its ranks itself"
     if new.nodes_max > 1:
         raise InvalidRequestError(
-            "nodes_max", f"{because}, on whichever nodes: leave the number of nodes at 1"
+            "nodes_max", f"{because}, on nodes of its choice: keep the number of nodes at 1"
         )
     if new.restart_hung_s is not None:
-        raise InvalidRequestError("restart_hung_s", f"{because}, and ends them: leave it out")
+        raise InvalidRequestError(
+            "restart_hung_s", f"{because}, and ends them: omit restart_hung_s"
+        )
 
 
 def refuse_observed(run: str, policy: str) -> None:
-    """Refuses to plan a run whose script divides its batches itself.
-
-    Args:
-        run: its public id.
-        policy: of the run.
-
-    Raises:
-        ConflictError: it is observed.
-    """
+    """Raise `ConflictError` if the run is observed, that is, its script divides its batches."""
     if policy == OBSERVED:
         raise ConflictError(
-            f"run {run} is observed: its script divides its batches itself, so no policy can be in "
-            "force; give the script a paceline.Session, and start it with `paceline run`"
+            f"run {run} is observed: its script divides its batches itself, so no policy can "
+            "apply; use a paceline.Session in the script, and start it with `paceline run`"
         )
 
 
 def check_stream(policy: str, parameters: Mapping[str, Any]) -> None:
-    """Refuses a policy that cannot plan a run whose data is a stream.
+    """Raise `InvalidRequestError` if a policy cannot plan a run whose data is a stream.
 
-    Args:
-        policy: its name; it takes the parameters.
-        parameters: of the policy.
-
-    Raises:
-        InvalidRequestError: it cannot.
+    The policy must accept the parameters (`check_policy`).
     """
     if reason := streams.problem_of(policies.make(policy, parameters)):
         raise InvalidRequestError("policy", reason, reason)
@@ -120,17 +93,14 @@ def check_stream(policy: str, parameters: Mapping[str, Any]) -> None:
 def check_policy(
     policy: str, parameters: Mapping[str, Any], world: int, token_budget: float | None = None
 ) -> None:
-    """Refuses a policy that no run could be planned with.
+    """Validate a policy and its parameters for a run.
 
-    Args:
-        policy: its name.
-        parameters: of the policy.
-        world: ranks of the run.
-        token_budget: of the run's steps; None: there is none, or the run has not said yet.
+    `world` is the run's number of ranks. `token_budget` is the budget of a step in the unit of the
+    sizes, or None if the run has no budget or has not reported it yet.
 
     Raises:
-        InvalidRequestError: there is no such policy, it does not take the parameters, or it keeps
-            no token budget.
+        InvalidRequestError: there is no such policy, it does not accept the parameters, or it
+            cannot keep the token budget.
     """
     if reason := problems.of_plain(dict(parameters), "parameters"):
         raise InvalidRequestError("parameters", reason, reason)

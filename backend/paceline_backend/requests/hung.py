@@ -1,4 +1,4 @@
-"""Has ranks that hold up a run ended, so that all start again."""
+"""Kill of the ranks that block a hung run, after which TorchElastic restarts all ranks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,13 @@ from paceline_backend.store.nodes import hanging
 def end_hung(
     store: Store, bus_url: str, run: str, attempt: int, ranks: Sequence[int], by: Requester
 ) -> bool:
-    """Has the agents kill ranks; TorchElastic then starts all again, or gives up. Idempotent.
+    """Order agents to kill ranks. TorchElastic then restarts all ranks, or gives up. Idempotent.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        run: public id.
-        attempt: of the ranks; another is left alone.
-        ranks: that hold up the others.
-        by: who asks; why: how the run hangs, in words.
+    Ranks of other attempts than `attempt` are left alone. `by.why` describes the hang in words.
+    After a `redis.RedisError` the caller may repeat the call.
 
     Returns:
-        Whether the order was given: not if the attempt is over.
-
-    Raises:
-        redis.RedisError: the bus is away; whoever asked may ask again.
-        StoreError: or one of its kinds.
+        True if the order was given, False if the attempt is over.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -49,9 +40,8 @@ def end_hung(
 
 
 def _order(bus: redis.Redis, keys: Keys, run: str, nodes: Sequence[str], order: EndRanks) -> None:
-    """Tells whoever looks after the run; a node ends those of the ranks that it has."""
     for node in nodes:
         key = keys.of_node(node)
         publish(bus, commands(node), order, run, maxlen=COMMANDS_LENGTH, key=key)
-    # `paceline run` does not read what the node's agent is told.
+    # `paceline run` does not read the commands of the node's agent.
     publish(bus, control(run), order, run, maxlen=CONTROL_LENGTH, key=keys.of_run(run))

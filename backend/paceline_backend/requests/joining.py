@@ -1,4 +1,4 @@
-"""Lets nodes join a run on several nodes that is under way, and lets a node leave it."""
+"""Scale events of an active multi-node run: nodes join it, and a node leaves it."""
 
 from __future__ import annotations
 
@@ -41,22 +41,13 @@ def join(
     wanted: int | Sequence[str],
     env: Mapping[str, str],
 ) -> None:
-    """Launches a run on further nodes; they join at the launchers' next meeting.
+    """Launch a run on more nodes, which join at the launchers' next rendezvous.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        wanted: how many nodes, or which.
-        env: values of the variables that the run was started with, which nobody stored.
+    `wanted` is the number of nodes, or their names.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not under way on several nodes, or no such nodes can join.
-        InvalidRequestError: a variable has no value.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active on several nodes, or these nodes cannot join.
+        InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env)
     run = change.run
@@ -77,18 +68,10 @@ def join(
 
 
 def start(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun, new: NewRun) -> None:
-    """Launches a run on further nodes that were noted.
+    """Launch a run on additional nodes that are recorded already.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        bus: answers.
-        group: the run.
-        new: the same, with these nodes only, and all variables.
-
-    Raises:
-        redis.RedisError: the bus is away; the nodes are noted as lost.
-        StoreError: or one of its kinds.
+    `new` is the run with these nodes only, and with values of all variables. If the launch fails,
+    the nodes are recorded as lost.
     """
     run, new = group.id, replace(new, first_attempt=group.first_attempt, signed=True)
     try:
@@ -110,21 +93,12 @@ def leave(
     *,
     cordon: bool = False,
 ) -> None:
-    """Ends a run's processes on one of its nodes; the others go on without it.
+    """Kill a run's processes on one of its nodes, and let the other nodes continue without it.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        node: that leaves.
-        cordon: whether to cordon the node, too.
+    With `cordon`, the node is also cordoned. After a `redis.RedisError` the caller may retry.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not under way on this node, or too few nodes would be left.
-        redis.RedisError: the bus is away; whoever asked may ask again.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active on this node, or too few nodes would be left.
     """
     run = change.run
     with streams.answering(bus_url) as bus:
@@ -149,22 +123,17 @@ def leave(
 
 
 def order_to_leave(store: Store, bus: redis.Redis, group: MultiNodeRun, node: str) -> None:
-    """Has a node's agent end its part of a run. It may be said twice.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Order a node's agent to kill its processes of a run. Idempotent."""
     order = Kill("it was asked to leave the run", group.first_attempt, leaves=True)
     key = sessions.keys(store, [node]).of_node(node)
     publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)
 
 
 def row_of(group: MultiNodeRun, node: str) -> RunNode:
-    """The row of a node on which a run goes on.
+    """Return the row of a node on which a run is active.
 
     Raises:
-        ConflictError: it does not.
+        ConflictError: the run is not active on this node.
     """
     going_on = {row.node: row for row in group.nodes if not row.ended}
     if node not in going_on:
@@ -174,30 +143,27 @@ def row_of(group: MultiNodeRun, node: str) -> RunNode:
 
 
 def under_way(connection: Connection, run: str) -> MultiNodeRun:
-    """A run that was launched on several nodes and has not ended.
+    """Return a run that was launched on several nodes and has not ended.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: it was not, or has, or is just launched anew.
+        ConflictError: the run has ended, was not launched on several nodes, or is being relaunched.
     """
     group = run_nodes.group(connection, run)
     if group is None or not group.nodes:
         runs.key_of(connection, run)
         raise ConflictError(f"run {run} has ended, or was not launched on several nodes")
     if group.rendezvous in (GONE, ANEW):
-        raise ConflictError(f"run {run} is just launched anew, as its host went away: try again")
+        raise ConflictError(
+            f"run {run} is being relaunched, because its rendezvous host was lost: try again"
+        )
     return group
 
 
 def refuse_adopted(new: NewRun) -> None:
-    """Refuses to choose nodes for a run whose nodes somebody else starts.
-
-    Raises:
-        ConflictError: the run is one.
-    """
+    """Raise `ConflictError` if the run is adopted: its user starts its nodes, not Paceline."""
     if new.backend == backends.Adopted.name:
         raise ConflictError(
-            "whoever started this run's nodes starts others, too: `paceline node` with its key, "
+            "this run's user starts its nodes: add one with `paceline node` and the run's key, "
             "while it has fewer than `nodes_max`"
         )
 
@@ -209,9 +175,9 @@ def _ask_engine(
     wanted: int | Sequence[str],
     change: RequestedChange,
 ) -> None:
-    """Asks a run's engine for further nodes, each of which joins when it is there."""
+    """Request more nodes from a run's engine. Each node joins when it arrives."""
     if not isinstance(wanted, int):
-        raise ConflictError(f"nodes: give a number: {new.backend} chooses which")
+        raise ConflictError(f"nodes: give a number: {new.backend} chooses the nodes")
     present = sum(not row.ended for row in group.nodes)
     _refuse_more(new, group, present, wanted, expected=jobs.expected(connection, group.id))
     details = {"nodes": wanted}
@@ -256,16 +222,16 @@ def least_busy(
     listed: Sequence[Mapping[str, Any]],
     peers: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """So many of these nodes that can take part in a run, and are not much slower than its own.
+    """Return the `count` least busy nodes that can join a run and are not much slower than its own.
 
     Args:
         new: the run.
-        count: how many.
-        listed: the nodes.
-        peers: those of the run.
+        count: number of nodes.
+        listed: candidates.
+        peers: current nodes of the run, with which the speed of candidates is compared.
 
     Raises:
-        ConflictError: there are not so many.
+        ConflictError: there are fewer such nodes.
     """
     answering = [node for node in listed if node["signed"] and node["alive"]]
     able, reasons = fast_enough(answering, peers, new.join_check)
@@ -276,11 +242,11 @@ def least_busy(
         if not reasons:
             raise
         raise ConflictError(
-            f"{error}; {'; '.join(reasons)}; name a node to take it all the same"
+            f"{error}; {'; '.join(reasons)}; name a node to accept it anyway"
         ) from error
     return chosen.where
 
 
 def cannot_join(node: Mapping[str, Any], run: str) -> str | None:
-    """Why a node cannot join a run: it is cordoned, or kept for another run."""
+    """Return why a node cannot join a run (cordoned, or a spare of another run), or None."""
     return taken({**node, "spare_of": None} if node["spare_of"] == run else node)

@@ -1,4 +1,7 @@
-"""Records a new run, and lets its backend start it."""
+"""Launch of new runs: records a run and lets its training backend start it.
+
+A run that was recorded and could not be started, for whatever reason, fails with that reason.
+"""
 
 from __future__ import annotations
 
@@ -29,31 +32,20 @@ logger = logging.getLogger(__name__)
 
 
 def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: bool) -> str:
-    """Records a run; its public id.
+    """Record a run, start it if `start` is set, and return its public id.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        new: the run.
-        by: who asks.
-        start: whether the control plane starts it; else who asks does.
+    Without `start`, the caller starts the run's processes.
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
-        ConflictError: no node can start it.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-
-    A run that was recorded and then not started, for whatever reason, has failed with that reason.
+        ConflictError: no node can start the run.
     """
     logs.hide_environment(new.env)
     check_start(new.policy, new.parameters, new.most_ranks)
     spares.check(new, start=start)
     backend = backend_of(new.backend)
     if backend.plans_itself and new.restart_hung_s is not None:
-        raise InvalidRequestError(
-            "restart_hung_s", "no rank of a simulated run hangs: leave it out"
-        )
+        raise InvalidRequestError("restart_hung_s", "ranks of a simulated run cannot hang: omit it")
     check_driver(new)
     try:
         backend.check(new, launch=start)
@@ -77,7 +69,7 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
 
 
 def _logged(new: NewRun, start: bool) -> dict[str, object]:
-    """What the audit log keeps of a new run. Arguments and variables may hold secrets."""
+    # Leave out arguments and environment variables, because they may hold secrets.
     names = ["name", "script", "nproc", "policy", "node", "backend", "max_restarts"]
     if new.nodes_max > 1:
         names += ["nodes_min", "nodes_max", "nodes", "spares", "replace_slow_nodes", "join_check"]
@@ -89,20 +81,21 @@ def _logged(new: NewRun, start: bool) -> dict[str, object]:
 
 
 def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: NewRun) -> None:
-    """Starts a recorded run; if somebody has stopped it meanwhile, it is ended again."""
+    """Start a recorded run, and kill it again if it was stopped meanwhile."""
     with _not_launched(store, bus, run):
         made = credentials(store, bus_url, run, new)
         backend_of(new.backend).start(bus, run, new, made)
-    # The order to stop came before the launch, and so reached nobody. A later order reaches it.
+    # An order to stop that preceded the launch reached no process, so repeat it.
     if runs.get(store, run)["state"] == State.STOPPED:
         order = Kill("stopped before it started", new.first_attempt)
-        with contextlib.suppress(redis.RedisError):  # its agent then tells that it runs
+        # If this fails, the agent reports that the run is active, and a user can stop it again.
+        with contextlib.suppress(redis.RedisError):
             kill(store, bus, run, new.where, order)
 
 
 @contextlib.contextmanager
 def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
-    """If starting a recorded run raises, the run has failed with that reason."""
+    """Fail a recorded run with the reason if the body raises."""
     try:
         yield
     except Exception as error:
@@ -115,16 +108,16 @@ def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return "the bus went away before its launch"
+        return "the bus became unreachable before its launch"
     words = f"it could not be launched: {type(error).__name__}: {error}"
     return words.encode(errors="backslashreplace").decode()
 
 
 def placed(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> NewRun:
-    """The run with its nodes, and with credentials of its own if their agents know them.
+    """Return the run with nodes that the backend chose, and with `signed` if they have a session.
 
     Raises:
-        ConflictError: no node can start it.
+        ConflictError: no node can start the run.
     """
     try:
         chosen = backend.place(new, nodes)
@@ -137,12 +130,7 @@ def placed(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]
 
 
 def credentials(store: Store, bus_url: str, run: str, new: NewRun) -> backends.Credentials:
-    """What the run's backend may give to the processes that it starts.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Return the credentials that the run's backend may pass to the processes that it starts."""
     session = sessions.credentials(store, bus_url, run) if new.signed else None
     return backends.Credentials(
         sessions.keys(store, new.where),

@@ -1,7 +1,12 @@
-"""Launches a run on several nodes anew whose host went away: the others cannot meet without it.
+"""Restart of a multi-node run after its rendezvous host is lost.
 
-Each function is a step. What a step has done stands in the database, and a worker that is killed in
-between leaves the next step to another look (`control.meetings`).
+Each public function is a step, in this order: `begin`, `end_launch`, `regroup`, `launch`. Each step
+records its result in the database. If a worker is killed in between, the next round of
+`control.meetings` does the next step. A run whose nodes all ended with the rendezvous, and which
+must not restart, is ended by `settle`.
+
+All functions raise `StoreError` if the database fails, and those with a `bus` parameter
+`redis.RedisError` if the bus is unavailable.
 """
 
 from __future__ import annotations
@@ -30,15 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class _NoNumbersError(ConflictError):
-    """The run has had as many attempts as a run may have."""
+    """The run has used all attempt numbers."""
 
 
 def begin(store: Store, group: MultiNodeRun) -> bool:
-    """Notes that a run's rendezvous went away; False if it shall not be launched anew.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Record the loss of a run's rendezvous; return False if the run must not be relaunched."""
     with store.write() as connection:
         if stop_asked(connection, group.id):
             return False
@@ -48,23 +49,15 @@ def begin(store: Store, group: MultiNodeRun) -> bool:
 def end_launch(
     store: Store, bus: redis.Redis, group: MultiNodeRun, names: Collection[str], why: str
 ) -> None:
-    """Ends the launchers of some nodes: an agent launches no run of which processes go on.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Kill the launchers on some nodes: an agent launches no run whose processes still exist."""
     order = Kill(why, group.first_attempt)
     kill(store, bus, group.id, names, order)
 
 
 def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Records that a run is launched on those of its nodes that answer; or ends it.
+    """Record the next launch, on those nodes of the run that answer, or end the run.
 
-    Nothing happens unless all launchers of the launch before have ended. `launch` is the next step.
-
-    Raises:
-        StoreError: or one of its kinds.
+    Does nothing until all launchers of the previous launch have ended. `launch` is the next step.
     """
     with store.write() as connection:
         known = run_nodes.locked(connection, group)
@@ -76,19 +69,15 @@ def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
         else:
             recorded = _recorded(connection, known)
     if recorded:
-        log.warning("run %s: %s went away; launched anew", group.id, group.host)
+        log.warning("run %s: rendezvous host %s was lost; relaunched", group.id, group.host)
     else:
         streams.tell_end(bus, group.id)
 
 
 def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Tells the nodes of a recorded launch to start it. It may be repeated until it is noted.
+    """Order the nodes of a recorded launch to start it.
 
-    An agent ignores what it is told twice.
-
-    Raises:
-        redis.RedisError: the bus is away: repeat it.
-        StoreError: or one of its kinds: repeat it.
+    After an error, repeat the call: agents ignore an order that they get twice.
     """
     try:
         _tell_pending(store, bus_url, bus, group)
@@ -99,13 +88,13 @@ def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) ->
         return
     with store.write() as connection:
         noted = run_nodes.set_rendezvous(connection, group, None, None)
-    if not noted:  # somebody has stopped it, and that order came first; or another worker noted it
+    # The run was stopped and agents got that order first, or another worker did this step.
+    if not noted:
         _end_if_stopped(store, bus, group)
     streams.tell_change(bus, group.id)
 
 
 def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Tells those nodes that have not said anything yet."""
     names = [row.node for row in group.nodes if row.state == State.PENDING]
     with store.write() as connection:
         new, _ = new_runs.stored(connection, group.id)
@@ -116,9 +105,9 @@ def _tell_pending(store: Store, bus_url: str, bus: redis.Redis, group: MultiNode
 
 
 def _failed(store: Store, bus: redis.Redis, group: MultiNodeRun, error: Exception) -> None:
-    log.error("run %s was not launched anew", group.id, exc_info=error)
+    log.error("run %s was not relaunched", group.id, exc_info=error)
     with store.write() as connection:
-        why = f"it could not be launched anew: {type(error).__name__}"
+        why = f"it could not be relaunched: {type(error).__name__}"
         runs.end(connection, group.id, State.FAILED, why)
     streams.tell_end(bus, group.id)
 
@@ -131,11 +120,7 @@ def _end_if_stopped(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None
 
 
 def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Ends a run whose nodes have all ended, some only because the rendezvous went away.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """End a run whose nodes have all ended, some of them only because the rendezvous was lost."""
     with store.write() as connection:
         known = run_nodes.locked(connection, group)
         if known is None or not undecided(known):
@@ -145,7 +130,7 @@ def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
 
 
 def undecided(group: MultiNodeRun) -> bool:
-    """Whether all launchers have ended, and ingest does not know what that means for the run."""
+    """Return True if all launchers have ended and ingest cannot derive the run's state from it."""
     return all(row.ended for row in group.nodes) and several.outcome(group.nodes) is None
 
 
@@ -157,29 +142,29 @@ def _settle(connection: Connection, group: MultiNodeRun) -> None:
     own = [row for row in failed if not row.orphaned and not row.lost]
     own = [row for row in own if not row.followed] or own
     end = several.ended(own or failed, group.nodes)
-    runs.end(connection, group.id, State.FAILED, end.message or "its rendezvous went away")
+    runs.end(connection, group.id, State.FAILED, end.message or "its rendezvous was lost")
 
 
 def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
-    """The first attempt of the next launch.
+    """Return the first attempt number of the next launch.
 
-    A lost node may only be cut off, and still train: then the numbers of its attempts are left to
-    it, as `resume` leaves them to a lost run.
+    A lost node may only be disconnected and still train. So the numbers of its attempts are not
+    reused, as `resume` does not reuse those of a lost run.
 
     Raises:
-        _NoNumbersError: none are left.
+        _NoNumbersError: no attempt number is left.
     """
     first = new.first_attempt
     if any(row.lost for row in group.nodes):
         before = runs.last_attempt(group.first_attempt, new.max_restarts, new.nodes_max)
         first = max(first, before + 1)
     if runs.last_attempt(first, new.max_restarts, new.nodes_max) >= MOST_ATTEMPTS:
-        raise _NoNumbersError(f"no run has more than {MOST_ATTEMPTS:,} attempts: start another run")
+        raise _NoNumbersError(f"a run has at most {MOST_ATTEMPTS:,} attempts: start another run")
     return first
 
 
 def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
-    """Records the next launch; False: the run has failed, with the reason."""
+    """Record the next launch, or fail the run with the reason and return False."""
     new, _ = new_runs.stored(connection, group.id)
     listed = spares.stand_ins(group, nodes.listed(connection))
     try:
@@ -187,9 +172,9 @@ def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
         new = replace(new, first_attempt=_first_attempt(group, new))
         new = placed(backends.get(new.backend), replace(new, spares=0, join_check=0), listed)
     except (ConflictError, InvalidRequestError) as error:
-        why = f"{group.host}, where its nodes met, went away: {error}"
+        why = f"rendezvous host {group.host} was lost: {error}"
         if not isinstance(error, _NoNumbersError):
-            why += f"; `paceline resume {group.id}` goes on"
+            why += f"; continue with `paceline resume {group.id}`"
         runs.end(connection, group.id, State.FAILED, why)
         return False
     details = {"left": group.host, "nodes": list(new.nodes), "first_attempt": new.first_attempt}

@@ -3,7 +3,7 @@
 Ingest adds a note with the reason (`add`) and deletes the message. Then it drops the oldest notes
 of each writer that has too many (`bound`), so that no run evicts the notes of another run.
 Operators list and count the notes (`newest`, `counts`), and admins drop them (`drop`), over REST
-and with `paceline rejected`.
+and with `paceline rejected`. Functions raise `redis.RedisError` if the bus is unavailable.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ REJECTED = "paceline:rejected"
 
 MOST = 10_000  # notes
 MOST_OF_WRITER = 500  # notes
-_LONGEST = 2_000  # bytes of a reason
-_LONGEST_NAME = 200  # bytes of a run's id, and of a message's type
-_INDEX_S = 30 * 86_400  # lifetime of a writer's index after its newest note
+# Maximum length of a reason.
+_LONGEST = 2_000  # bytes
+# Maximum length of a run's id, and of a message's type.
+_LONGEST_NAME = 200  # bytes
+# Lifetime of a writer's index after its newest note.
+_INDEX_S = 30 * 86_400
 
 
 class UnknownMessageError(PacelineError):
@@ -42,10 +45,10 @@ def add(
     """Add a note about a message. Call `bound` afterwards.
 
     Args:
-        pipeline: of the transaction in which the message leaves its stream.
-        stream: where the message was.
-        number: of its entry there.
-        fields: of that entry.
+        pipeline: pipeline of the transaction in which the message is deleted from its stream.
+        stream: stream of the message.
+        number: number of the message's entry.
+        fields: fields of this entry.
         why: reason why the message cannot be stored.
         tries: number of attempts to store it.
     """
@@ -65,12 +68,7 @@ def add(
 def bound(client: redis.Redis, added: Iterable[tuple[str, bytes]]) -> None:
     """Drop the oldest notes of writers that have more than `MOST_OF_WRITER`.
 
-    Args:
-        client: of the bus.
-        added: each new note's stream and number.
-
-    Raises:
-        redis.RedisError: the bus is away.
+    `added` holds the rejected message's stream and the note's number, for each new note.
     """
     by_stream: dict[str, list[bytes]] = {}
     for stream, note in added:
@@ -85,26 +83,17 @@ def bound(client: redis.Redis, added: Iterable[tuple[str, bytes]]) -> None:
 
 
 def _index(stream: str) -> str:
-    """Return the key of the list of a writer's notes, oldest first."""
     return f"{REJECTED}:{stream}"
 
 
 def newest(client: redis.Redis, limit: int) -> list[dict[str, Any]]:
-    """Return the newest rejected messages, newest first, as REST shows them.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the newest rejected messages, newest first, in the format of REST."""
     notes: Any = client.xrevrange(REJECTED, count=limit)
     return [_document(number, fields) for number, fields in notes]
 
 
 def counts(client: redis.Redis) -> tuple[int, int]:
-    """Return how many notes are kept, and how many messages were ever rejected on this bus.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the number of stored notes, and of all messages ever rejected on this bus."""
     if not client.exists(REJECTED):
         return 0, 0
     about: Any = client.xinfo_stream(REJECTED)
@@ -115,9 +104,8 @@ def drop(store: Store, client: redis.Redis, entry: str, by: Requester) -> dict[s
     """Delete the note about a rejected message, and return it.
 
     Raises:
-        UnknownMessageError: there is none of this number.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        UnknownMessageError: there is no note with this number.
+        StoreError: the audit log cannot be written.
     """
     notes: Any = client.xrange(REJECTED, entry, entry)
     if not notes:
@@ -149,14 +137,14 @@ def _document(number: bytes, fields: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _kind_of(data: bytes) -> bytes | None:
-    """Return a message's type without decoding the rest; None: it cannot be read."""
+    """Return a message's type without decoding the rest, or None if it cannot be read."""
     try:
         kind = msgspec.msgpack.decode(data, type=_Tag).type
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    # msgspec's errors are subclasses of ValueError.
+    except (ValueError, RecursionError):
         return None
     return kind.encode(errors="backslashreplace")[:_LONGEST_NAME]
 
 
 def _time_of(number: str) -> float:
-    """Return the Unix time in an entry's number."""
     return int(number.partition("-")[0]) / 1000

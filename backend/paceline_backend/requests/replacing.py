@@ -1,11 +1,11 @@
-"""Replaces a node of a run on several nodes by another.
+"""Replacement of a node of a multi-node run by another node.
 
-The other node joins first. The launcher of a node that is one more than the run may have waits
-where all meet, and the run trains on meanwhile. When it is there, the first node leaves, and so all
-meet once, with the other one (`control.nodes`).
+The new node joins first. Its launcher exceeds the run's maximum, so it waits at the rendezvous
+while the run continues. Once it has arrived, the old node leaves (`control.nodes`). So only one
+rendezvous is needed, and it includes the new node.
 
-An engine gives the other node when it has one: another job is asked for, and the node that it
-brings takes the first one's place when it comes (`requests.enlisting`).
+For runs on an engine, another job is requested. The node that it brings replaces the old one when
+it arrives (`requests.enlisting`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class NodeReplacement:
     """Replacement of a node of a run.
 
     Args:
-        node: that leaves.
-        other: that joins; None: a spare of the run, or else the least busy one, or the one that
-            the run's engine gives.
-        cordon: whether to cordon the node that leaves.
+        node: old node, which leaves the run.
+        other: new node, which joins. If it is None, the engine of the run chooses the new node.
+            Without an engine, it is a spare of the run, or else the least busy node.
+        cordon: also cordon the old node.
     """
 
     node: str
@@ -59,22 +59,11 @@ def replace(
     wanted: NodeReplacement,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Lets another node join a run, and then a node of it leave.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        wanted: the nodes that leave and join.
-        env: values of the variables that the run was started with, which nobody stored.
+    """Let another node join a run, after which `wanted.node` leaves it.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not under way on this node, or no other can join.
-        InvalidRequestError: a variable has no value.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active on this node, or no other node can join.
+        InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env or {})
     run, node = change.run, wanted.node
@@ -102,20 +91,10 @@ def replace(
 
 
 def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> None:
-    """Takes back that an engine was asked for another node in place of one; a cordon stays.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        node: that stays.
+    """Withdraw the request to an engine for a node that replaces `node`. A cordon stays.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: nothing was asked for, or the other node is there.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: no replacement was requested, or it has arrived already.
     """
     run = change.run
     with streams.answering(bus_url) as bus:
@@ -125,10 +104,10 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
             other = _come(group, node)
             if other is not None:
                 raise ConflictError(
-                    f"{other} has come in place of {node}: let {other} leave the run instead"
+                    f"{other} has already replaced {node}: let {other} leave the run instead"
                 )
             if node not in jobs.awaited(connection, run):
-                raise ConflictError(f"nobody waits for another node in place of {node}")
+                raise ConflictError(f"no replacement of {node} is pending")
             details = {"node": node}
             record_change(connection, change, "run.withdraw", details)
             jobs.withdraw(connection, run, node)
@@ -136,14 +115,11 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
 
 
 def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
-    """Lets a spare of a run join in place of a node that went away; False: nothing to be done.
+    """Let a spare of a run join in place of a lost node, and return False if that is not needed.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: the run is not under way.
-        InvalidRequestError: a variable has no value, as nobody stored it.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run is not active.
+        InvalidRequestError: an environment variable has no value, because values are not stored.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -165,7 +141,7 @@ def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
 def _joins(
     connection: Connection, new: NewRun, group: MultiNodeRun, wanted: NodeReplacement
 ) -> str | None:
-    """The node that joins in place of another; None: the run's engine is asked for it."""
+    """Return the node that joins, or None if the run's engine chooses it."""
     node, other = wanted.node, wanted.other
     if not new.has_jobs:
         listed = nodes.listed(connection)
@@ -173,38 +149,38 @@ def _joins(
         _check_other(group, joins, listed)
         return joins
     if other is not None:
-        raise ConflictError(f"node: {new.backend} chooses the other node: leave it out")
+        raise ConflictError(f"node: {new.backend} chooses the replacement: omit it")
     if node in jobs.replaced(connection, group.id) and _come(group, node) is None:
-        raise ConflictError(f"{new.backend} was asked for another node in place of {node} already")
+        raise ConflictError(f"{new.backend} was already asked for a replacement of {node}")
     return None
 
 
 def _come(group: MultiNodeRun, node: str) -> str | None:
-    """The node that has come in place of another, and is there."""
+    """Return the node that has arrived in place of `node`, or None."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 
 
 def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
-    """Refuses to replace a node that leaves anyway, or without which nothing would go on."""
+    """Refuse to replace a node that leaves anyway, or without which the run cannot continue."""
     if row.leaving:
-        raise ConflictError(f"{row.node} leaves run {group.id} already")
+        raise ConflictError(f"{row.node} is already leaving run {group.id}")
     other = _come(group, row.node)
     if other is not None:
-        raise ConflictError(f"{other} replaces {row.node} already")
+        raise ConflictError(f"{other} is already replacing {row.node}")
     if row.node != group.host:
         return
     try:
         environment(connection, group.id, new, {})
     except InvalidRequestError as error:
         raise ConflictError(
-            f"{row.node} serves the rendezvous: without it the run would be launched anew, for "
-            f"which {error.message}"
+            f"{row.node} serves the rendezvous: to replace it, the run must be relaunched, but "
+            f"{error.message}"
         ) from error
 
 
 def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> str:
-    """A spare of the run, or else the least busy node that can take part."""
+    """Return a spare of the run, or else the least busy node that can join."""
     present = {row.node for row in group.nodes if not row.ended}
     for node in spares.of_run(group.id, listed):
         if node not in present:
@@ -217,7 +193,7 @@ def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> s
 
 def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) -> None:
     if joins in {row.node for row in group.nodes if not row.ended}:
-        raise ConflictError(f"node: run {group.id} trains on {joins} already")
+        raise ConflictError(f"node: run {group.id} already trains on {joins}")
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
         raise ConflictError(f"node: {joins} has no agent with a session that answers")

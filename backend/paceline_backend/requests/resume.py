@@ -1,4 +1,7 @@
-"""Lets a run that failed or was stopped go on."""
+"""Resume of a run that failed or was stopped.
+
+A run that was recorded and could not be started, for whatever reason, fails with that reason.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,20 @@ from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, run
 from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 
-MOST_ATTEMPTS = 2**15  # numbers of attempts: as the columns
+# Limit of the database's columns.
+MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Terms on which a run goes on.
+    """Terms on which a run is resumed.
 
     Args:
-        start: whether the control plane starts it; else who asks does.
-        max_restarts: how often the ranks may then be started again; None: as before.
-        to: where it goes on, if that is elsewhere, and on how much.
-        env: values of the variables that the run was started with, which nobody stored.
+        start: start the run's processes. Otherwise the caller starts them.
+        max_restarts: maximum number of restarts, counted from now on; None keeps the value.
+        to: changes to the run.
+        env: values of the variables that the run was started with, because they are not stored.
     """
 
     start: bool
@@ -45,25 +49,14 @@ class Resumption:
 
 
 def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumption) -> None:
-    """Makes an ended run a pending one, with another attempt, and starts it on its node.
+    """Make an ended run pending again with a new attempt, and start it if `terms.start` is set.
 
-    Its script goes on from its newest checkpoint, if it declares checkpoints.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        terms: on which it goes on.
+    The script continues from its newest checkpoint, if it declares checkpoints.
 
     Raises:
-        UnknownRunError: no such run.
-        RevisionError: somebody else has changed the run.
-        ConflictError: the run is not over, has finished or is simulated, or its node is away.
-        InvalidRequestError: a variable has no value, or the other backend does not take the run.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-
-    A run that was recorded and then not started, for whatever reason, has failed with that reason.
+        ConflictError: the run has not ended, has finished or is simulated, or its node does not
+            answer.
+        InvalidRequestError: a variable has no value, or the new backend does not accept the run.
     """
     logs.hide_environment(terms.env)
     run = change.run
@@ -76,8 +69,8 @@ def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumptio
             }
             record_change(connection, change, "run.resume", details)
             new = _recorded(connection, run, terms)
-            # Else the leader would read what stopped the run before. Within the transaction: an
-            # order to stop that comes later stays.
+            # Otherwise the leader would read the order that stopped the run before. Delete it in
+            # the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
         if terms.start:
             start_recorded(store, bus_url, bus, run, new)
@@ -88,7 +81,7 @@ def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
     new, state = new_runs.stored(connection, run)
     _refuse(run, new, state)
     if state is State.FINISHED and not _stopped_early(connection, run):
-        raise ConflictError(f"run {run} has finished: nothing is left of it; start another run")
+        raise ConflictError(f"run {run} has finished: nothing is left to train; start another run")
     new = moved(connection, run, new, terms.to, start=terms.start)
     check_driver(new)
     if terms.max_restarts is not None:
@@ -96,7 +89,7 @@ def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
     last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
     if last >= MOST_ATTEMPTS:
         raise ConflictError(
-            f"run {run} has had {new.first_attempt} attempts: no run has more than "
+            f"run {run} has had {new.first_attempt} attempts: a run has at most "
             f"{MOST_ATTEMPTS:,}; start another run"
         )
     listed = nodes.listed(connection)
@@ -106,11 +99,13 @@ def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
             new = placed(backend_of(new.backend), new, listed)
         except ConflictError as error:
             raise ConflictError(
-                f"{error}; `paceline resume {run}` on its machine starts a run of `paceline run`"
+                f"{error}; to resume a run of `paceline run`, use `paceline resume {run}` on its "
+                "machine"
             ) from error
         _refuse_agent(run, new)
     elif new.nodes_max > 1:
-        new = replace(new, nodes=())  # who starts it says where
+        # The caller chooses the nodes.
+        new = replace(new, nodes=())
     spares.hold(connection, run, new, listed, all_=False)
     new_runs.resume(connection, run, new)
     if new.has_jobs:
@@ -122,15 +117,17 @@ def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
 
 def _refuse(run: str, new: NewRun, state: State) -> None:
     if not state.final:
-        raise ConflictError(f"run {run} is {state}: only a run that failed or was stopped goes on")
+        raise ConflictError(
+            f"run {run} is {state}: only a run that failed or was stopped can be resumed"
+        )
     if backends.plans_itself(new.backend):
-        raise ConflictError(f"run {run} is simulated: only a run with processes goes on")
+        raise ConflictError(f"run {run} is simulated: only a run with processes can be resumed")
     if not new.script:
         raise ConflictError(f"run {run} has no known script: start it as another run")
 
 
 def _refuse_agent(run: str, new: NewRun) -> None:
-    """Refuse an agent without a session. Of a run on several nodes, `place` has refused such."""
+    """Refuse an agent without a session. For multi-node runs, `place` has done so already."""
     if not new.signed:
         raise ConflictError(
             f"node {new.node}: its agent has no session: start it with --server and a token, or "
@@ -139,7 +136,7 @@ def _refuse_agent(run: str, new: NewRun) -> None:
 
 
 def _stopped_early(connection: Connection, run: str) -> bool:
-    """Whether a script that ended well has epochs left: a gentle stop ends it like that."""
+    """Return True if a finished run has epochs left, because it was stopped gracefully."""
     key = runs.key_of(connection, run)
     hello = runs.hello(connection, key)
     return hello is not None and not segments.through(connection, key, hello)
@@ -148,10 +145,10 @@ def _stopped_early(connection: Connection, run: str) -> bool:
 def environment(
     connection: Connection, run: str, new: NewRun, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Values of all variables that the run was started with, and of those that are given.
+    """Return the values of all variables that the run was started with, and of those in `given`.
 
     Raises:
-        InvalidRequestError: values are missing; the message names the variables.
+        InvalidRequestError: values are missing. The message names the variables.
     """
     known = {}
     hello = runs.hello(connection, runs.key_of(connection, run))

@@ -1,4 +1,8 @@
-"""Sessions: what a node's agent or a run's processes need to take part on the bus."""
+"""Sessions on the bus: credentials of a node's agent or of a run's processes.
+
+Each session has a user of its own on the bus. `bus_url` is the control plane's own URL of the bus
+in all functions.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +29,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Session:
-    """Credentials of a node or a run."""
+    """Credentials of a node or a run.
 
-    bus: str = field(repr=False)  # URL, with a user that reaches its own streams only
-    key: bytes = field(repr=False)  # for the MACs of what it is told
+    Args:
+        bus: URL of the bus, with a user that has access only to its own streams.
+        key: key of the MACs with which the control plane signs messages to the node or run.
+    """
+
+    bus: str = field(repr=False)
+    key: bytes = field(repr=False)
 
 
 def keys(store: Store, of: Iterable[str] = ()) -> Keys:
-    """Return the keys of runs, and of some nodes.
-
-    Args:
-        store: the database.
-        of: the nodes.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return the keys of all runs, and of the nodes named in `of`."""
     with store.read() as connection:
         seeds = nodes.seeds(connection, of)
     return Keys(meta.secret(store), seeds)
@@ -49,20 +50,15 @@ def keys(store: Store, of: Iterable[str] = ()) -> Keys:
 def of_node(
     store: Store, bus_url: str, node: str, token: str | None = None, run: str | None = None
 ) -> Session:
-    """Credentials of a node's agent; from now on nobody else speaks for this node.
+    """Create the session of a node's agent. Earlier sessions of this node end.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``, as the control plane uses it.
-        node: its name.
-        token: id of the caller's token, with which the session ends; None: it cannot end.
-        run: the run whose token it is; None: it is no run's.
+    `token` is the id of the caller's token, with which the session ends, or None if it must not
+    end. `run` is the run to which the token belongs, or None if it belongs to no run.
 
     Raises:
-        InvalidRequestError: no node has a name like this.
-        ConflictError: the name is another's, or the bus has no users.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        InvalidRequestError: the name is not valid.
+        ConflictError: the name belongs to another token, the token has ended, or the bus does not
+            support users.
     """
     if not is_node(node):
         raise InvalidRequestError(
@@ -75,48 +71,36 @@ def of_node(
         seed = nodes.expect(connection, node, token, run)
         if seed is None:
             raise ConflictError(
-                f"node {node}: its name is taken (choose another with --node), or its token has "
-                "ended"
+                f"node {node}: its name is taken (choose another with --node), or its token "
+                "is no longer valid"
             )
-    # Not read again: the node may be another's by then.
+    # Do not read the seed again: the name may belong to another token by then.
     own = Keys(meta.secret(store), {node: seed})
     return Session(_url(bus_url, users.of_node(own, node)), own.of_node(node))
 
 
 def end(bus_url: str, names: Collection[str]) -> None:
-    """End the bus's users of nodes at once; while the bus is away, a worker does it later.
-
-    Args:
-        bus_url: ``redis://…``, as the control plane uses it.
-        names: of nodes whose sessions no longer count.
-    """
+    """Remove the users of nodes whose sessions have ended; if the bus is down, a worker does."""
     try:
         with streams.answering(bus_url) as bus:
             users.forget(bus, map(users.name_of_node, names))
     except redis.RedisError as error:
-        log.warning("nodes without a session keep their users until the bus answers: %s", error)
+        log.warning("bus users of nodes without a session remain until the bus answers: %s", error)
 
 
 def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, Any]:
-    """Delete a node that is out of use; return it as it was.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        node: its name.
-        by: who asks.
+    """Delete an unused node, and return its last state.
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: its agent answers, or a run that has not ended was launched there.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: its agent answers, or an unfinished run was launched there.
     """
     with streams.answering(bus_url) as bus:
         with store.read() as connection:
             _out_of_use(connection, node)
-        # First: a bus that goes away later would keep the user of a node that nobody knows. If the
-        # node turns out to be in use below, a worker makes its user again.
+        # Remove the user before the node. In the other order, an outage of the bus in between would
+        # leave the user of an unknown node. If the node turns out to be in use below, a worker
+        # recreates its user.
         users.forget(bus, [users.name_of_node(node)])
         with store.write() as connection:
             known = _out_of_use(connection, node)
@@ -136,43 +120,35 @@ def _out_of_use(connection: Connection, node: str) -> dict[str, Any]:
         )
     if running := nodes.launched(connection).get(node):
         names = ", ".join(running)
-        raise ConflictError(f"node {node} still has a part in run {names}: stop it first")
+        raise ConflictError(f"node {node} still takes part in run {names}: stop it first")
     return known
 
 
 def of_run(store: Store, bus_url: str, run: str) -> Session:
-    """Credentials of a run that its caller starts; from now on nobody else speaks for this run.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``, as the control plane uses it.
-        run: the run's public id.
+    """Create the session of a run that the caller starts. Earlier sessions of the run end.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: it has ended, its processes run without a session, or the bus has no users.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the run has ended, its processes run without a session, or the bus does not
+            support users.
     """
     known = runs.get(store, run)
     if State(known["state"]).final:
         raise ConflictError(f"run {run} has ended already: {known['state']}")
-    with store.write() as connection:  # first: the worker removes users of runs without a session
+    # Record the session before creating its user: the worker removes users of runs without one.
+    with store.write() as connection:
         if not writers.sign(connection, run):
             raise ConflictError(
-                f"run {run} runs already, without credentials of its own: what it reports would no "
-                "longer be taken"
+                f"run {run} already runs, without credentials of its own: its telemetry would be "
+                "rejected"
             )
     return credentials(store, bus_url, run)
 
 
 def credentials(store: Store, bus_url: str, run: str) -> Session:
-    """Credentials of a run's processes.
+    """Return the credentials of a run's processes, and create their user on the bus.
 
     Raises:
-        ConflictError: the bus has no users.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        ConflictError: the bus does not support users.
     """
     own = keys(store)
     return Session(_url(bus_url, users.of_run(own, run)), own.of_run(run))
@@ -186,7 +162,7 @@ def _url(bus_url: str, user: User) -> str:
     if users.shared():
         return bus_url
     raise ConflictError(
-        f"the bus lets the control plane make no users ({missing}), so {user.name} would get the "
-        f"bus's own password. Allow the user of --bus {users.RIGHTS}, on Valkey or on Redis 7.0 "
-        "or later; or start the server with --share-bus-password"
+        f"the control plane cannot create users on the bus ({missing}), so {user.name} would get "
+        f"the bus's own password. Grant the user of --bus {users.RIGHTS}; this needs Valkey, or "
+        "Redis 7.0 or later. Or start the server with --share-bus-password"
     )

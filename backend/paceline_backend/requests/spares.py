@@ -1,4 +1,4 @@
-"""Spares: which idle nodes are held back for a run, and for which of its nodes they stand in."""
+"""Spares: idle nodes that are held back for a run, to take the place of slow or lost nodes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes, spares
 from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
-Listed = Sequence[Mapping[str, Any]]  # rows of `store.nodes.listed`
+# Rows of `store.nodes.listed`.
+Listed = Sequence[Mapping[str, Any]]
 
 
 def check(new: NewRun, *, start: bool) -> None:
-    """Refuses spares of a run that cannot have any.
-
-    Raises:
-        InvalidRequestError: it cannot; the message says why.
-    """
+    """Raise `InvalidRequestError` if a run requests spares and cannot have any."""
     if new.replace_slow_nodes and not new.spares:
         raise InvalidRequestError("replace_slow_nodes", "needs spares: give 1 or more")
     if not new.spares:
@@ -34,17 +31,10 @@ def check(new: NewRun, *, start: bool) -> None:
 
 
 def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_: bool) -> None:
-    """Holds idle nodes back for a run that is just placed.
-
-    Args:
-        connection: to write with.
-        run: its public id.
-        new: the run, with its nodes.
-        listed: all nodes.
-        all_: refuse if there are fewer than it wants.
+    """Hold idle nodes back as spares for a run whose nodes have just been chosen.
 
     Raises:
-        ConflictError: see `all_`.
+        ConflictError: `all_` is set, and there are fewer nodes than the run requests.
     """
     if not new.spares:
         return
@@ -55,14 +45,14 @@ def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_:
     if all_ and len(names) < new.spares:
         slow = "".join(f"{reason}; " for reason in reasons)
         raise ConflictError(
-            f"spares: {new.spares} idle nodes are needed beside {', '.join(new.nodes)}, and there "
+            f"spares: {new.spares} idle nodes are needed besides {', '.join(new.nodes)}, and there "
             f"are {len(names)}: {slow}start more agents, or ask for fewer nodes or spares"
         )
     spares.hold(connection, runs.key_of(connection, run), names[: new.spares])
 
 
 def _idle(connection: Connection, listed: Listed) -> list[Mapping[str, Any]]:
-    """Nodes on which nothing runs nor is about to, those with the most cores first."""
+    """Return nodes without current or planned runs, those with the most cores first."""
     used = {run.node for run in runs.unfinished(connection)}
     used |= {
         row.node for each in run_nodes.groups(connection) for row in each.nodes if not row.ended
@@ -72,7 +62,7 @@ def _idle(connection: Connection, listed: Listed) -> list[Mapping[str, Any]]:
 
 
 def of_run(run: str, listed: Listed) -> list[str]:
-    """The spares of a run that answer and are not cordoned."""
+    """Return the spares of a run that answer and are not cordoned."""
     return [
         node["id"]
         for node in listed
@@ -81,15 +71,15 @@ def of_run(run: str, listed: Listed) -> list[str]:
 
 
 def missed(group: MultiNodeRun) -> list[RunNode]:
-    """Nodes of a launch that are gone without having been asked, and for which none stands in."""
+    """Return the nodes of a launch that were lost and not replaced yet."""
     stood_in_for = {row.replaces for row in group.nodes}
     return [row for row in group.nodes if row.gone and row.node not in stood_in_for]
 
 
 def stand_ins(group: MultiNodeRun, listed: Listed) -> list[dict[str, Any]]:
-    """The nodes on which a run may be launched anew: its own, and spares for those that are gone.
+    """Return nodes on which a run may be relaunched: its own, and spares for those it has lost.
 
-    Its own ones may be cordoned, as it goes on there.
+    Its own nodes may be cordoned, because the run only continues there.
     """
     own = {row.node for row in group.nodes if not row.leaving and not row.lost}
     further = of_run(group.id, listed)[: len(missed(group))]

@@ -1,4 +1,4 @@
-"""Stops a run."""
+"""Stop of a run: at the end of the current segment, or at once by killing its processes."""
 
 from __future__ import annotations
 
@@ -31,42 +31,34 @@ def stop(
     *,
     force: bool = False,
 ) -> None:
-    """Stops a run at its next segment; with `force`, or before it trains, its processes now.
+    """Stop a run at its next segment, or kill its processes at once.
 
-    An observed run has no segments: its processes end now.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        why: in words, for ranks and agent.
-        force: does not wait for the segment's end.
+    They are killed with `force`, if the run does not train yet, and if it is observed, because an
+    observed run has no segments. Ranks and agents log `why`.
 
     Raises:
-        UnknownRunError: no such run.
-        ConflictError: it has ended, or has no agent that could end its processes.
-        RevisionError: the run has another revision than expected.
-        redis.RedisError: the bus is away. If that comes after the ping, the audit log has the stop,
-            and whoever asked may ask again. A run that had not begun is stopped then, until its
-            agent tells that it started the run all the same.
-        StoreError: or one of its kinds.
+        ConflictError: the run has ended, or has no agent that could kill its processes.
+        redis.RedisError: the bus is unavailable. If it failed after the ping, the audit log has the
+            stop, and the caller may retry. A run that had not started counts as stopped then,
+            unless its agent reports that it has started the run nevertheless.
     """
     run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             known = runs.launched(connection, run)
             state, where = State(known.state), known.nodes
-            force |= known.policy == OBSERVED  # no rank follows a plan that could end
+            # The ranks of an observed run follow no plan that could end.
+            force |= known.policy == OBSERVED
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
             record_change(connection, change, "run.stop", details)
-            # The launch may be lost with an agent that died: nobody else would ever end the run.
+            # If the agent has died, the launch may be lost, and nothing else would end the run.
             trains = state is State.RUNNING
             ends = not trains and (state in jobs.WAITING or not where)
             if ends:
                 message, lost = "stopped before it started", bool(where)
                 runs.end(connection, run, State.STOPPED, message, lost=lost)
-        # After the transaction: a bus that hangs must not hold up others that write.
+        # Publish after the transaction, so that a bus that hangs cannot block other writers.
         if (force or not trains) and where:
             kill(store, bus, run, where, Kill(why, known.first_attempt))
         if trains:
@@ -84,15 +76,10 @@ def _refuse(run: str, state: State, where: Collection[str], force: bool) -> None
 
 
 def kill(store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill) -> None:
-    """Has a run's processes ended by who looks after them.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Order agents, and `paceline run`, to kill a run's processes."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)
         publish(bus, commands(node), order, run, maxlen=COMMANDS_LENGTH, key=of_node)
-    # `paceline run` does not read what the node's agent is told.
+    # `paceline run` does not read the commands of the node's agent.
     publish(bus, control(run), order, run, maxlen=CONTROL_LENGTH, key=keys.of_run(run))

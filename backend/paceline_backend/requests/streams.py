@@ -1,4 +1,7 @@
-"""A run's streams on the bus: whether the bus answers, and what happens at the run's end."""
+"""Streams of runs on the bus: clients, lengths, notifications, and expiry after a run's end.
+
+Functions raise `redis.RedisError` if the bus does not answer, unless they log it instead.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +31,30 @@ from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)
 
-PROBE = "paceline:probe"  # written to see whether the bus takes anything
+# Key that is written to check whether the bus accepts writes.
+PROBE = "paceline:probe"
 
-_KEPT_S = 3_600  # for clients that were away when the run ended
+# Lifetime of a run's streams after its end, for clients that were disconnected at that time.
+_KEPT_S = 3_600
 _CONNECT_S = 2.0
 
 
 @contextlib.contextmanager
 def answering(url: str) -> Iterator[redis.Redis]:
-    """A client of a bus that answers: asked before anything is written.
-
-    Raises:
-        redis.RedisError: the bus does not answer.
-    """
+    """Connect to the bus, and ping it before the caller writes anything."""
     with connect(url) as client:
         client.ping()
         yield client
 
 
 def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> redis.asyncio.Redis:
-    """A client for many tasks of an event loop, whose calls queue for a few connections.
+    """Return a client for many tasks of an event loop, which share a few connections.
 
     Args:
-        url: of the bus.
-        connections: at most.
-        queued_s: longest wait for a free connection.
-        timeout_s: longest wait for an answer.
+        url: URL of the bus.
+        connections: maximum number of connections.
+        queued_s: longest wait for a free connection, in seconds.
+        timeout_s: longest wait for an answer, in seconds.
     """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
@@ -63,19 +64,15 @@ def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> 
         socket_timeout=timeout_s,
         socket_connect_timeout=_CONNECT_S,
         retry=Retry(NoBackoff(), 0),
-        # Under protocol 3 redis-py 8 does not look whether a connection is dead before it hands it
-        # out. Then the first call on each connection would fail after the bus was away.
+        # With protocol 3, redis-py 8 does not check whether a pooled connection is dead. The first
+        # call on each connection after an outage of the bus would fail.
         protocol=2,
     )
     return redis.asyncio.Redis.from_pool(pool)
 
 
 def telemetry_streams(store: Store) -> list[str]:
-    """The streams that ingest reads.
-
-    Raises:
-        StoreError: or one of its kinds.
-    """
+    """Return the streams that ingest reads."""
     with store.read() as connection:
         known_nodes = writers.signed_nodes(connection)
         known_runs = writers.signed_runs(connection)
@@ -83,26 +80,17 @@ def telemetry_streams(store: Store) -> list[str]:
 
 
 def waiting(client: redis.Redis, store: Store) -> int:
-    """How many entries on the bus are not stored yet.
-
-    Raises:
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
-    """
+    """Return the number of entries on the bus that are not stored yet."""
     return entries(client, telemetry_streams(store))
 
 
 def entries(client: redis.Redis, names: Iterable[str]) -> int:
-    """How many entries streams have together; see `lengths`."""
+    """Return the total number of entries in streams."""
     return sum(lengths(client, names))
 
 
 def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
-    """How many entries each stream has, in one round trip.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Return the number of entries in each stream, in one round trip."""
     pipeline = client.pipeline(transaction=False)
     for stream in names:
         pipeline.xlen(stream)
@@ -110,20 +98,16 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
 
 
 def announce(client: redis.Redis, run: str, message: RunChanged | SwitchRequested) -> None:
-    """Tells a run's controller and open pages of a change that the control plane has committed.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Notify a run's controller and open pages of a change that the control plane has committed."""
     publish(client, live(run), message, run)
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 
 
 def tell_end(client: redis.Redis, run: str) -> None:
-    """Tells all who follow a run that the control plane itself has ended it.
+    """Notify a run's controller and open pages that the control plane itself has ended the run.
 
-    The end is in the database already, so a bus that is away is logged and not raised. Open pages
-    ask the database when the bus is back.
+    The end is in the database already, so an error of the bus is logged and not raised. Open pages
+    query the database when the bus is back.
     """
     try:
         announce(client, run, RunChanged())
@@ -133,7 +117,7 @@ def tell_end(client: redis.Redis, run: str) -> None:
 
 
 def tell_change(client: redis.Redis, run: str) -> None:
-    """Tells all who follow a run that its row is another; a bus that is away is logged."""
+    """Notify a run's followers that its row has changed; an error of the bus is only logged."""
     try:
         announce(client, run, RunChanged())
     except redis.RedisError as error:
@@ -141,29 +125,20 @@ def tell_change(client: redis.Redis, run: str) -> None:
 
 
 def keep(client: redis.Redis, run: str) -> None:
-    """Lets the streams of a run stay that goes on after its end. Also into a pipeline.
+    """Cancel the expiry of a run's streams, because the run continues after an end.
 
-    Raises:
-        redis.RedisError: the bus is away.
+    `client` may be a pipeline.
     """
     for stream in (live(run), control(run)):
         client.persist(stream)
 
 
 def forget_orders(client: redis.Redis, run: str) -> None:
-    """Deletes what was said to the leader of a run that has ended: it may be an order to stop.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Delete messages to the leader of an ended run, because one may be an order to stop."""
     client.delete(control(run))
 
 
 def expire(client: redis.Redis, run: str) -> None:
-    """Lets the streams of a run that is over go after a while. Also into a pipeline.
-
-    Raises:
-        redis.RedisError: the bus is away.
-    """
+    """Let the streams of an ended run expire after a while. `client` may be a pipeline."""
     for stream in (live(run), control(run)):
         client.expire(stream, _KEPT_S)

@@ -1,4 +1,4 @@
-"""Requests another policy for a run."""
+"""Switch of a run to another policy."""
 
 from __future__ import annotations
 
@@ -21,29 +21,18 @@ def switch(
     *,
     unless: Callable[[Connection], bool] | None = None,
 ) -> dict[str, Any] | None:
-    """Writes and publishes a switch; the policy plans from the next segment on.
+    """Record and publish a switch. The new policy plans from the next segment on.
 
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        change: the run, and who asks.
-        policy: its name.
-        parameters: of the policy.
-        unless: called in the transaction before the switch is written. If it returns True, nothing
-            is requested; what it wrote is kept.
+    `unless` is called in the transaction before the switch is written. If it returns True, nothing
+    is requested, but its own writes are kept.
 
     Returns:
-        The new row of `switches`, with the run's new `revision`; None if `unless` said so.
+        The new row of `switches`, with the run's new `revision`, or None if `unless` returned True.
 
     Raises:
-        UnknownRunError: no such run.
-        RunEndedError: the run is over.
         ConflictError: the run is observed.
-        RevisionError: the run has another revision than expected.
-        InvalidRequestError: there is no such policy, it does not take the parameters, or it cannot
-            plan a stream.
-        redis.RedisError: the bus is away.
-        StoreError: or one of its kinds.
+        InvalidRequestError: there is no such policy, it does not accept the parameters, or it
+            cannot plan a stream.
     """
     run, by = change.run, change.by
     with streams.answering(bus_url) as bus:

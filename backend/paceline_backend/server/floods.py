@@ -188,7 +188,7 @@ class Guard:
         except redis.ResponseError as error:
             # The usual reason is that this user may not change users.
             if not self._warned:
-                log.warning("the bus does not let us switch %s off: %s", user, error)
+                log.warning("the server may not switch the bus user %s off: %s", user, error)
             self._warned = True
             self._client.hdel(OFF, user)
             return False, False

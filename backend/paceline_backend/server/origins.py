@@ -73,7 +73,7 @@ def origin_of(url: str) -> Origin:
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise PacelineError(f"{_shown(url)}: give a URL as https://hooks.example.com/path")
+        raise PacelineError(f"{_shown(url)}: give a URL such as https://hooks.example.com/path")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 
@@ -85,14 +85,14 @@ def _origin_only(text: str) -> Origin:
     if _split(text).path not in ("", "/") or _split(text).query:
         raise PacelineError(f"--webhook-to {_shown(text)}: give scheme, host and port, but no path")
     if "*" in origin.host[1:] or (origin.host.startswith("*") and origin.host[1:2] != "."):
-        message = f"--webhook-to {_shown(text)}: a star stands for the first label, as *.a.com"
+        message = f"--webhook-to {_shown(text)}: a star may only be the first label, as in *.a.com"
         raise PacelineError(message)
     return origin
 
 
 def _split(url: str) -> SplitResult:
     if not url.isascii() or any(char.isspace() or not char.isprintable() for char in url):
-        raise PacelineError("a URL has ASCII characters only, and no spaces")
+        raise PacelineError("a URL must have only ASCII characters, and no spaces")
     try:
         parts = urlsplit(url)
         _ = parts.port

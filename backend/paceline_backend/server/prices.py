@@ -60,5 +60,5 @@ class Price:
         try:
             return cls(value, currency.strip())
         except PriceError:
-            message = f"--hour-price {text}: give an amount and a currency, as `2.50 EUR`"
+            message = f"--hour-price {text}: give an amount and a currency, such as `2.50 EUR`"
             raise PriceError(message) from None

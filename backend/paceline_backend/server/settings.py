@@ -50,7 +50,7 @@ class Proxies:
         if self.header is not None and not self.trusted:
             raise PacelineError(
                 "--trust-proxy-header: name the proxies' addresses with --trusted-proxy; "
-                "otherwise every client could say who it is"
+                "otherwise any client could claim to be any user"
             )
 
     def trusts(self, address: str) -> bool:
@@ -138,14 +138,14 @@ class Settings:
                 ) from error
         if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.path_prefix):
             raise PacelineError(
-                f"--path-prefix {self.path_prefix}: give a path such as /paceline, "
-                "without a slash at its end"
+                f"--path-prefix {self.path_prefix}: give a path such as /paceline, without a "
+                "trailing slash"
             )
         given = [token for token in (self.token, self.agent_token, self.viewer_token) if token]
         if len(set(given)) < len(given):
             raise PacelineError(
-                "PACELINE_TOKEN, PACELINE_AGENT_TOKEN and PACELINE_VIEWER_TOKEN must differ: "
-                "the role is known by the token"
+                "PACELINE_TOKEN, PACELINE_AGENT_TOKEN and PACELINE_VIEWER_TOKEN must differ: the "
+                "token determines the role"
             )
         if not self.token and self.makes_token and not is_loopback(self.host):
             raise PacelineError(

@@ -114,15 +114,15 @@ def _end_orphan(bus: EmbeddedBus) -> None:
     while _listening(port):
         if time.monotonic() > deadline:
             raise PacelineError(
-                f"port {port}, the bus of this data directory, is in use by another program: "
-                f"end it, or remove {directory / 'port'} (running trainings then lose touch)"
+                f"port {port}, the bus of this data directory, is in use by another program: stop "
+                f"it, or remove {directory / 'port'} (running trainings then lose their connection)"
             )
         try:
             with connect(bus.url, timeout_s=1) as client:
                 if client.config_get("dir").get("dir") == str(directory):
                     client.shutdown()
         except redis.RedisError:
-            log.debug("port %d is being freed, or is not a bus", port)
+            log.debug("port %d is still being freed, or does not belong to a bus", port)
         time.sleep(0.05)
 
 
@@ -146,8 +146,8 @@ def listen(settings: Settings) -> socket.socket:
         listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         raise PacelineError(
-            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); "
-            "choose another with --port, or end the program that uses it"
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose "
+            "another with --port, or stop the program that uses it"
         ) from error
     # Connections inherit this option. asyncio sets it only on sockets that name their protocol,
     # which those of `create_server` do not. Without it, the body of each response would be sent
@@ -175,7 +175,7 @@ class _Child:
             pause = _BACKOFF_S[min(self.failures, len(_BACKOFF_S) - 1)]
             self.failures += 1
             self.not_before = now + pause
-            log.warning("%s ended with code %d: starts again in %.1f s", self.name, code, pause)
+            log.warning("%s ended with code %d: restarting in %.1f s", self.name, code, pause)
         if self.process is None and now >= self.not_before:
             self.started = now
             self.process = subprocess.Popen(
@@ -198,7 +198,7 @@ class _Child:
         try:
             self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            log.warning("%s does not end: killed", self.name)
+            log.warning("%s did not stop in time: killed", self.name)
             self.process.kill()
             self.process.wait()
         self.process = None
@@ -283,7 +283,7 @@ class Supervisor:
     def _tend(self) -> None:
         bus = self.bus
         if bus is not None and not bus.alive() and time.monotonic() >= self._bus_retry_at:
-            log.warning("the embedded bus ended: starts again on port %d", bus.port)
+            log.warning("the embedded bus ended: restarting on port %d", bus.port)
             try:
                 bus.start()
             except PacelineError as error:

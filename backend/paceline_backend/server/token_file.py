@@ -43,6 +43,6 @@ def kept(server: str, token: str, data: Path | None) -> Iterator[None]:
             held.enter_context(tokens.keeping(server, token))
         except OSError as error:
             if data is None:
-                raise PacelineError(f"the server's token cannot be kept: {error}") from error
+                raise PacelineError(f"the server's token cannot be written: {error}") from error
             log.warning("clients need --token-file %s: %s", data / "token", error)
         yield

@@ -93,10 +93,10 @@ def configure(part: str) -> None:
     try:
         _now = Observed(*_providers(names, part))
     except ImportError as error:
-        log.warning("OTEL_… is ignored: install paceline[otel] (%s)", error)
+        log.warning("OTEL_… variables are ignored: install paceline[otel] (%s)", error)
     except Exception as error:
         # An exporter raises errors of its own for a wrong variable.
-        log.warning("OTEL_… is ignored: %s: %s", type(error).__name__, error)
+        log.warning("OTEL_… variables are ignored: %s: %s", type(error).__name__, error)
 
 
 def end() -> None:
@@ -144,4 +144,4 @@ def _loaded(signal: str, name: str) -> Any:
     group = f"opentelemetry_{signal}_exporter"
     for entry in entry_points(group=group, name=name):
         return entry.load()()
-    raise ImportError(f"there is no exporter {name}")
+    raise ImportError(f"no OpenTelemetry exporter is named {name}")

@@ -114,7 +114,7 @@ class Broadcast:
         # The monotonic times of the last heartbeat and of the last request for switches.
         self._signed = self._polled = 0.0
         self._waiting = waiting
-        self._outage = Outage(log, "the simulation waits", "the simulation goes on")
+        self._outage = Outage(log, "the simulation is paused", "the simulation continues")
         # The number of records in each message that may still be on the bus.
         self._sent: deque[int] = deque()
 
@@ -203,7 +203,7 @@ class Broadcast:
                 try:
                     message = decode(fields)[1]
                 except WireError as error:
-                    log.warning("an unreadable message is left out: %s", error)
+                    log.warning("an unreadable message is ignored: %s", error)
                     continue
                 if isinstance(message, StopTraining):
                     self.end(State.STOPPED, message.reason)

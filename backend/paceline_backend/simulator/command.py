@@ -22,7 +22,7 @@ from paceline_backend.simulator.summary import Summary, Tally
 _COLUMNS = (
     ("policy", "policy"),
     ("steps", "steps"),
-    ("step_time_s", "step s"),
+    ("step_time_s", "step (s)"),
     ("se", "SE"),
     ("waste", "waste"),
     ("time_over_fluid", "÷ fluid limit"),
@@ -68,7 +68,7 @@ def on_server(
     with Client(server, token) as client:
         info = client.version()
         run = register(client, scenario, str(path))
-        typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
+        typer.echo(f"watch the run at {client.server}/runs/{run}", err=True)
         session = client.session(f"/runs/{run}")
         stream = TELEMETRY if session is None else run_telemetry(run)
         with connect((session or info)["bus"]) as bus:
@@ -115,7 +115,7 @@ def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **mor
 
     title = (
         f"{scenario.name}: {scenario.workers} simulated workers, global batch "
-        f"{scenario.global_batch}, {len(sizes)} samples of size {about['mean']:.4g} "
+        f"{scenario.global_batch}, {len(sizes)} samples of mean size {about['mean']:.4g} "
         f"(DIF {about['dif']:.4g})"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE)

@@ -34,11 +34,11 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                return f"communication.{name}: {value}; give a number, 0 or more"
+                return f"communication.{name}: {value}; give a number ≥ 0"
         if self.round_s is not None and not 0 <= self.round_s < math.inf:
-            return f"communication.round_s: {self.round_s}; give a number, 0 or more"
+            return f"communication.round_s: {self.round_s}; give a number ≥ 0"
         if self.bandwidth is None and self.bytes:
-            return "communication.bandwidth: give bytes per second, or leave bytes out"
+            return "communication.bandwidth: give bytes per second, or omit communication.bytes"
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
             return f"communication.bandwidth: {self.bandwidth}; give bytes per second above 0"
         return None

@@ -130,7 +130,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             plain = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
-            raise ScenarioError(f"no YAML: {error}") from error
+            raise ScenarioError(f"invalid YAML: {error}") from error
         if not isinstance(plain, dict):
             raise ScenarioError("give a mapping with the fields of a scenario: name, workers, …")
         return Scenario.of(plain)
@@ -166,7 +166,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.global_batch < 1:
             raise ScenarioError(f"global_batch: {self.global_batch}; give 1 sample or more")
         if self.steps is None and self.epochs is None:
-            raise ScenarioError("steps: give how many to train, or epochs")
+            raise ScenarioError("steps: give the number of steps to train, or epochs")
         for name in ("steps", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -198,13 +198,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         raise ScenarioError(f"{where}.workers: {number.workers}; give 1 or more")
                     where, number = f"{where}.factor", number.factor
                 if not 0 <= number < math.inf:
-                    raise ScenarioError(f"{where}: {number}; give a number, 0 or more")
+                    raise ScenarioError(f"{where}: {number}; give a number ≥ 0")
 
     def _check_room(self, where: str, room: list[int]) -> None:
         if room and sum(room) < self.global_batch:
             raise ScenarioError(
-                f"{where}: {sum(room)} samples fit in all, by limits; "
-                f"at least global_batch, {self.global_batch}, must"
+                f"{where}: limits allow {sum(room)} samples in total; "
+                f"they must allow at least global_batch, {self.global_batch}"
             )
 
     def _check_step(self, where: str, step: int) -> None:
@@ -218,7 +218,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_policies(self) -> None:
         steps = [change.step for change in self.switches]
         if steps != sorted(steps) or any(step < 0 for step in steps):
-            raise ScenarioError("switches: give them in the order of their steps, from 0 on")
+            raise ScenarioError("switches: give them in the order of their steps, each ≥ 0")
         for k, step in enumerate(steps):
             self._check_step(f"switches[{k}]", step)
         for where, name, parameters in (
@@ -235,9 +235,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for k, failure in enumerate(self.failures):
             where = f"failures[{k}]"
             if not 0 <= failure.rank < world:
-                raise ScenarioError(f"{where}.rank: {failure.rank}; ranks are 0 … {world - 1} then")
+                raise ScenarioError(
+                    f"{where}.rank: {failure.rank}; ranks are 0 … {world - 1} at that step"
+                )
             if failure.step < step:
-                raise ScenarioError(f"{where}.step: {failure.step}; give them in order, from 0 on")
+                raise ScenarioError(
+                    f"{where}.step: {failure.step}; give failures in the order of their steps, ≥ 0"
+                )
             self._check_step(where, failure.step)
             if not 0 <= failure.restart_s < math.inf:
                 raise ScenarioError(f"{where}.restart_s: {failure.restart_s}; give seconds, ≥ 0")
@@ -286,7 +290,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ScenarioError(str(error)) from error
         if self.drop_last and len(sizes) < self.global_batch:
             raise ScenarioError(
-                f"drop_last: {len(sizes)} samples are less than a global batch; nothing would train"
+                f"drop_last: {len(sizes)} samples are fewer than a global batch: no step would run"
             )
         devices = self.emulation()
         return hello_of(
@@ -323,7 +327,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         # Check this first: the list could be far too long.
         if given not in (0, self.workers):
             raise ScenarioError(
-                f"devices.factors: {given} for {self.workers} workers; give one each"
+                f"devices.factors: {given} values for {self.workers} workers; give one per worker"
             )
         factors: list[float] = []
         for part in self.devices.factors:
@@ -334,7 +338,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(value, list):
             return [value] * self.workers
         if len(value) != self.workers:
-            raise ScenarioError(f"{name}: {len(value)} for {self.workers} workers; give one each")
+            raise ScenarioError(
+                f"{name}: {len(value)} values for {self.workers} workers; give one per worker"
+            )
         return value
 
 

@@ -49,7 +49,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return f"sizes.file: {self.file}; give a file that ends in {', '.join(_READERS)}"
             return None
         if self.samples < 1:
-            return f"sizes.samples: {self.samples}; give how many samples the data set has"
+            return f"sizes.samples: {self.samples}; give the number of samples of the data set"
         for name, value in (("mean", self.mean), ("dif", self.dif)):
             if not 0 <= value < math.inf or (name == "mean" and value == 0):
                 return f"sizes.{name}: {value}; give a number above 0"
@@ -125,7 +125,7 @@ def _csv(path: Path, column: str | None) -> Floats:
     names = list(rows[0]) if rows else []
     name = column or (names[0] if len(names) == 1 else None)
     if name not in names:
-        raise ValueError(f"sizes.column: give the column that holds the sizes, of {names}")
+        raise ValueError(f"sizes.column: give the column with the sizes, one of {names}")
     return _numbers(row[name] for row in rows)
 
 

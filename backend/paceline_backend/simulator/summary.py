@@ -184,7 +184,7 @@ def counted(tally: Tally) -> dict[str, Summary]:
     """Return the summaries of a finished simulation."""
     summaries = tally.summaries()
     if not summaries:
-        raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
+        raise ScenarioError(f"--warmup: {tally.warmup} steps leave nothing to measure; give fewer")
     return summaries
 
 

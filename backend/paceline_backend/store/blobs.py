@@ -34,7 +34,7 @@ def segment(blob: bytes, world: int | None, samples: int | None) -> Segment | No
     value = unpack(blob, Segment)
     if (reason := value.problem(world, samples)) is None:
         return value
-    _warn_once(f"stored segment {value.seq} is left out: {reason}")
+    _warn_once(f"stored segment {value.seq} is ignored: {reason}")
     return None
 
 

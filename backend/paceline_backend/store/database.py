@@ -159,10 +159,10 @@ class Store:
             file = None
         self._file = self._file or file
         if file != self._file:
-            happened = "was deleted" if file is None else "was replaced by another one"
+            happened = "was deleted" if file is None else "was replaced"
             raise StoreUnavailableError(
                 f"database {self.name}: its file {happened} while it was in use; put it back, or "
-                "start the server again"
+                "restart the server"
             )
 
     @contextmanager
@@ -183,7 +183,7 @@ class Store:
         original = error.orig if isinstance(error, exc.DBAPIError) else error
         text = f"database {self.name}: {str(original).strip()}"
         if isinstance(original, sqlite3.OperationalError) and "open" in str(original):
-            text += "; does its directory exist, and may this user write there?"
+            text += "; check that its directory exists and is writable"
         if (
             isinstance(error, (exc.DataError, exc.IntegrityError))
             or isinstance(original, _REFUSALS)
@@ -250,7 +250,7 @@ def _parse(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except exc.ArgumentError as error:
         raise StoreError(
-            "the database URL cannot be read: use sqlite:///path or "
+            "invalid database URL: use sqlite:///path or "
             "postgresql://user:password@host:port/database"
         ) from error
     name = parsed.render_as_string(hide_password=True)

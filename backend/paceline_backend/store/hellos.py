@@ -127,7 +127,9 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
         return None
     data = read(connection, HelloKey(run, row.attempt, bytes(row.hello)))
     if digest(data) != row.hello:
-        logger.warning("the Hello of run %d is left out: its parts are not those checked", run)
+        logger.warning(
+            "the Hello of run %d is ignored: its parts are not those that were checked", run
+        )
         return None
     return blobs.unpack(data, Hello)
 

@@ -105,14 +105,14 @@ def _of_samples(hello: Hello) -> str | None:
         return "sizes is not a sequence of float64, one for each sample"
     sizes = np.frombuffer(hello.sizes, "<f8")
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
-        return "sizes holds what is not a finite number of at least 0"
+        return "sizes must contain finite numbers ≥ 0"
     if hello.token_budget is not None and (reason := _of_budget(hello, sizes)):
         return reason
     if len(hello.used) % 4:
         return "used is not a sequence of uint32"
     used = np.frombuffer(hello.used, "<u4")
     if len(used) and int(used.max()) >= len(sizes):
-        return f"used holds {used.max()} of {len(sizes)} samples"
+        return f"used contains {used.max()}, but there are only {len(sizes)} samples"
     return None
 
 
@@ -125,10 +125,10 @@ def _of_budget_alone(hello: Hello) -> str | None:
             return "steps_per_epoch is given without token_budget: leave it out"
         return None
     if hello.stream:
-        return "token_budget does not go with a stream: leave it out"
+        return "token_budget cannot be combined with a stream: leave it out"
     if hello.drop_last or hello.grid > 1 or hello.limits or hello.shards is not None:
-        return "token_budget does not go with drop_last, grid, limits or shards"
-    return "token_budget does not go with uneven_steps" if hello.uneven_steps else None
+        return "token_budget cannot be combined with drop_last, grid, limits or shards"
+    return "token_budget cannot be combined with uneven_steps" if hello.uneven_steps else None
 
 
 def _of_budget(hello: Hello, sizes: npt.NDArray[np.float64]) -> str | None:
@@ -137,13 +137,13 @@ def _of_budget(hello: Hello, sizes: npt.NDArray[np.float64]) -> str | None:
     if not 0 < budget < math.inf:
         return f"token_budget is {budget}: it must be above 0, and finite"
     if sizes.max() > budget:
-        return f"sizes holds {shown(sizes.max())}, more than token_budget, {shown(budget)}"
+        return f"sizes contains {shown(sizes.max())}, more than token_budget, {shown(budget)}"
     if steps is not None and not 1 <= steps <= len(sizes):
         return f"steps_per_epoch is {steps}: it must be 1 to {len(sizes)}, the number of sizes"
     if len(limits) not in (0, hello.world):
-        return f"token_limits are {len(limits)} of {hello.world} ranks"
+        return f"token_limits has {len(limits)} values for {hello.world} ranks"
     if not all(0 <= limit < math.inf for limit in limits):
-        return "token_limits holds a number that is negative or not finite"
+        return "token_limits contains a number that is negative or not finite"
     if limits:
         try:
             refuse_tight(np.array(limits), float(sizes.max()), budget)
@@ -154,23 +154,23 @@ def _of_budget(hello: Hello, sizes: npt.NDArray[np.float64]) -> str | None:
 
 def _of_ranks(hello: Hello) -> str | None:
     if len(hello.limits) not in (0, hello.world):
-        return f"limits are {len(hello.limits)} of {hello.world} ranks"
+        return f"limits has {len(hello.limits)} values for {hello.world} ranks"
     if not all(0 <= limit < _BIG for limit in hello.limits):
-        return "limits holds a number that is negative or too large"
+        return "limits contains a number that is negative or too large"
     if len(hello.placement) not in (0, hello.world):
-        return f"placement is of {len(hello.placement)} of {hello.world} ranks"
+        return f"placement has {len(hello.placement)} nodes for {hello.world} ranks"
     if any(len(node) > _LONGEST_NAME for node in hello.placement):
         return f"placement: a node's name has more than {_LONGEST_NAME} characters"
     if len(hello.devices) not in (0, hello.world):
-        return f"devices are of {len(hello.devices)} of {hello.world} ranks"
+        return f"devices has {len(hello.devices)} values for {hello.world} ranks"
     for device in hello.devices:
         if reason := device.problem():
             return f"devices: {reason}"
     if len(hello.profiles) not in (0, hello.world):
-        return f"profiles are {len(hello.profiles)} of {hello.world} ranks"
+        return f"profiles has {len(hello.profiles)} values for {hello.world} ranks"
     trials = [trial for rank in hello.profiles for trial in rank]
     if not all(0 <= count < _INT and math.isfinite(time_s) for count, time_s in trials):
-        return "profiles holds a trial that is no count of samples and seconds"
+        return "profiles contains a trial without a valid number of samples and seconds"
     return None
 
 
@@ -246,7 +246,7 @@ def of_run_state(change: RunState) -> str | None:
     if reason := of_whole(change, bounds) or of_times(change, ("at",)):
         return reason
     if change.exit_code is not None and not -_INT <= change.exit_code < _INT:
-        return f"exit_code is {change.exit_code}: it must be a number of 32 bits"
+        return f"exit_code is {change.exit_code}: it must be a 32-bit integer"
     return None
 
 

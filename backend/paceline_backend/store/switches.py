@@ -63,7 +63,7 @@ def add(
     ).one_or_none()
     if row is None:
         key_of(connection, run)
-        raise RunEndedError(f"run {run} has ended: its policy cannot change any more")
+        raise RunEndedError(f"run {run} has ended: its policy can no longer be changed")
     values = {
         "version": row.version,
         "policy": policy,

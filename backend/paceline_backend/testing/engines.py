@@ -161,7 +161,12 @@ class EngineContract:
         harness.occupy()
         run = start(harness, 1, 1)
         job = queued(harness, run)
-        until(lambda: job in str(harness.cluster.run(run)["message"]), "why it waits", WAIT_S, 0.1)
+        until(
+            lambda: job in str(harness.cluster.run(run)["message"]),
+            "the reason why the run waits",
+            WAIT_S,
+            0.1,
+        )
         harness.vanish()
         away = "does not answer"
         until(lambda: away in str(harness.cluster.run(run)["message"]), "the outage", WAIT_S, 0.1)
@@ -171,7 +176,7 @@ class EngineContract:
             [backend] = _backends(harness)
             return not backend["reachable"] and bool(backend["problem"])
 
-        until(is_shown_away, "that it is not reachable", WAIT_S, 0.1)
+        until(is_shown_away, "the engine to be reported unreachable", WAIT_S, 0.1)
         harness.come_back()
         until(lambda: away not in str(harness.cluster.run(run)["message"]), "its end", WAIT_S, 0.1)
         harness.free()
@@ -242,7 +247,7 @@ class EngineContract:
             rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
             return sum(row["state"] not in ENDED for row in rows) == 1
 
-        until(is_known, "the control plane to know of it", WAIT_S, 0.2)
+        until(is_known, "the control plane to record that the node has ended", WAIT_S, 0.2)
         harness.cluster.api("POST", f"/runs/{run}/nodes", {"nodes": 1})
         harness.cluster.reaches(run, harness.cluster.run(run)["step"] + 4, 2)
         assert_ends_exact(harness, run)

@@ -87,7 +87,7 @@ def _check_preset(preset: Preset[Any]) -> None:
     defaults = {name: schema["default"] for name, schema in schemas.items()}
     made = preset.make(convert(preset.name, preset.parameters, defaults))
     assert isinstance(made, Policy), "preset.make(parameters) does not return a Policy"
-    assert made.name == preset.name, f"the policy calls itself {made.name!r}, not {preset.name!r}"
+    assert made.name == preset.name, f"the policy's name is {made.name!r}, not {preset.name!r}"
 
 
 def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
@@ -177,9 +177,9 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
             _check_plan(simulation)
         segment = simulation.advance().segment
         given = np.frombuffer(segment.indices, "<u4").tolist()
-        assert len(set(given)) == len(given), "a sample twice in a segment"
+        assert len(set(given)) == len(given), "a segment has a sample twice"
         again = used[segment.epoch].intersection(given)
-        assert not again, f"samples {sorted(again)} again in epoch {segment.epoch}"
+        assert not again, f"samples {sorted(again)} used twice in epoch {segment.epoch}"
         used[segment.epoch].update(given)
     whole = samples - samples % batch if case.hello.drop_last else samples
     for epoch, seen in enumerate(used):
@@ -214,7 +214,7 @@ def _check_plain(made: Plan, problem: Problem) -> None:
     expected = np.split(order[: len(made.batches.samples)], ends)
     for step, samples in enumerate(np.split(made.batches.samples, ends)):
         assert np.array_equal(np.sort(samples), np.sort(expected[step])), (
-            f"plain_batches: step {step} has other samples than plain DDP gives it"
+            f"plain_batches: step {step} has other samples than under plain DDP"
         )
 
 
@@ -223,7 +223,9 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     assert counts.shape[1:] == (world,), f"batches.counts: shape {counts.shape}, not [S, {world}]"
     assert (counts >= 0).all(), "batches.counts: below 0"
     totals = counts.sum(axis=1).tolist()
-    assert totals == problem.batch_sizes(), f"steps of {totals}, not {problem.batch_sizes()}"
+    assert totals == problem.batch_sizes(), (
+        f"batches.counts: steps have {totals} samples, not {problem.batch_sizes()}"
+    )
     if problem.limits is not None:
         most = counts.max(axis=0, initial=0)
         assert (most <= problem.limits).all(), (
@@ -232,15 +234,19 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     if problem.token_budget is not None:
         _check_budget(made, problem)
     unknown = np.setdiff1d(made.batches.samples, problem.remaining)
-    assert not len(unknown), f"samples {unknown.tolist()} do not remain in this epoch"
+    assert not len(unknown), (
+        f"samples {unknown.tolist()} are not among those that remain in this epoch"
+    )
     assert sorted(made.order.tolist()) == problem.remaining.tolist(), (
-        "compose() does not return what remains, each sample once"
+        "compose() does not return each remaining sample exactly once"
     )
     outside = np.setdiff1d(np.arange(len(problem.sizes)), problem.remaining)
     assert np.array_equal(made.placement[outside], problem.placement[outside]), (
         "shuffle() moved samples that do not remain"
     )
-    assert ((made.placement >= 0) & (made.placement < world)).all(), "shuffle() names no such rank"
+    assert ((made.placement >= 0) & (made.placement < world)).all(), (
+        "shuffle() returns a rank that does not exist"
+    )
     if made.ett_s:
         assert np.shape(made.ett_s) == counts.shape, "ETT: not [S, W]"
         assert np.isfinite(made.ett_s).all(), "ETT: not finite"
@@ -250,16 +256,16 @@ def _check_legal(made: Plan, problem: Problem) -> None:
         assert math.isclose(sum(made.shares), 1.0, rel_tol=1e-6), "shares: their sum is not 1"
     legal = all(type(n) is int and n >= 1 for n in made.threads)
     assert legal and len(made.threads) in (0, world), (
-        f"threads: {made.threads}; give none, or a whole number from 1 on for each of {world} ranks"
+        f"threads: {made.threads}; give none, or an integer of 1 or more for each of {world} ranks"
     )
     how = made.synchroniser
     refused = how.problem(world)
     assert refused is None, refused
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation)
-    assert arrived == how, f"synchroniser: {how} is not the same after its way in a segment"
+    assert arrived == how, f"synchroniser: {how} is not the same after it is sent in a segment"
     packed = msgspec.msgpack.encode(made.memory)
     travelled = msgspec.msgpack.decode(packed, type=dict[str, Any])
-    assert travelled == made.memory, "memory is not the same after its way in a segment"
+    assert travelled == made.memory, "memory is not the same after it is sent in a segment"
 
 
 def _check_budget(made: Plan, problem: Problem) -> None:
@@ -270,7 +276,7 @@ def _check_budget(made: Plan, problem: Problem) -> None:
     for step, samples in enumerate(parts):
         held = float(problem.sizes[samples].sum())
         assert held <= budget.tokens * (1 + ROUNDING), (
-            f"step {step} holds {held:g}, more than the token budget, {budget.tokens:g}"
+            f"step {step} has a load of {held:g}, more than the token budget, {budget.tokens:g}"
         )
 
 

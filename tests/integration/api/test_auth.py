@@ -76,7 +76,7 @@ def test_a_token_is_wanted_everywhere(guarded: httpx.Client, path: str) -> None:
 
 
 def test_without_a_guard_nobody_may() -> None:
-    with pytest.raises(LookupError, match="guard"):
+    with pytest.raises(LookupError, match="middleware"):
         identity_of(Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)}))
 
 

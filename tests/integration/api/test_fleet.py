@@ -51,7 +51,7 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert client.get("/api/v1/verdict").json()["words"] == "No run trains."
+    assert client.get("/api/v1/verdict").json()["words"] == "No run is training."
     trained(store, "fine", 1.0)
     trained(store, "slow", 3.0)
     add_run(store, "over", state="finished")
@@ -77,7 +77,7 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     assert node["node"] == "n"
     [held] = node["runs"]
     assert (held["run"], held["ranks"], held["kinds"]) == ("slow", [1], ["node"])
-    assert answer["words"].startswith("1 of 2 runs on 6 workers is held up; ")
+    assert answer["words"].startswith("1 of 2 runs on 6 workers is slowed down; ")
     main = in_process(monkeypatch, capsys)
     server = ("--server", str(client.base_url))
     code, printed, _ = main("verdict", "--fleet", *server)
@@ -113,7 +113,7 @@ def test_a_run_whose_loss_allows_equal_parts_alone_says_so(
     part = adopted(1, 0, source="equal", why=why, counts=[[1, 1, 1]])
     telemetry.write(store, [("equal", part)])
     url = "/api/v1/runs/equal"
-    notice = f"Ranks train with equal parts, whatever the policy: {why}"
+    notice = f"Ranks train with equal local batches, whatever the policy: {why}"
     assert client.get(url).json()["notice"] == notice
     assert client.get(f"{url}/coasts").json() == []
     assert client.get(f"{url}/synchronisation").json()["chosen"] == []

@@ -167,7 +167,7 @@ def test_what_failed_after_a_change_is_not_made_again(
         assert failed.status_code == 503
     again = client.post(f"{V1}/runs/r/policy", json={"policy": "chronica"}, headers=keyed("a"))
     assert again.status_code == 409
-    assert "read what it changed" in again.json()["detail"]
+    assert "check what it changed" in again.json()["detail"]
     assert switches(client) == 1
 
 

@@ -139,7 +139,7 @@ def test_a_route_without_a_rule_is_nobodys(store: Store, bus_url: str) -> None:
         app.router.routes.insert(0, app.router.routes.pop())  # before the pages' catch-all
         assert [r.path for r in rules.table(app) if r.rule is None] == ["/forgotten"]
         refused = client.get("/forgotten")
-        assert (refused.status_code, "no rule" in refused.text) == (403, True)
+        assert (refused.status_code, "no access rule" in refused.text) == (403, True)
 
 
 def test_who_may_only_look_gets_no_rule_for_a_change(store: Store, bus_url: str) -> None:

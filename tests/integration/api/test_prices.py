@@ -120,7 +120,8 @@ def test_everything_that_tells_money_uses_the_price(
     main = in_process(monkeypatch, capsys)
     server = ("--server", str(priced.base_url))
     assert f"{cost:,.2f} USD" in main("runs", *server)[1]
-    assert f"cost          {cost:,.2f} USD, of it waiting" in main("runs", "show", "r", *server)[1]
+    costs = f"cost          {cost:,.2f} USD, {waited:,.2f} USD of it for waiting"
+    assert costs in main("runs", "show", "r", *server)[1]
     assert f"({waited:,.2f} USD) waited" in main("verdict", "--fleet", *server)[1]
     said = main("verdict", "r", *server)[1]
     assert re.search(r"In these steps that is [\d.e-]+ worker-hours, [\d.]+ USD\.", said)

@@ -38,7 +38,7 @@ def test_a_user_whom_a_proxy_names_gets_no_link(store: Store, bus_url: str) -> N
     with serving(store, bus_url, token="of a test", proxies=TRUSTED) as client:
         refused = client.post(f"{V1}/login-links", headers={USER: "ada"})
         assert refused.status_code == 403
-        assert "ada is known by the word of a proxy" in refused.json()["detail"]
+        assert "ada is authenticated by a proxy" in refused.json()["detail"]
         assert "paceline token create" in refused.json()["detail"]
         with_token = {USER: "ada", "Authorization": "Bearer of a test"}
         assert client.post(f"{V1}/login-links", headers=with_token).status_code == 201

@@ -213,7 +213,7 @@ def test_the_command_line_lists_counts_and_drops(
     code, out, _ = main("rejected", "list", *at)
     assert code == 0
     assert "a terminal \\x1b[2J obeys" in out
-    assert "2 kept, 2 ever" in out
+    assert "2 kept, 2 rejected in total" in out
     [other] = json.loads(main("rejected", "list", "--limit", "1", "--json", *at)[1])["items"]
     assert other["run"] == "other"
     assert main("rejected", "drop", other["entry"], *at)[1] == f"{other['entry']} is dropped\n"

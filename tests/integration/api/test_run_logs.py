@@ -101,10 +101,10 @@ def test_a_drivers_ranks_have_no_logs_and_no_stacks(
     assert read(client, 0)["text"] == "worker 1 begins\n"
     for path in ("1", "1/stream"):
         status, why = refused(client, path)
-        assert (status, "its only log is that of rank 0" in why) == (409, True), path
+        assert (status, "so only rank 0 has a log" in why) == (409, True), path
     answer = client.get(f"/api/v1/runs/{RUN}/stacks")
     assert answer.status_code == 409
-    assert "of Ray's workers, `ray stack` on their machine prints them" in answer.json()["detail"]
+    assert "for Ray workers, run `ray stack` on their machine" in answer.json()["detail"]
 
 
 def test_a_part_says_where_it_is_from(client: httpx.Client, here: Node) -> None:
@@ -193,7 +193,7 @@ def test_a_run_that_no_node_has_begun_has_no_logs(client: httpx.Client, store: S
     add_run(store, RUN)
     assert client.get(LOGS).json() == {"run": RUN, "state": "pending", "nodes": [], "logs": []}
     status, words = refused(client)
-    assert (status, words) == (404, f"run {RUN} has no logs: no node has begun it")
+    assert (status, words) == (404, f"run {RUN} has no logs: no node has started it")
 
 
 def test_a_run_of_another_control_plane_is_not_shown(client: httpx.Client, here: Node) -> None:
@@ -201,7 +201,7 @@ def test_a_run_of_another_control_plane_is_not_shown(client: httpx.Client, here:
     here.log(RUN, 0, "secret")
     here.control = "another"
     here.run(RUN)
-    assert refused(client) == (404, f"node here: it has no directory of run {RUN}")
+    assert refused(client) == (404, f"node here: it has no directory for run {RUN}")
 
 
 def test_a_node_without_an_agent_is_named(client: httpx.Client, store: Store) -> None:

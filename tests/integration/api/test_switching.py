@@ -145,7 +145,7 @@ def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says
     assert shown["notice"].startswith("It trains as plain DDP: chronica composes batches itself")
     refused = client.post("/api/v1/runs/t/policy", json={"policy": "rna"}, headers=ANY)
     assert refused.status_code == 422
-    assert "rna relaxes synchronisation, which keeps no token budget" in refused.text
+    assert "rna relaxes synchronisation, so it cannot keep a token budget" in refused.text
     made = client.post("/api/v1/runs/t/policy", json={"policy": "paceline"}, headers=ANY)
     assert made.status_code == 202
     assert client.get("/api/v1/runs/t").json()["notice"] is None

@@ -114,7 +114,7 @@ def test_a_job_is_submitted_once_more() -> None:
 def test_a_job_of_somebody_else() -> None:
     Answers.known["POST /apis/batch/v1/namespaces/ns/jobs"] = refused(409, "exists")
     Answers.known[f"GET {JOB}"] = (200, {"metadata": {"name": "paceline-run-0-0", "uid": "u"}})
-    with pytest.raises(backends.EngineRefusedError, match="not ours"):
+    with pytest.raises(backends.EngineRefusedError, match="not Paceline's"):
         Kubernetes().submit(ORDER)
 
 
@@ -128,7 +128,7 @@ def test_a_job_of_somebody_else() -> None:
         (refused(429, "slow down"), backends.EngineAwayError, "slow down"),
         (refused(500, "etcdserver: request timed out"), backends.EngineAwayError, "timed out"),
         ((503, b"no backend"), backends.EngineAwayError, "no backend"),
-        ((200, b"<html>"), backends.EngineAwayError, "no JSON"),
+        ((200, b"<html>"), backends.EngineAwayError, "not JSON"),
     ],
 )
 def test_what_the_api_server_says(
@@ -231,7 +231,7 @@ def test_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "script, words",
-    [("echo no login >&2; exit 3", "ended with 3: no login"), ("echo '{}'", "status")],
+    [("echo no login >&2; exit 3", "exited with 3: no login"), ("echo '{}'", "status")],
 )
 def test_a_plugin_that_fails(tmp_path: Path, script: str, words: str) -> None:
     (tmp_path / "plugin").write_text(f"#!/bin/sh\n{script}\n")
@@ -263,7 +263,7 @@ def test_somebody_elses_cordon_stays(reason: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["../secrets", "a b", "", "gpu7/status"])
 def test_what_is_no_machine(host: str) -> None:
-    with pytest.raises(backends.EngineRefusedError, match="no name of a machine"):
+    with pytest.raises(backends.EngineRefusedError, match="not a valid machine name"):
         Kubernetes().cordon(host, "slow")
     assert not Answers.asked
 

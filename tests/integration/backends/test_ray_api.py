@@ -183,7 +183,7 @@ def test_what_jobs_are(api: Api) -> None:
         (
             "8",
             "ended",
-            f"FAILED: It failed with exit code 1; `ray job logs {jobs[8].ref}` says more",
+            f"FAILED: It failed with exit code 1; see `ray job logs {jobs[8].ref}`",
         ),
     ]
     assert all(job.label == job.ref for job in jobs)

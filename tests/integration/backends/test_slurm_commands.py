@@ -100,7 +100,7 @@ def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_slurm_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.01)
     commands(tmp_path, monkeypatch, squeue="exec sleep 60")
-    with pytest.raises(backends.EngineAwayError, match="no answer"):
+    with pytest.raises(backends.EngineAwayError, match="did not answer"):
         Slurm().look("paceline.")
 
 
@@ -179,7 +179,7 @@ def test_only_a_node_can_be_drained(
 ) -> None:
     """A node says itself what it is called."""
     commands(tmp_path, monkeypatch, scontrol=f"touch {tmp_path}/asked")
-    with pytest.raises(backends.EngineRefusedError, match="no name of a node"):
+    with pytest.raises(backends.EngineRefusedError, match="not a valid node name"):
         Slurm().cordon(host, "slow")
     assert not (tmp_path / "asked").exists()
 

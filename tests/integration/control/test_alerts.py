@@ -86,7 +86,7 @@ def test_an_alert_is_raised_and_resolved_by_its_times(store: Store) -> None:
     assert (alert["rule"], alert["run"], alert["state"]) == ("run-waste", "r", "raised")
     assert (alert["since"], alert["raised_at"]) == (1_000.0, raised_at)
     assert alert["value"] == pytest.approx(1 - 0.5 / 0.9)
-    assert alert["words"] == "Ranks wait for 44 % of their time, over the last 50 steps."
+    assert alert["words"] == "Ranks spend 44 % of their time waiting, over the last 50 steps."
     trained(store, slow=1.0, first=60)
     watch.look(raised_at + 10)
     watch.look(raised_at + 10 + RULE.resolve_after_s - 1)
@@ -126,7 +126,7 @@ def test_an_alert_ends_with_its_run_and_with_its_rule(store: Store) -> None:
     watch.look(610.0)
     [over] = listed(store, state="resolved")
     assert (over["run"], over["resolved_at"]) == ("a", 610.0)
-    assert over["words"].endswith("The run does not train any more.")
+    assert over["words"].endswith("The run is no longer training.")
     only(store)
     watch.look(620.0)
     [over, _] = listed(store, state="resolved")

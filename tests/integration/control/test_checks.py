@@ -43,12 +43,12 @@ def placed(store: Store) -> list[tuple[int, int, int]]:
         (RoundBatch([a_round(0, rank=2)]), "rank 2 is out of range"),
         (RoundBatch([a_round(0, attempt=9)]), "RoundBatch.attempt is 9"),
         (RoundBatch([a_round(0, waited_s=-1.0)]), "at least 0"),
-        (hello(world=3), "Hello.world is 3: the run has 2 ranks"),
+        (hello(world=3), "Hello.world is 3: the run has at most 2 ranks"),
         (hello(attempt=2), "its last attempt is 1; resume the run"),
         (hello(started_at=-1.0), "Hello.started_at is -1.0"),
         (adopted(0, 0, attempt=2), "Adopted.attempt is 2"),
         (adopted(0, 0, at=-1.0), "Adopted.adopted_at is -1.0"),
-        (WIDE, "counts are of 3 ranks; the run has 2"),
+        (WIDE, "counts of 3 ranks; the run has at most 2"),
         (Fallback(2, 0, "why"), "Fallback.attempt is 2"),
         (NodeState("n", "host", 2, 2**30, [], -5.0, "0"), "NodeState.at is -5.0"),
     ],
@@ -74,7 +74,7 @@ def test_a_data_set_has_a_greatest_size(
     add_run(store, "r")
     send(bus, hello())  # 32 samples
     ingest_all(store, bus_url)
-    assert reasons(bus) == ["run r: Hello.sizes are 32: a data set has at most 31 samples"]
+    assert reasons(bus) == ["run r: Hello.sizes has 32 entries: a data set has at most 31 samples"]
 
 
 @pytest.mark.parametrize("batch", [StepBatch, RoundBatch])
@@ -88,7 +88,7 @@ def test_a_message_has_a_greatest_number_of_records(
     send(bus, batch([row] * 3), batch([row] * 4))
     ingest_all(store, bus_url)
     [said] = reasons(bus)
-    assert said.endswith(".records are 4: a message of this run has at most 3")
+    assert said.endswith(".records has 4 entries: a message of this run has at most 3")
 
 
 def test_messages_of_too_many_bytes_are_not_decoded(
@@ -100,7 +100,7 @@ def test_messages_of_too_many_bytes_are_not_decoded(
     send(bus, hello(), StepBatch([record(0, 0)]), long)
     ingest_all(store, bus_url)
     [said] = reasons(bus)
-    assert said.startswith("it has ")
+    assert said.startswith("the message has ")
     assert placed(store) == [(0, 0, 0)]
 
 

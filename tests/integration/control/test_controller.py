@@ -388,8 +388,10 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
             training.bus.xadd(live(run), entry)
         assert all(not segment.shuffled for segment in training.follow(3)), "it did not start anew"
         training.assert_exact()
-    assert "failed" not in caplog.text and "starts anew" not in caplog.text
-    lines = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "failed" not in caplog.text and "controller restarts" not in caplog.text
+    lines = [
+        record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()
+    ]
     assert lines and len(lines) == len(set(lines))
     assert any("groups" in line or "counts" in line for line in lines)
 
@@ -419,8 +421,8 @@ def test_a_plan_that_fails_ends_no_controller(
         mended.set()  # what it hears of next, it plans on
         training.report(coasted)
         training.follow(2)
-    assert caplog.text.count("nothing is planned until more is known") == 1
-    assert "starts anew" not in caplog.text
+    assert caplog.text.count("planning is paused until new telemetry arrives") == 1
+    assert "controller restarts" not in caplog.text
 
 
 def test_what_the_leader_would_refuse_is_not_proposed(
@@ -445,7 +447,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
         training.follow(2)
         assert all(proposal.segment.moved >= 0 for proposal in training.proposals())
     assert "Traceback" not in caplog.text
-    assert caplog.text.count("nothing is planned until more is known") == 1
+    assert caplog.text.count("planning is paused until new telemetry arrives") == 1
 
 
 def test_a_controller_that_fails_unexpectedly_starts_anew(
@@ -466,9 +468,9 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         training.follow(1)
-        until(lambda: "starts anew: KeyError: 'surprise'" in caplog.text, "the reason in the log")
+        until(lambda: "restarts: KeyError: 'surprise'" in caplog.text, "the reason in the log")
         training.follow(2)
-    assert "its leader coasts" not in caplog.text, "the manager was not needed"
+    assert "leader repeats the last split" not in caplog.text, "the manager was not needed"
 
 
 def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:

@@ -89,7 +89,7 @@ def test_the_other_node_joins_and_the_first_leaves(
 ) -> None:
     replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2", cordon=True))
     assert shown(store, run) == [("n2", None, "waiting")]
-    with pytest.raises(ConflictError, match="was asked for another node in place of n2 already"):
+    with pytest.raises(ConflictError, match="was already asked for a replacement of n2"):
         replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2"))
     with pytest.raises(ConflictError, match="at most 2"):
         join(store, bus_url, RequestedChange(run, ADA), 1, {})
@@ -150,7 +150,7 @@ def test_a_replacement_is_taken_back(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
     """Its job is stopped, whether the engine had it already, and its number is not used again."""
-    with pytest.raises(ConflictError, match="nobody waits for another node in place of n1"):
+    with pytest.raises(ConflictError, match="no replacement of n1 is pending"):
         withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
@@ -168,7 +168,7 @@ def test_a_replacement_is_taken_back(
     assert TableEngine.jobs["3"].state == "queued"
     assert len({order.label for order in TableEngine.orders}) == 3
     assert come(store, bus_url, run, "n4").needed
-    with pytest.raises(ConflictError, match="n4 has come in place of n1: let n4 leave"):
+    with pytest.raises(ConflictError, match="n4 has already replaced n1: let n4 leave"):
         withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     assert TableEngine.jobs["3"].state == "queued"
 
@@ -186,7 +186,7 @@ def test_a_node_whose_replacement_died_is_replaced_again(
     replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     assert TableEngine.jobs["3"].state == "queued"
-    with pytest.raises(ConflictError, match="asked for another node in place of n1 already"):
+    with pytest.raises(ConflictError, match="already asked for a replacement of n1"):
         replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     worker.look(bus)

@@ -576,9 +576,9 @@ def test_a_job_that_somebody_removed(
     with store.write() as connection:
         assert runs.end(connection, trains, State.FAILED, "n1 is lost", lost=True)
     after(worker, bus, clock, 12)
-    why = "job 1 of Table ended before the run did: somebody removed it"
+    why = "job 1 of Table ended before the run did: it was removed"
     assert shown(store, waits) == ("stopped", why)
-    why = "n1 is lost; job 2 of Table ended: somebody removed it"
+    why = "n1 is lost; job 2 of Table ended: it was removed"
     assert shown(store, trains) == ("stopped", why)
 
 
@@ -589,7 +589,7 @@ def test_jobs_that_the_engine_has_forgotten(
     worker.look(bus)
     TableEngine.jobs.clear()
     after(worker, bus, clock, 12)
-    assert shown(store, run) == ("failed", "Table does not know the run's jobs any more: 1")
+    assert shown(store, run) == ("failed", "Table no longer lists the run's jobs: 1")
     assert len(TableEngine.orders) == 1
 
 
@@ -703,7 +703,7 @@ def test_an_engine_with_a_fault_does_not_end_the_worker(
     with monkeypatch.context() as patch:
         patch.setattr(engine, "look", lambda self, prefix: 1 / 0)
         worker.look(bus)
-    assert "runs on Table has a fault" in caplog.text
+    assert "managing runs on Table failed" in caplog.text
     assert not engine.orders
     worker._outages.clear()
     worker.look(bus)
@@ -799,7 +799,7 @@ def test_nodes_join_and_leave(
     leave(store, bus_url, RequestedChange(run, ME), "n2")
     report(store, run, "n2", State.STOPPED)
     assert enlist(store, bus_url, run, "n2").message == "it was asked to leave the run"
-    with pytest.raises(ConflictError, match="table chooses the other node"):
+    with pytest.raises(ConflictError, match="table chooses the replacement"):
         replace(store, bus_url, RequestedChange(run, ME), NodeReplacement("n1", other="n3"))
     with pytest.raises(ConflictError, match="give a number"):
         join(store, bus_url, RequestedChange(run, ME), ["n3"], {})

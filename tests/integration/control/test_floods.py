@@ -232,7 +232,7 @@ def test_a_bus_that_gives_no_such_right_is_trimmed_alone(
             assert not look_twice(guard, bus, THIEF).off
             assert bus.xlen(THIEF) == 100
         assert guard.switch_on() == []
-    assert sum("does not let us" in message for message in caplog.messages) == 1
+    assert sum("may not switch the bus user" in message for message in caplog.messages) == 1
 
 
 def test_a_worker_bounds_a_thief_and_says_so(

@@ -97,11 +97,11 @@ def test_a_worker_hears_of_its_death(store: Store, bus_url: str) -> None:
     with worker(store, bus_url) as (process, child):
         child.kill()
         _, errors = process.communicate(timeout=DEADLINE_S)
-        assert "RuntimeError: the process that ingests ended with code -9" in errors
+        assert "RuntimeError: the ingest process exited with code -9" in errors
 
 
 def test_it_says_why_it_cannot_begin(store: Store, bus_url: str) -> None:
     command = [sys.executable, "-c", WORKER, "sqlite:////nowhere/at/all.db", bus_url]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert "ingest cannot begin: database sqlite:////nowhere/at/all.db" in ended.stderr
-    assert "RuntimeError: the process that ingests ended with code 1" in ended.stderr
+    assert "ingest cannot start: database sqlite:////nowhere/at/all.db" in ended.stderr
+    assert "RuntimeError: the ingest process exited with code 1" in ended.stderr

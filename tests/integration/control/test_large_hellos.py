@@ -79,7 +79,7 @@ def test_a_small_hello_is_one_message_and_a_large_one_is_small_entries() -> None
     data = b"".join(p.data for p in parts if isinstance(p, HelloPart))
     assert joined(data, digest(data), 2) == whole
     many = hello(sizes=bytes(8 * (MOST_SAMPLES + 1)))
-    with pytest.raises(ValueError, match=f"at most {MOST_SAMPLES:,}: give the session a stream"):
+    with pytest.raises(ValueError, match=f"at most {MOST_SAMPLES:,}: use paceline.data.Stream"):
         in_parts(many)
 
 
@@ -120,7 +120,7 @@ def forged(data: bytes) -> list[HelloPart]:
 
 
 LIES = {
-    "an unreadable whole": (forged(b"\xc1" * 300_000), "the parts of a Hello make none"),
+    "an unreadable whole": (forged(b"\xc1" * 300_000), "the parts of a Hello cannot be decoded"),
     "another message": (
         forged(msgspec.msgpack.encode(StepBatch([record(s, 0) for s in range(3_000)]))),
         "Invalid value 'steps'",
@@ -128,16 +128,19 @@ LIES = {
     "more ranks than the run has": (in_parts(large(world=77)), "the run has 2 ranks"),
     "sizes that are no numbers": (
         in_parts(hello(sizes=np.full(50_000, np.nan).tobytes())),
-        "sizes holds what is not a finite number",
+        "sizes must contain finite numbers",
     ),
     "another digest": (
         [msgspec.structs.replace(part, hello=b"x" * 16) for part in in_parts(large())],
-        "do not make what their digest names",
+        "do not match their digest",
     ),
-    "another attempt": (forged(msgspec.msgpack.encode(large(attempt=1))), "make a Hello of 1"),
+    "another attempt": (
+        forged(msgspec.msgpack.encode(large(attempt=1))),
+        "form a Hello of attempt 1",
+    ),
     "lists of lists": (
         forged(encode(hello(profiles=[[]] * 300_000))[b"data"]),
-        "has at most 67,584",
+        "may have at most 67,584",
     ),
     "lists of lists, named twice": (
         forged(
@@ -147,7 +150,7 @@ LIES = {
             + b"\xa5sizes\xc4\x08"
             + bytes(8)
         ),
-        "the parts of a Hello make none",
+        "the parts of a Hello cannot be decoded",
     ),
     "a number that there is not": ([HelloPart(0, b"x" * 16, 5, 5, b"x")], "number is 5"),
     "too many parts": ([HelloPart(0, b"x" * 16, 0, 10**6, b"x")], "of is 1000000"),
@@ -336,7 +339,7 @@ def test_lists_that_would_take_all_memory_are_not_decoded(
     add_run(store, "r", signed=True)
     send(bus, LARGE[what])
     settle(store, bus, bus_url)
-    assert "in no array of samples: at most 1,048,576" in reasons(bus)[0]
+    assert "outside arrays of samples: the limit is 1,048,576" in reasons(bus)[0]
 
 
 INGEST = """

@@ -129,8 +129,8 @@ def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
     order = orders(bus, "n2")[-1]
     assert isinstance(order, Kill)
     assert order.reason == (
-        "n2 cannot reach n1, where the nodes meet at 127.0.0.1: stop the run, and start the agent "
-        "of n1 with --server and an address of the server that all nodes reach"
+        "n2 cannot reach the rendezvous on n1 at 127.0.0.1: stop the run, and start the agent "
+        "of n1 with --server and an address of the server that all nodes can reach"
     )
 
 
@@ -413,7 +413,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(
     answer(store, "n1", left=True)
     report(store, run, "n2", State.FAILED, message=GONE)
     look(meetings, bus)
-    assert orders(bus, "n3")[-1] == Kill("n1, where its nodes met, went away", 0)
+    assert orders(bus, "n3")[-1] == Kill("rendezvous host n1 was lost", 0)
     assert isinstance(orders(bus, "n2")[-1], Meet), "its launcher has ended"
     report(store, run, "n3", State.STOPPED)
     assert runs.get(store, run)["state"] == "running"
@@ -516,7 +516,7 @@ def test_a_launch_anew_that_cannot_be_fails_the_run(
     monkeypatch.setattr(base, "publish", Mock(side_effect=ValueError("surprise")))
     look(meetings, bus)
     row = runs.get(store, run)
-    assert (row["state"], row["message"]) == ("failed", "it could not be launched anew: ValueError")
+    assert (row["state"], row["message"]) == ("failed", "it could not be relaunched: ValueError")
 
 
 def test_a_launch_anew_is_recorded_although_the_bus_is_away(
@@ -623,7 +623,7 @@ def test_a_host_that_may_only_be_cut_off_keeps_its_attempts(
     first = runs.get(store, run)["first_attempt"]
     assert first > 1_000, "as many attempts as a launch may come to"
     assert launches(bus, "n2") == [0, first]
-    assert orders(bus, "n1")[-1] == Kill("n1, where its nodes met, went away", 0)
+    assert orders(bus, "n1")[-1] == Kill("rendezvous host n1 was lost", 0)
     ready(store, run, "n2", attempt=first)
     report(store, run, "n1", State.RUNNING, first - 1)
     assert runs.get(store, run)["state"] == "starting", "the earlier launch changes nothing"
@@ -642,7 +642,7 @@ def test_a_run_that_has_no_numbers_left_says_so(
     row = runs.get(store, run)
     assert row["state"] == "failed"
     assert row["message"] == (
-        "n1, where its nodes met, went away: no run has more than 1,001 attempts: start another run"
+        "rendezvous host n1 was lost: a run has at most 1,001 attempts: start another run"
     )
 
 
@@ -650,7 +650,7 @@ def test_a_run_that_has_no_numbers_left_says_so(
     ("least", "env", "why"),
     [
         (1, {"TOKEN": "secret"}, "was started with values of TOKEN, which are not stored"),
-        (3, {}, "3 nodes are needed, and agents with a session answer on 2: n2, n3"),
+        (3, {}, "3 nodes are needed; agents with a session that answer: 2 (n2, n3)"),
     ],
 )
 def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(

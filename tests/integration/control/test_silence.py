@@ -67,8 +67,8 @@ def test_whatever_comes_of_a_run_is_a_sign_of_life(store: Store, looks: Looks) -
     add_run(store, "new", node="n")
     assert looks.after(1) == ["gone", "never-launched"]
     assert looks.after(0) == []
-    assert runs.get(store, "gone")["message"] == "nothing was heard of it for 30 s: n went away"
-    assert runs.get(store, "never-launched")["message"] == "nobody started it within 30 s"
+    assert runs.get(store, "gone")["message"] == "no telemetry for 30 s: lost contact with n"
+    assert runs.get(store, "never-launched")["message"] == "no agent started it within 30 s"
     assert looks.after(SILENT_S) == ["supervised", "introduced", "training", "new"]
 
 

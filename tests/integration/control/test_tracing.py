@@ -181,6 +181,7 @@ def test_a_wrong_variable_keeps_nobody_from_working(
     with caplog.at_level(logging.WARNING):
         tracing.configure("web")
     assert (
-        "OTEL_… is ignored: install paceline[otel] (there is no exporter nonsense)" in caplog.text
-    )
+        "OTEL_… variables are ignored: install paceline[otel] "
+        "(no OpenTelemetry exporter is named nonsense)"
+    ) in caplog.text
     assert isinstance(tracing.now().tracers, NoOpTracerProvider)

@@ -90,13 +90,13 @@ LIES: dict[str, tuple[str, Message, str, str]] = {
         node_telemetry("here"),
         RunState(State.FAILED, 1.0, "here"),
         "other",
-        "which is not its own",
+        "which is not on this node",
     ),
     "a run with a session, without it": (
         TELEMETRY,
         RunState(State.FAILED, 1.0, "here"),
         "other",
-        "reports on streams of its own",
+        "must report on its own streams",
     ),
 }
 
@@ -137,7 +137,7 @@ def test_nobody_speaks_for_a_node_with_a_session(
     publish(bus, TELEMETRY, state("here"))
     with working(ingest(store, bus_url)):
         until(lambda: bus.xlen(REJECTED) == 1, "the message to be rejected")
-    assert "reports on a stream of its own" in reasons(bus)[0]
+    assert "must report on its own stream" in reasons(bus)[0]
     assert nodes_of(store) == []
 
 

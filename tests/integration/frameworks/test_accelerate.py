@@ -134,15 +134,15 @@ def test_goes_on_from_a_saved_state(ranks: Results, start: int) -> None:
 def test_refusals_say_what_to_do(ranks: Results) -> None:
     said = ranks[0][-2]
     wanted = [
-        "has 'micro_batches': a framework's loop makes one turn for each batch",
-        "has 'size': give some of",
+        "does not take 'micro_batches': a framework's loop runs one iteration for each batch",
+        "does not take 'size': known options",
         "dispatch_batches=True makes rank 0 read all batches: leave it out",
         "comm_hook=fp16): Paceline reduces gradients in its own hook: leave it out",
         "give accelerator.prepare(…) the DataLoader with shuffle=True",
-        "skip_first_batches: after accelerator.load_state(…) the training loader goes on by itself",
+        "skip_first_batches: after accelerator.load_state(…) the training loader automatically",
         "join_uneven_inputs: Paceline's loader ends on all ranks together",
         "a second DataLoader with shuffle=True",
-        "replacement or num_samples, and Paceline uses each sample once in an epoch",
+        "replacement or num_samples, but Paceline uses each sample once per epoch",
     ]
     assert len(said) == len(wanted)
     for sentence, part in zip(said, wanted, strict=True):

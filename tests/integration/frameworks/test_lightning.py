@@ -83,14 +83,14 @@ def test_goes_on_from_a_checkpoint(ranks: Results, name: str, whole: str) -> Non
 
 def test_refusals_say_what_to_do(ranks: Results) -> None:
     wanted = [
-        "has 'drop_last': the framework's own drop_last decides it",
+        "does not take 'drop_last': use the framework's own drop_last",
         "ddp_comm_hook=…): Paceline reduces gradients in its own hook: leave it out",
         "model_averaging_period=…): leave it out and choose the policy local-sgd",
         "Manual.automatic_optimization is False",
-        "the training DataLoader has a sampler of its own, or none",
-        "reload_dataloaders_every_n_epochs=…): the plan is of one data set",
+        "the training DataLoader has a custom sampler, or none",
+        "reload_dataloaders_every_n_epochs=…): Paceline plans one data set",
         "Trainer(overfit_batches=…) trains in a fixed order",
-        "the checkpoint is of a training without Paceline",
+        "the checkpoint was saved without Paceline",
     ]
     said = ranks[0][-2]
     assert len(said) == len(wanted)

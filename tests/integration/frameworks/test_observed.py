@@ -65,7 +65,7 @@ def test_what_an_observed_run_does_not_take(shared_stack: Stack, tmp_path: Path)
         if "speed changed" not in (answer["reason"] or ""):
             break
         run = observed(shared_stack, "ddp", tmp_path)
-    assert answer["reason"] is None and "tells no sizes" in answer["assumes"]
+    assert answer["reason"] is None and "reports no sizes" in answer["assumes"]
     best = max(answer["forecasts"], key=lambda each: each["saving"])
     assert best["saving"] > 0.1  # rank 1 would get fewer samples
 
@@ -74,7 +74,7 @@ def test_a_script_without_a_session_is_told_so(shared_stack: Stack, tmp_path: Pa
     command = ["run", "--nproc", "2", str(SCRIPT), "ddp", str(tmp_path)]
     ended = paceline(shared_stack, tmp_path, command)
     assert ended.returncode == 0, ended.stderr
-    assert "No rank has begun a loop over the loader of a paceline.Session" in ended.stderr
+    assert "No rank has iterated over the loader of a paceline.Session" in ended.stderr
     run = newest(shared_stack)
     assert run["attempt"] is None and "paceline run --observe" in run["notice"]
 

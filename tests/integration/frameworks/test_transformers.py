@@ -115,10 +115,10 @@ def test_refusals_say_what_to_do(ranks: Results) -> None:
         "auto_find_batch_size=True changes the global batch: leave it out",
         "train_sampling_strategy='group_by_length': Paceline plans which samples a batch has",
         "ignore_data_skip=True: leave it out",
-        "has 'uneven_steps': a framework's loop makes equally many steps on all ranks",
+        "does not take 'uneven_steps': a framework's loop runs the same number of steps on all",
         "dispatch_batches=True makes rank 0 read all batches: leave it out",
         "loss_mean='size' and gradient_accumulation_steps > 1",
-        "plain/checkpoint-3 has no paceline_session.pt: it is of a training without Paceline",
+        "plain/checkpoint-3 has no paceline_session.pt: it was saved without Paceline",
     ]
     said = ranks[0][-2]
     assert len(said) == len(wanted)

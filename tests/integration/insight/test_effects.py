@@ -123,7 +123,7 @@ def test_what_will_never_be_known_is_said(store: Store) -> None:
     with store.read() as connection:
         first, _ = effects.effects_of(connection, key)
     assert effects.words_of(first) == (
-        "Its effect cannot be known: only 4 steps before it count, 8 are needed."
+        "Its effect cannot be measured: only 4 steps before the switch count, 8 are needed."
     )
 
 
@@ -168,7 +168,7 @@ def test_the_forecast_stands_beside_the_outcome(store: Store) -> None:
     assert not page.advice(content), "the policy that it recommends is in force by now"
     assert effect.forecast is not None
     assert effect.forecast.saving == 0.5
-    assert effects.words_of(effect).endswith("The forecast said 50 % less time ± 3.")
+    assert effects.words_of(effect).endswith("The forecast was 50 % less time ± 3.")
 
 
 def test_a_run_without_switches_has_no_effects(store: Store, client: httpx.Client) -> None:

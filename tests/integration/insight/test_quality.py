@@ -74,15 +74,15 @@ def test_a_switch_that_changes_the_training_tells_of_metrics(
     assert there == ("accuracy", pytest.approx(0.3), 3, pytest.approx(0.6), 2)
     assert back == ("accuracy", pytest.approx(0.6), 2, None, 0)
     assert quality.words(measured[1]) == (
-        "Accuracy was 0.3 (mean of 3 evaluations) before, and is 0.6 (mean of 2 evaluations) "
-        "since. Training went on meanwhile, which changes metrics, too."
+        "Accuracy: 0.3 (mean of 3 evaluations) before, 0.6 (mean of 2 evaluations) since. "
+        "Training continued meanwhile, which also changes metrics."
     )
-    assert "is not measured since" in quality.words(measured[2])
+    assert "not measured since" in quality.words(measured[2])
     training.switch("local-sgd")
     training.train(4)
     evaluate(training, 0.9)
     assert changes(store)[4][0].words == (
-        "accuracy was 0.8 (1 evaluation) before, and is 0.9 (1 evaluation) since"
+        "accuracy: 0.8 (1 evaluation) before, 0.9 (1 evaluation) since"
     )
 
 

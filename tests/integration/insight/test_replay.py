@@ -113,7 +113,7 @@ def test_every_plan_comes_out_the_same(
     telemetry.write(store, [(run, msgspec.structs.replace(hello, attempt=1))])
     assert replay_command(url, run, json_output=False) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert f"0 of 0 plans of the controller are the same again; {report.segments} plans of" in first
+    assert f"0 of 0 plans of the controller are identical; {report.segments} plans of" in first
     assert "earlier attempts are not covered" in first
 
 
@@ -159,7 +159,7 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
     assert replayed.identical == report.identical - 1
     assert replayed.first_difference is not None
     assert "synchroniser, why differ. synchroniser: Pairwise(" in replayed.first_difference
-    assert replayed.first_difference.endswith("planned again, 'because' recorded")
+    assert replayed.first_difference.endswith("replayed, 'because' recorded")
 
 
 def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
@@ -210,7 +210,7 @@ def test_a_policy_that_is_not_installed_here(
     report = replay(store, run)
     assert (report.identical, report.unknown) == (2, 1)
     assert report.first_difference is not None
-    assert "segment 2: its policy cannot be made here" in report.first_difference
+    assert "segment 2: its policy cannot be created here" in report.first_difference
     assert "no policy 'elsewhere'" in report.first_difference
     url = store.url.render_as_string(hide_password=False)
     assert replay_command(url, run, json_output=False) == 1

@@ -213,7 +213,7 @@ def test_noise_makes_no_saving() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Training(drawn(500, 1.0), devices([1e-5])), "one rank only"),
+        (lambda: Training(drawn(500, 1.0), devices([1e-5])), "only one rank"),
         (lambda: Training(drawn(500, 1.0), devices()), "complete, 16 are needed"),
     ],
 )
@@ -271,8 +271,8 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     answer = of(training, *PRESETS, "lbb")
     assert {forecast.policy for forecast in answer.forecasts} == {"bsp", "paceline"}
     assert {omitted.policy: omitted.reason for omitted in answer.left_out} == {
-        "sata": "ValueError: policy: sata chose what ranks cannot do: synchroniser 'partial': "
-        "parameters.probes: expected `int` >= 1",
+        "sata": "ValueError: policy: sata chose a synchroniser that 4 ranks cannot run: "
+        "synchroniser 'partial': parameters.probes: expected `int` >= 1",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }
@@ -294,7 +294,7 @@ def test_presets_for_which_no_time_is_left_are_named(monkeypatch: pytest.MonkeyP
     assert [forecast.policy for forecast in answer.forecasts] == ["bsp"]
     assert [omitted.policy for omitted in answer.left_out] == ["sata", "rna"]
     assert {omitted.reason for omitted in answer.left_out} == {
-        "no time was left: others took 0 s to simulate"
+        "no time was left: simulating other presets took 0 s"
     }
 
 
@@ -331,7 +331,9 @@ def test_the_database_tells_what_memory_does(
             forecast(store, "nobody")
         with pytest.raises(UnknownPolicyError, match="nopolicy"):
             forecast(store, run, presets=["nopolicy"])
-        legal = r"'paceline \(mode fre\)' is no variant of paceline; known: paceline, paceline \("
+        legal = (
+            r"'paceline \(mode fre\)' is not a variant of paceline; known: paceline, paceline \("
+        )
         with pytest.raises(ValueError, match=legal):
             forecast(store, run, presets=["bsp", "paceline (mode fre)"])
         with pytest.raises(ValueError, match="steps: 3"):

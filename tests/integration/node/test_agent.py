@@ -129,7 +129,7 @@ def test_leaves_in_order_when_the_provider_takes_the_machine_back(
         service.shutdown()
     wait_gone(everyone)
     stopped = reported(bus_url, "r", "stopped")
-    assert stopped.message == "the provider takes here back: terminate at noon"
+    assert stopped.message == "the provider reclaims here: terminate at noon"
     assert nodes(bus_url)[-1].left
 
 
@@ -167,7 +167,7 @@ def test_bad_input_harms_nobody_else(bus_url: str, agent: StartAgent, tmp_path: 
     registered(bus_url, process)
     path = script(tmp_path, "")
     tell(bus_url, "name", Launch(path, [], 1, {"A=B": "x"}))
-    assert "'A=B' is no name of a variable" in str(reported(bus_url, "name", "failed").message)
+    assert "'A=B' is not a valid variable name" in str(reported(bus_url, "name", "failed").message)
     tell(bus_url, "nul", Launch(path, ["\0"], 1, {}))
     assert "NUL" in str(reported(bus_url, "nul", "failed").message)
     tell(bus_url, "../../x", Launch(path, [], 1, {}))
@@ -177,7 +177,7 @@ def test_bad_input_harms_nobody_else(bus_url: str, agent: StartAgent, tmp_path: 
     assert reported(bus_url, "good", "finished").exit_code == 0
     process.terminate()
     _, err = process.communicate(timeout=DEADLINE_S)
-    assert err.count("what run unreadable left cannot be delivered") == 1
+    assert err.count("cannot deliver the remaining reports of run unreadable") == 1
     assert "a-file" not in err
 
 

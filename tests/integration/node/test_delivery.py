@@ -109,7 +109,7 @@ def test_the_spool_of_a_run_speaks_for_no_other(
     entries: Any = bus.xrange(TELEMETRY)
     assert {fields[b"run"] for _, fields in entries} == {b"r"}
     assert taken(bus) == ["running", 0, "finished"]
-    assert caplog.text.count("speaks for others") == 1
+    assert caplog.text.count("ignoring records of other runs") == 1
 
 
 def test_what_is_no_entry_ends_its_chunk_alone(bus: redis.Redis, delivery: Delivery) -> None:

@@ -42,11 +42,12 @@ signal.pause()
 """
 AWAY = """
 import pathlib, sys
+from paceline.node.client import Client
 from paceline.node.starting import observing
 command = [sys.executable, "-c", "import os; print(os.getpid())"]
 observing.observe(
-    command, data=pathlib.Path(sys.argv[1]), node="here", server=None,
-    default_server="http://127.0.0.1:1", token=None, name=None,
+    command, Client("http://127.0.0.1:1"), name=None, node="here",
+    data=pathlib.Path(sys.argv[1]), required=False,
 )
 """
 
@@ -146,4 +147,4 @@ def test_without_a_control_plane_the_command_takes_our_place(tmp_path: Path) -> 
     )
     out, err = process.communicate(timeout=120)
     assert (out.strip(), process.returncode) == (str(process.pid), 0), err
-    assert "nobody observes it" in err
+    assert "the script runs unobserved" in err

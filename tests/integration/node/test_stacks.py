@@ -138,7 +138,7 @@ def test_only_launched_ranks_take_a_signal(directory: Path, start: Start) -> Non
     start(REGISTERS, PACELINE_RUN="")
     assert rundir.rank_log(directory, 2, 0, "stdout").read_text().startswith("None\n")
     [dump] = dumped(directory)
-    assert "has made no paceline.Session" in dump.why
+    assert "has not created a paceline.Session" in dump.why
 
 
 def test_a_process_that_catches_nothing_gets_no_signal(directory: Path, start: Start) -> None:
@@ -176,7 +176,7 @@ def test_files_that_are_something_else(directory: Path, start: Start, tmp_path: 
     (folder / ANNOUNCED).unlink()
     (tmp_path / "secret").write_bytes(msgspec.json.encode(Announcement(process.pid, 42, 1, [])))
     (folder / ANNOUNCED).symlink_to(tmp_path / "secret")
-    assert "has made no paceline.Session" in dumped(directory)[0].why
+    assert "has not created a paceline.Session" in dumped(directory)[0].why
     (folder / WRITTEN).unlink()
     (folder / WRITTEN).symlink_to(tmp_path / "secret")
     [stack] = stacks.read(directory, 2, [(0, 0)]).stacks
@@ -186,7 +186,7 @@ def test_files_that_are_something_else(directory: Path, start: Start, tmp_path: 
 def test_a_run_that_ended_has_none(directory: Path) -> None:
     assert isinstance(stacks.dump(directory, RUN), NotThere)  # no rank has begun
     report(directory, State.FAILED)
-    assert stacks.dump(directory, RUN) == NotThere("the run has ended there")
+    assert stacks.dump(directory, RUN) == NotThere("the run has ended on this node")
 
 
 def test_a_long_text_keeps_its_end_and_a_long_file_begins_anew(
@@ -251,7 +251,7 @@ def test_ranks_are_ended_once_with_their_stacks_in_their_logs(
     assert until(lambda: held.poll(), "rank 0 to end") == -signal.SIGKILL
     assert other.poll() is None
     log = rundir.rank_log(directory, 2, 0, "stderr").read_text()
-    assert "\npaceline ends this rank, as the run hangs: No step has ended for 61 s.\n" in log
+    assert "\npaceline ends this rank because the run hangs: No step has ended for 61 s.\n" in log
     assert "in wait" in log
     assert "paceline" not in rundir.rank_log(directory, 2, 1, "stderr").read_text()
     ended = rundir.read(directory / "ended.json", EndedRanks)

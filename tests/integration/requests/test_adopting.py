@@ -203,9 +203,9 @@ def test_nobody_here_chooses_its_nodes(client: httpx.Client, store: Store) -> No
         ready(store, run, node)
     answer(store, "free")
     joined = client.post(f"runs/{run}/nodes", json={"nodes": 1})
-    assert (joined.status_code, "with its key" in joined.json()["detail"]) == (409, True)
+    assert (joined.status_code, "the run's key" in joined.json()["detail"]) == (409, True)
     replaced = client.post(f"runs/{run}/nodes/n2/replace", json={})
-    assert (replaced.status_code, "with its key" in replaced.json()["detail"]) == (409, True)
+    assert (replaced.status_code, "the run's key" in replaced.json()["detail"]) == (409, True)
     assert enlist(client, store, made, "n3")["needed"]
     left = client.delete(f"runs/{run}/nodes/n3")
     assert left.status_code == 202, left.text
@@ -254,7 +254,7 @@ def test_a_run_goes_on_elsewhere_only(client: httpx.Client, store: Store, bus: r
     assert moved.status_code == 202, moved.text
     assert moved.json()["node"] == "free"
     assert client.post("nodes/n1/session", headers=bearer(made["token"])).status_code == 401
-    assert "went on elsewhere" in refused(client, nodes_min=1, nodes_max=1)
+    assert "was moved to another backend" in refused(client, nodes_min=1, nodes_max=1)
 
 
 def test_the_token_of_a_run_ends_with_its_streams(

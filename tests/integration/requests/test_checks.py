@@ -61,7 +61,7 @@ def test_a_slow_node_joins_only_by_name(client: httpx.Client, store: Store) -> N
     measured(store, n3=16.0)
     refused = detail(client.post(f"runs/{run}/nodes", json={"nodes": 1}))
     assert "n3 computes 2.6 times slower than the median of 2 nodes" in refused
-    assert refused.endswith("name a node to take it all the same")
+    assert refused.endswith("name a node to accept it anyway")
     joined = client.post(f"runs/{run}/nodes", json={"nodes": ["n3"]})
     assert joined.status_code == 202, joined.text
     assert names(client, run) == ["n1", "n2", "n3"]

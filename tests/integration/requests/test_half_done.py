@@ -55,8 +55,8 @@ def orders(bus_url: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (redis.ConnectionError("gone"), "the bus went away before its launch"),
-        (redis.TimeoutError("slow"), "the bus went away before its launch"),
+        (redis.ConnectionError("gone"), "the bus became unreachable before its launch"),
+        (redis.TimeoutError("slow"), "the bus became unreachable before its launch"),
         (redis.ResponseError("full"), "it could not be launched: ResponseError: full"),
         (KeyError("surprise"), "it could not be launched: KeyError: 'surprise'"),
         (ValueError("\ud800"), r"it could not be launched: ValueError: \ud800"),

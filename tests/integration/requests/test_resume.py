@@ -161,24 +161,24 @@ def test_a_run_that_is_not_over_is_refused(client: httpx.Client, store: Store, n
     add_run(store, "r", node="n1", state=name)
     answer = client.post("runs/r/resume")
     assert answer.status_code == 409
-    detail = f"run r is {name}: only a run that failed or was stopped goes on"
+    detail = f"run r is {name}: only a run that failed or was stopped can be resumed"
     assert answer.json()["detail"] == detail
 
 
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"state": "finished"}, "run r has finished: nothing is left of it; start another run"),
-        ({"backend": "simulated"}, "run r is simulated: only a run with processes goes on"),
+        ({"state": "finished"}, "run r has finished: nothing is left to train; start another run"),
+        ({"backend": "simulated"}, "run r is simulated: only a run with processes can be resumed"),
         ({"script": ""}, "run r has no known script: start it as another run"),
         (
             {"node": "n2"},
-            "node: n2 has no agent that answers; alive are: n1; "
-            "`paceline resume r` on its machine starts a run of `paceline run`",
+            "node: n2 has no agent that answers; available nodes: n1; "
+            "to resume a run of `paceline run`, use `paceline resume r` on its machine",
         ),
         (
             {"first_attempt": 32_760, "attempts": 32_768},
-            "run r has had 32768 attempts: no run has more than 32,768; start another run",
+            "run r has had 32768 attempts: a run has at most 32,768; start another run",
         ),
     ],
 )
@@ -239,7 +239,10 @@ def test_a_run_that_cannot_be_started_again_has_failed(
     monkeypatch.setattr(Local, "start", start)
     assert client.post("runs/r/resume").status_code == 503
     now = client.get("runs/r").json()
-    assert (now["state"], now["message"]) == ("failed", "the bus went away before its launch")
+    assert (now["state"], now["message"]) == (
+        "failed",
+        "the bus became unreachable before its launch",
+    )
 
 
 @pytest.mark.parametrize(

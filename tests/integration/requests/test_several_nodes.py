@@ -60,7 +60,7 @@ def test_too_few_nodes_are_refused(client: httpx.Client, store: Store) -> None:
     refused = client.post("runs", json=BODY)
     assert refused.status_code == 409
     assert refused.json()["detail"].startswith(
-        "nodes_min: 2 nodes are needed, and agents with a session answer on 1: n1; start one"
+        "nodes_min: 2 nodes are needed; agents with a session that answer: 1 (n1); start one"
     )
     assert client.get("runs").json()["items"] == []
 
@@ -92,7 +92,7 @@ def test_what_no_run_can_have_is_refused(
 def test_a_run_may_have_its_ranks_on_each_node(client: httpx.Client, store: Store) -> None:
     run = client.post("runs", json=BODY | {"launch": False}).json()["id"]
     reasons = Checks(store).reasons([(run, hello(world=6, attempt=5)), (run, hello(world=7))])
-    assert reasons == [None, f"run {run}: Hello.world is 7: the run has 6 ranks"]
+    assert reasons == [None, f"run {run}: Hello.world is 7: the run has at most 6 ranks"]
 
 
 def started(client: httpx.Client, store: Store, **fields: Any) -> str:

@@ -144,7 +144,7 @@ def test_spares_that_no_run_can_have_are_refused(
 def test_too_few_idle_nodes_are_refused(client: httpx.Client, store: Store) -> None:
     answer(store, "n1", "n2")
     assert detail(client.post("runs", json=BODY | {"spares": 1})).startswith(
-        "spares: 1 idle nodes are needed beside n1, n2, and there are 0"
+        "spares: 1 idle nodes are needed besides n1, n2, and there are 0"
     )
     answer(store, "n3")
     launched(client, nodes_min=1, nodes_max=1, node="n3")
@@ -220,7 +220,7 @@ def test_replacements_that_cannot_be_are_refused(
     assert "does not train on n3; its nodes are: n1, n2" in refused("n3", **env)
     assert "give them again" in refused("n2", 422)
     assert "n1 serves the rendezvous" in refused("n1", **env)
-    assert f"run {run} trains on n1 already" in refused("n2", node="n1", **env)
+    assert f"run {run} already trains on n1" in refused("n2", node="n1", **env)
     assert "n9 has no agent with a session that answers" in refused("n2", node="n9", **env)
     client.put("nodes/n3/cordon", json={})
     assert "node n3 is cordoned" in refused("n2", node="n3", **env)
@@ -229,7 +229,7 @@ def test_replacements_that_cannot_be_are_refused(
     stale = client.post(f"runs/{run}/nodes/n2/replace", json=env, headers={"If-Match": '"7"'})
     assert stale.status_code == 412
     assert client.post(f"runs/{run}/nodes/n2/replace", json=env).status_code == 202
-    assert "n3 replaces n2 already" in refused("n2", **env)
+    assert "n3 is already replacing n2" in refused("n2", **env)
 
 
 def test_a_node_may_be_cordoned_as_it_leaves(

@@ -230,7 +230,7 @@ def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.Monk
 
 def keeping(store: Store, url: str) -> tuple[threading.Thread, threading.Event]:
     stop = threading.Event()
-    repeated = Periodic("users of the bus", 0.1, partial(Keeper(store, url).look, connect(url)))
+    repeated = Periodic("bus users", 0.1, partial(Keeper(store, url).look, connect(url)))
     thread = threading.Thread(target=repeated.run, args=[stop])
     thread.start()
     return thread, stop

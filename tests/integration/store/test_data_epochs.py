@@ -71,7 +71,7 @@ def test_rows_are_sums_over_the_ranks_of_a_node(store: Store) -> None:
         ({"waits": -1}, "waits is -1"),
         ({"held_bytes": 2**63}, "held_bytes is"),
         ({"node": ""}, "node has 0 characters"),
-        ({"node": "\ud800"}, "UTF-8 cannot hold"),
+        ({"node": "\ud800"}, "UTF-8 cannot encode"),
     ],
 )
 def test_what_no_database_takes_is_refused(
@@ -101,10 +101,10 @@ def sharded(**changes: Any) -> Hello:
     ("changes", "reason"),
     [
         ({}, None),
-        ({"nodes": [0]}, "shards.nodes are of 1 of 2 ranks"),
-        ({"nodes": [0, 2]}, "shards.nodes are not the numbers of 2 nodes"),
+        ({"nodes": [0]}, "shards.nodes has 1 entries for 2 ranks"),
+        ({"nodes": [0, 2]}, "shards.nodes does not number the 2 nodes"),
         ({"limits": [9, 0]}, "shards.limits holds a number"),
-        ({"lengths": b"1234"}, "are not of 32 samples"),
+        ({"lengths": b"1234"}, "do not have 32 samples"),
         ({"held": b"\2\0" * 32}, "shards.held names a node beyond the 2"),
     ],
 )

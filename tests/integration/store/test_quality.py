@@ -140,7 +140,7 @@ def test_names_of_a_run_are_bounded(store: Store) -> None:
         write(store, logged(0, 0, 1.0, **{f"m{part}_{k:02}": 1.0 for k in range(20)}))
     assert len(columns(store)["metrics"]) == 32
     too_many = logged(0, 0, 1.0, **{f"m{k}": 1.0 for k in range(33)})
-    with pytest.raises(StoreRefusedError, match="values are 33: at most 32 metrics"):
+    with pytest.raises(StoreRefusedError, match="values has 33 metrics: give at most 32"):
         write(store, too_many)
     with pytest.raises(StoreRefusedError, match="cannot name a metric"):
         write(store, logged(0, 0, 1.0, **{"a b": 1.0}))

@@ -236,12 +236,12 @@ def test_prune_wants_a_limit(main: Main, store: Store) -> None:
 def test_check_finds_a_rollup_that_is_not_true(main: Main, store: Store) -> None:
     a_run(store, "r", 1.0)
     code, out, _ = main("db", "check", "--database", url_of(store))
-    assert (code, out.rstrip().endswith("is sound")) == (0, True)
+    assert (code, out.rstrip().endswith("has no faults")) == (0, True)
     with store.write() as connection:
         connection.execute(sa.update(step_rollups).values(step_s_sum=17.0))
     code, out, _ = main("db", "check", "--database", url_of(store))
     assert code == 1
-    assert "from step 0 on is not true" in out
+    assert "from step 0 on does not match its steps" in out
 
 
 def test_upgrade(main: Main, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_what_is_no_copy_is_not_restored(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"something else" * 1_000)
     code, _, err = main("db", "restore", str(file), *where)
-    assert (code, "no copy of Paceline's database" in err) == (3, True)
+    assert (code, "is not a backup of a Paceline database" in err) == (3, True)
 
 
 def test_without_the_programs_of_postgres_it_says_what_to_install(

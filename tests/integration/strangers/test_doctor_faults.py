@@ -240,7 +240,7 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
             ),
         ],
         "model",
-        "session.wrap() was not given",
+        "was not passed to session.wrap()",
         "Wrap each model that is trained",
     ),
     "the model within is called": (

@@ -68,9 +68,9 @@ def test_where_metrics_are_reported(ranks: Ranks) -> None:
 def test_a_metric_too_many_is_named(ranks: Ranks) -> None:
     for logged, evaluated in ranks.run(odd.many_names):
         assert logged[:6] == [None] * 6
-        assert all("m6_0 would be one metric too many" in said for said in logged[6:7])
+        assert all("m6_0 would exceed the limit" in said for said in logged[6:7])
         assert evaluated[:32] == [None] * 32
-        assert "e32 would be one metric too many: a run has at most 32" in evaluated[32]
+        assert "e32 would exceed the limit: a run has at most 32" in evaluated[32]
 
 
 # Meshes
@@ -84,8 +84,8 @@ def test_a_metric_too_many_is_named(ranks: Ranks) -> None:
         ("names", 'such as mesh["dp"]'),
         ("a process group", 'such as mesh["dp"]'),
         ("some ranks", "make one mesh of all ranks"),
-        ("another order", "make the mesh with ranks in their order"),
-        ("another order of groups", "make the mesh with ranks in their order"),
+        ("another order", "create the mesh with ranks in order"),
+        ("another order of groups", "create the mesh with ranks in order"),
         ("on some ranks", "give every rank the same value"),
     ],
 )
@@ -103,8 +103,8 @@ def test_a_right_mesh(four: Ranks, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"uneven_steps": True}, "mesh and uneven_steps do not go together"),
-        ({"micro_batches": True, "limits": 4}, "mesh and micro_batches do not go together"),
+        ({"uneven_steps": True}, "mesh and uneven_steps cannot be combined"),
+        ({"micro_batches": True, "limits": 4}, "mesh and micro_batches cannot be combined"),
         ({"limits": [4, 4, 4, 4]}, "limits is [4, 4, 4, 4]: give one number, or one for each of 2"),
     ],
 )
@@ -130,7 +130,7 @@ def test_what_groups_refuse_later(four: Ranks, what: str, says: str) -> None:
     [
         ("a loss", "run_batch is tensor("),
         ("None", "run_batch is None: give a function of n"),
-        ("steps", "Leave optimizer.step() out of it"),
+        ("steps", "leave optimizer.step() out of run_batch"),
         ("never fits", "memory ran out at the first batch, of 2 samples"),
         ("twice", "call it once, and before the loader's first iteration"),
         ("after training", "call it once, and before the loader's first iteration"),

@@ -122,7 +122,7 @@ REFUSED = {
     "unfreezes_later": (
         odd.frozen_low,
         odd.unfreezes_later,
-        "was frozen when session.wrap() got its model",
+        "was frozen when session.wrap() wrapped its model",
     ),
     "freezes_later": (odd.Halves, odd.freezes_later, "`find_unused_parameters=True`"),
     "by_steps_without_find": (odd.Branches, odd.by_steps, "`find_unused_parameters=True`"),
@@ -146,7 +146,7 @@ def test_rank_0_warns_where_gradients_are_not_reduced(ranks: Ranks, name: str) -
     build, script = NOT_REDUCED[name]
     results = ranks.run(partial(odd.compare, build, script))
     assert any(
-        "steps a model of session.wrap(), and its gradients differ between ranks" in said
+        "steps a model of session.wrap(), but its gradients differ between ranks" in said
         for said in results[0]["warnings"]
     ), results[0]["warnings"]
 

@@ -116,4 +116,6 @@ def test_ranks_with_other_data_or_limits_are_told_what_to_do(ranks: Ranks, tmp_p
     assert all("limit_bytes=8 on rank 1 but 9 on rank 0" in words for words in said), said
     assert all("give them the same limit" in words for words in said), said
     said = ranks.run(settled, apart, [alike, other, alike], [9] * 3)
-    assert all("other sizes on rank 1 than on rank 0: give" in words for words in said), said
+    assert all("samples on rank 1 differ from those on rank 0: give" in words for words in said), (
+        said
+    )

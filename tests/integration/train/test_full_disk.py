@@ -16,7 +16,7 @@ from support.disks import SmallDisk
 from support.reports import RUN, hello, in_spool, on_bus, step_record, steps_of
 from support.waiting import until
 
-WAIT = "is kept in memory"
+WAIT = "keeping it in memory"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_records_wait_in_memory_for_bus_and_spool(
     small_disk.empty()
     until(lambda: not refuses(bus.url), "the bus writes again")
     emitter.record(step_record(400))
-    until(lambda: "waits in memory any more" in caplog.text)
+    until(lambda: "is left in memory" in caplog.text)
     emitter.close()
     messages = delivered(bus.url, small_disk)
     assert sorted(set(steps_of(messages))) == list(range(401))
@@ -80,7 +80,7 @@ def test_memory_spools_when_the_disk_has_room_but_the_bus_is_away(
         emitter.record(step_record(seq))
     until(lambda: WAIT in caplog.text)
     small_disk.empty()
-    until(lambda: "waits in memory any more" in caplog.text)
+    until(lambda: "is left in memory" in caplog.text)
     emitter.close()
     messages = in_spool(small_disk.path / "spool")
     assert steps_of(messages) == list(range(100))
@@ -103,7 +103,7 @@ def test_memory_is_bounded_and_the_rest_is_counted(
     until(lambda: emitter.dropped > 0)
     until(lambda: not emitter._queue)
     small_disk.empty()
-    until(lambda: "waits in memory any more" in caplog.text)
+    until(lambda: "is left in memory" in caplog.text)
     emitter.close()
     kept = steps_of(in_spool(small_disk.path / "spool"))
     assert 0 < len(kept) == 1_000 - emitter.dropped

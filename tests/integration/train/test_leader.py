@@ -219,7 +219,7 @@ def test_used_samples_are_refused_and_other_attempts_not_heard(
     run.propose(segment([[[9, 10], [11, 1]]], seq=1, first_step=2))
     assert len([step for step, _ in zip(run.epoch(), range(3), strict=False)]) == 3
     assert [s.source for s in run.adopted] == ["controller", "coast"]
-    assert "sample 1 is used already" in caplog.text
+    assert "sample 1 was already used" in caplog.text
 
 
 def test_coasting_keeps_the_last_shares_and_policy(run: Run) -> None:

@@ -33,7 +33,7 @@ def pair() -> Iterator[Ranks]:
         (
             "stops",
             0,
-            "it ended or closed its session, and the ranks' store with it, while rank 1 was in",
+            "it ended or closed its session, and with it the ranks' key-value store, while rank 1",
             "done",
         ),
         (

@@ -149,7 +149,7 @@ def test_a_profiling_phase_of_a_wrapped_model(ranks: Ranks) -> None:
 
 
 def test_leaving_the_loop_in_the_middle_of_a_step_is_refused() -> None:
-    assert "before the last micro-batch" in micro.leaves(48, {"global_batch": 24, "limits": 5})
+    assert "before its last micro-batch" in micro.leaves(48, {"global_batch": 24, "limits": 5})
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -94,8 +94,8 @@ def test_the_all_reduce_stays(ranks: Ranks, script: dict[str, Any]) -> None:
     [
         (
             {"optimisers": 2},
-            "2 optimisers have the wrapped models' parameters and a relaxed synchroniser "
-            "takes one: give all parameters to one optimiser, and give that optimiser to "
+            "2 optimisers have the wrapped models' parameters, but relaxed synchronisation "
+            "supports one: give all parameters to one optimiser, and give that optimiser to "
             "session.optimizer",
         ),
         (

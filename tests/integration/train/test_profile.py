@@ -55,7 +55,7 @@ def test_typical_batches_have_the_quantiles_of_all_sizes(ranks: Ranks) -> None:
         assert sizes[12] == [1] * 4 + [2] * 4 + [3] * 4
         assert len(set(seen[12])) == 12
         assert read == 2 + 4 + 8 + 12, "a batch is read once, however often it is timed"
-        assert said == ["typical: call it in what session.profile runs"] * 2
+        assert said == ["typical: call it only inside the function that session.profile runs"] * 2
 
 
 @pytest.mark.ranks

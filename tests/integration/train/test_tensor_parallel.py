@@ -115,17 +115,17 @@ def test_checkpoints_are_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("uneven_steps", "mesh and uneven_steps do not go together"),
-        ("micro_batches", "mesh and micro_batches do not go together"),
-        ("stream", r"mesh and paceline\.data\.Stream do not go together"),
+        ("uneven_steps", "mesh and uneven_steps cannot be combined"),
+        ("micro_batches", "mesh and micro_batches cannot be combined"),
+        ("stream", r"mesh and paceline\.data\.Stream cannot be combined"),
         ("no mesh", r"mesh=2: give the data-parallel part"),
         ("some", "mesh is "),
         ("profile", "profile: ranks of a group compute each batch together"),
-        ("plain", "the model is not sharded, and Session has a mesh"),
-        ("split only", "the model is not sharded, and Session has a mesh"),
+        ("plain", "the model is not sharded, but ranks share batches"),
+        ("split only", "the model is not sharded, but ranks share batches"),
         ("stages", r"hold parameters of different names"),
         ("apart", r"parameter 0\.weight differs between ranks \[\d, \d\], which share each batch"),
-        ("other part", r"is sharded over ranks \[.*\], and the data-parallel ranks"),
+        ("other part", r"is sharded over ranks \[.*\], but the data-parallel ranks"),
     ],
 )
 def test_what_would_train_wrongly_is_refused(ranks: Ranks, kind: str, why: str) -> None:

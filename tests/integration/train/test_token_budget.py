@@ -119,19 +119,22 @@ def test_micro_batches_keep_the_limits_and_train_as_one_process(ranks: Ranks) ->
 
 WITH_BUDGET: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": 4}, "both of global_batch and token_budget"),
-    ({"drop_last": True}, "drop_last and token_budget do not go together"),
-    ({"limits": 4}, "limits and token_budget do not go together: .* give token_limits"),
-    ({"shapes": 2}, "shapes and token_budget do not go together"),
-    ({"uneven_steps": True}, "uneven_steps and token_budget do not go together"),
+    ({"drop_last": True}, "drop_last and token_budget cannot be combined"),
+    ({"limits": 4}, "limits and token_budget cannot be combined: .* give token_limits"),
+    ({"shapes": 2}, "shapes and token_budget cannot be combined"),
+    ({"uneven_steps": True}, "uneven_steps and token_budget cannot be combined"),
     (
         {"micro_batches": True, "token_limits": [5, 2, 5]},
         "2 on rank 1, .* size 3, which each rank must hold alone",
     ),
-    ({"token_budget": 2.5}, r"sizes\[2\] is 3 \(4 such of 12\), more than token_budget=2.5"),
-    ({"token_budget": 0}, "token_budget is 0: it must be above 0"),
+    (
+        {"token_budget": 2.5},
+        r"sizes\[2\] is 3 \(4 of 12 samples are too large\), more than token_budget=2.5",
+    ),
+    ({"token_budget": 0}, "token_budget is 0: it must be finite and above 0"),
     ({"token_budget": "8"}, "token_budget is '8': it must be a number"),
     ({"token_limits": 2}, "largest sample has size 3, which fits on no rank"),
-    ({"token_limits": 5}, "steps of up to 9 fit .* lower token_budget"),
+    ({"token_limits": 5}, "steps of up to 9 are sure to fit, .* lower token_budget"),
     ({"token_limits": [5, 5]}, "one for each of 3 ranks"),
     ({"token_limits": [-1]}, "token_limits is .*at least 0"),
     ({"token_limits": "x"}, "token_limits is 'x': give one number"),
@@ -147,7 +150,7 @@ def test_what_a_budget_does_not_go_with_is_refused_on_all_ranks(
 
 
 def test_limits_of_tokens_need_a_budget() -> None:
-    assert "token_limits is for steps of a token budget" in budgets.refused(
+    assert "token_limits needs token_budget" in budgets.refused(
         {"global_batch": 4, "token_limits": 8}
     )
     assert "neither of global_batch and token_budget" in budgets.refused({})

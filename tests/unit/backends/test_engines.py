@@ -76,7 +76,7 @@ def test_what_is_no_backend_is_left_out(
 ) -> None:
     entries.append(entry(name, value))
     assert backends.names() == ["kubernetes", "local", "ray", "simulated", "slurm"]
-    assert "left out" in caplog.text
+    assert "is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_nodes_that_a_run_has_are_launched_anew() -> None:
     new = replace(NEW, nodes=["n0", "n1", "n2"])
     assert Slurm().place(new, nodes) == ["n0", "n1"]
     assert Slurm().place(NEW, nodes) == []
-    with pytest.raises(backends.NoNodeError, match="3 nodes are needed, 2 are left"):
+    with pytest.raises(backends.NoNodeError, match="3 nodes are needed, 2 are available"):
         Slurm().place(replace(new, nodes_min=3), nodes)

@@ -129,7 +129,7 @@ KILLED = {"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
         ({}, [], "queued", "it has no pod yet"),
         ({}, [pod("j", "Pending", conditions=[WAITS])], "queued", "Insufficient cpu"),
         ({}, [pod("j", "Pending", containerStatuses=[PULLS])], "queued", "ErrImagePull: no such i"),
-        ({}, [pod("j", "Pending")], "queued", "its pods start"),
+        ({}, [pod("j", "Pending")], "queued", "its pods are starting"),
         ({"conditions": [met("Suspended", message="Job suspended")]}, [], "queued", "suspended"),
         ({}, [pod("j", "Pending"), pod("j", "Running")], "running", ""),
         ({}, [pod("j", "Succeeded"), pod("j", "Running")], "running", ""),

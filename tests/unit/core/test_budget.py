@@ -88,10 +88,12 @@ def test_the_next_steps_are_the_first_of_all(
 
 
 def test_a_sample_above_the_budget_is_named() -> None:
-    with pytest.raises(ValueError, match=r"sizes\[2\] is 9 \(2 such of 4\).*token_budget=8.*to 12"):
+    with pytest.raises(
+        ValueError, match=r"sizes\[2\] is 9 \(2 of 4 samples are too large\).*token_budget=8.*to 12"
+    ):
         refuse_larger(np.array([1.0, 8.0, 9.0, 12.0]), 8.0)
     refuse_larger(np.array([1.0, 8.0]), 8.0)
-    with pytest.raises(ValueError, match="size 9 is more than the budget, 8"):
+    with pytest.raises(ValueError, match="size 9 exceeds the budget, 8"):
         counts_within(np.array([9.0]), 8.0)
 
 
@@ -142,7 +144,9 @@ def test_no_rank_gets_more_than_its_limit(case: tuple[Budget, int], data: st.Dat
 def test_tight_limits_are_refused_with_the_budget_that_they_hold() -> None:
     with pytest.raises(ValueError, match=r"\[8, 8\].*size 9, which fits on no rank"):
         refuse_tight(np.array([8.0, 8.0]), 9.0, 10.0)
-    with pytest.raises(ValueError, match=r"steps of up to 15 fit.*lower token_budget to that"):
+    with pytest.raises(
+        ValueError, match=r"steps of up to 15 are sure to fit.*lower token_budget to that"
+    ):
         refuse_tight(np.array([10.0, 10.0]), 5.0, 16.0)
     refuse_tight(np.array([10.0, 10.0]), 5.0, 15.0)
     refuse_tight(np.array([10.0, 0.0]), 5.0, 10.0)
@@ -195,7 +199,7 @@ def test_a_plan_of_other_samples_or_above_a_limit_is_refused() -> None:
     refused = {
         "its steps have": segment([[1, 2]], [0, 1, 2]),
         "other samples": segment([[1, 1]], [0, 2]),
-        "rank 0 gets 7 in a step; 5 fit": segment([[2, 0]], [0, 1]),
+        "rank 0 gets 7 in a step; its limit is 5": segment([[2, 0]], [0, 1]),
         "epoch_end": msgspec.structs.replace(segment([[1, 1]], [0, 1]), epoch_end=True),
     }
     for why, made in refused.items():

@@ -63,5 +63,5 @@ def test_micro_batches_of_sizes_are_even() -> None:
 
 
 def test_a_sample_above_a_micro_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="size 9 is more than the budget, 8"):
+    with pytest.raises(ValueError, match="size 9 exceeds the budget, 8"):
         cut_within(np.array([1.0, 9.0]), 8.0)

@@ -127,13 +127,13 @@ def nested(depth: int) -> list[Any]:
     ("changes", "why"),
     [
         ({"counts": [[5, 7]]}, r"up to \[5, 7\] samples a step; \[4, 12\] fit"),
-        ({"threads": [2]}, r"threads \[2\] are not those of 2 ranks"),
+        ({"threads": [2]}, r"threads \[2\] are not valid for 2 ranks"),
         ({"threads": [1, 2, 3]}, "threads"),
-        ({"threads": [2, 0]}, "each 1 or more"),
+        ({"threads": [2, 0]}, "give each 1 to"),
         ({"synchroniser": convert("hierarchical", {"groups": [[1], [0]]} | ROUNDS)}, None),
         (
             {"synchroniser": convert("hierarchical", {"groups": [[0]]} | ROUNDS)},
-            r"groups: \[\[0\]\] are not those of 2 ranks",
+            r"groups: \[\[0\]\] do not match 2 ranks",
         ),
         ({"synchroniser": Averaging(AveragingRules(every=0))}, "every: expected `int` >= 1"),
         ({"ett_s": [[math.nan, 1.0]]}, "ett_s"),
@@ -146,7 +146,7 @@ def nested(depth: int) -> list[Any]:
         ({"memory": {"a": nested(40)}}, "memory"),
         ({"memory": {"a": [math.inf]}}, "memory"),
         ({"memory": {"a": nested(20), "b": 1.5}}, None),
-        ({"threads": [-1, 4]}, "each 1 or more"),
+        ({"threads": [-1, 4]}, "give each 1 to"),
         ({"threads": [2, 6], "counts": [[4, 8]]}, None),
     ],
 )

@@ -52,7 +52,10 @@ def test_ranks_in_step_have_no_conflict_wherever_they_are() -> None:
         ([[[0, 1], [0, 1]], [[0, 1], [0]]], "rank 1 is out of step: it made 1 backward pass in"),
         ([[[0], [0, 0]], [[0], [0]]], "rank 0 is out of step: it made 2 backward passes in step 1"),
         ([[[0], [0, 0]], [[0], [0]], [[0], [0]]], "rank 0 is out of step: it made 2 backward pass"),
-        ([[[0, 1]], [[1, 0]]], "in step 0 rank 1 makes the backward pass of another wrapped model"),
+        (
+            [[[0, 1]], [[1, 0]]],
+            "in step 0 rank 1 makes the backward pass of a different wrapped model",
+        ),
     ],
 )
 def test_passes_that_do_not_match_are_named(of: list[list[list[int]]], expected: str) -> None:

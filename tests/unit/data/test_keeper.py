@@ -127,12 +127,12 @@ def test_a_source_that_is_away_is_asked_again(
     with keeping(source, tmp_path) as (keeper, data):
         source.away = True
         keeper.take(NodePart(0, packed(1), packed(1, 2, 3)))
-        until(lambda: "samples cannot be fetched ahead" in caplog.text)
+        until(lambda: "samples cannot be prefetched" in caplog.text)
         source.away = False
         until(lambda: keeper.moved(1).samples >= 2)
         assert {2, 3} <= set(data.directory.samples())
-        assert caplog.text.count("samples cannot be fetched ahead") == 1
-        assert "samples are fetched ahead again" in caplog.text
+        assert caplog.text.count("samples cannot be prefetched") == 1
+        assert "samples are prefetched again" in caplog.text
 
 
 def test_a_rank_reads_itself_what_is_not_there(tmp_path: Path) -> None:

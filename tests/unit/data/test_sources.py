@@ -40,7 +40,7 @@ def test_ranges_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offsets", [[0], [5, 3], [-1, 4], [0, 4, 2]])
 def test_offsets_that_do_not_ascend_are_refused(offsets: list[int]) -> None:
-    with pytest.raises(ValueError, match="offsets: give where each sample begins"):
+    with pytest.raises(ValueError, match="offsets: give the start of each sample"):
         Ranges("data", offsets)
 
 
@@ -64,14 +64,14 @@ def test_a_server_that_stumbles_is_asked_again() -> None:
         server.refused = 2
         assert source.read(0) == DATA[:10]
         server.refused = 100
-        with pytest.raises(OSError, match="the server answers 503"):
+        with pytest.raises(OSError, match="the server returned 503"):
             source.read(0)
 
 
 def test_a_server_without_ranges_is_told() -> None:
     with served(DATA) as server:
         server.ranges = False
-        with pytest.raises(PacelineError, match="does not answer range requests"):
+        with pytest.raises(PacelineError, match="does not support range requests"):
             Ranges(server.url, OFFSETS).read(0)
 
 

@@ -71,7 +71,7 @@ SWITCHED = Switch(1, "chronica", "auto", 210)
 def test_two_forecasts_in_a_row() -> None:
     first = decide(made(100, {"chronica": 0.4, "sata": 0.2}), [], [START], "switch")
     assert (first.decided, first.policy) == ("wait", "chronica")
-    assert first.reason.endswith("if the next forecast says so too")
+    assert first.reason.endswith("if the next forecast confirms it")
     second = decide(made(200, {"chronica": 0.4, "sata": 0.2}), [FIRST], [START], "switch")
     assert (second.decided, second.policy, second.saving) == ("switch", "chronica", 0.4)
     assert (second.low, second.high) == (pytest.approx(0.38), pytest.approx(0.42))
@@ -150,7 +150,7 @@ def test_it_leaves_what_changes_the_training_when_that_is_not_worth_it() -> None
 
     back = under_rna({"bsp": -0.02, "paceline": -0.01, "osa": 0.0})
     assert (back.decided, back.policy) == ("switch", "paceline")
-    assert back.reason == "paceline leaves the training as it is, for less than 5% more time"
+    assert back.reason == "paceline does not change the training, for less than 5% more time"
     assert under_rna({"bsp": -0.02}).policy == "bsp", "though auto has left it"
     assert under_rna({"bsp": -0.04}).decided == "stay", "it may take 6 % longer"
     assert under_rna({"osa": 0.0}).decided == "stay"
@@ -170,7 +170,7 @@ def test_it_waits_when_there_is_no_forecast_or_a_switch_is_young() -> None:
     assert decide(none, [], [START], "switch") == decision("wait", "too few steps")
     asked = [START, Switch(1, "sata", "me", None)]
     pending = made(260, {"chronica": 0.4}, version=1, policy="sata")
-    assert "has yet to take effect" in decide(pending, [FIRST], asked, "switch").reason
+    assert "has not taken effect yet" in decide(pending, [FIRST], asked, "switch").reason
     young = [START, Switch(1, "sata", "me", 161)]
     before = made(160, {"chronica": 0.4}, version=1, policy="sata", decided="wait")
     assert decide(pending, [before], young, "switch").decided == "wait"

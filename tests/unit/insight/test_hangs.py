@@ -82,7 +82,7 @@ def test_nodes_are_named_where_there_are_several() -> None:
 def test_a_rank_that_says_nothing_is_held_to_be_suspended() -> None:
     seen = hang({0: SYNC, 1: SYNC, 3: SYNC})
     assert (seen.hung, seen.holding, seen.silent) == (True, [2], [2])
-    assert seen.words.endswith("Nothing is heard of rank 2: suspended, or cut off from the bus.")
+    assert seen.words.endswith("No reports from rank 2: suspended, or disconnected from the bus.")
 
 
 def test_all_wait() -> None:

@@ -135,7 +135,7 @@ def test_what_rests_on_an_unknown_placement_is_unknown_and_not_different(store: 
     change(run, 0, version=7)
     report = replay(store, run.id)
     assert report.first_difference is not None
-    assert "no switch to version 7 is in the database" in report.first_difference
+    assert "the switch to version 7 is missing from the database" in report.first_difference
     assert (report.unknown, report.identical) == (shuffled[1], len(segments) - shuffled[1])
 
 
@@ -148,7 +148,7 @@ def test_a_difference_is_told_with_what_the_plan_rested_on(store: Store) -> None
     feedback = [list(span) for span in last.feedback]
     assert words == (
         f"segment {last.seq} ({steps}; chronica, version 0; feedback {feedback}): ett_s differ. "
-        f"ett_s: [0][2] {last.ett_s[0][2]!r} planned again, 0.5 recorded"
+        f"ett_s: [0][2] {last.ett_s[0][2]!r} replayed, 0.5 recorded"
     )
 
 

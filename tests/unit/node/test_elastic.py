@@ -40,7 +40,7 @@ def test_a_state_that_a_stranger_wrote_is_not_unpickled(tmp_path: Path) -> None:
     own = Signed(store, "r", b"key")
     stranger = C10dRendezvousBackend(store, "r")
     stranger.set_state(pickle.dumps(Exploit(tmp_path / "owned")))
-    with pytest.raises(RendezvousStateError, match="no launcher of this run"):
+    with pytest.raises(RendezvousStateError, match="not from a launcher of this run"):
         own.get_state()
     assert not (tmp_path / "owned").exists()
 

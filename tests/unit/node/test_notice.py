@@ -172,5 +172,5 @@ def test_an_address_of_ones_own(metadata: tuple[Metadata, str], asking: Asking) 
 def test_who_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match=r"--notice 'oracle' is not known: give ec2, gce, azure"):
         provider_of("oracle")
-    with pytest.raises(InputError, match=r"--notice 'http://host:port/x' is no address: "):
+    with pytest.raises(InputError, match=r"--notice 'http://host:port/x' is not a valid URL: "):
         provider_of("http://host:port/x")

@@ -55,5 +55,5 @@ def test_output_that_nobody_takes_is_told_once(
         log.write_bytes(b"one\ntwo\n")
         copy.pump(0)
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "what rank 0 prints is not shown any more, and is in its log"
+        "rank 0's output is no longer shown here, only in its log"
     ]

@@ -59,7 +59,7 @@ def seen(file: io.StringIO) -> Screen:
 def test_progress_in_words() -> None:
     assert NOW.line == (
         "epoch 1/3, step 30 of 90, 250 ms per step, loss 0.5, waste 41 %, ETA 15 s, policy bsp. "
-        "Held up: rank 3 computes 2.7 × slower since step 12"
+        "Slowed down: rank 3 computes 2.7 × slower since step 12"
     )
     assert replace(NOW, state="finished", level="healthy").line.endswith("waste 41 %, policy bsp")
     assert Progress(state="queued").line == "queued …"
@@ -105,7 +105,7 @@ def test_what_a_script_prints_stands_above_the_progress(watch: Watch) -> None:
         write(b"first\nsec")
         lines = seen(file).text.splitlines()
         assert lines[:2] == ["first", "sec"]
-        assert "step 30 of 90" in lines[2] and "Held up: rank 3" in lines[3]
+        assert "step 30 of 90" in lines[2] and "Slowed down: rank 3" in lines[3]
         write("ond \N{SNOWMAN}".encode()[:-1])
         write("\N{SNOWMAN}".encode()[-1:] + b"\nthird\n")
         lines = seen(file).text.splitlines()
@@ -130,9 +130,9 @@ def test_a_scripts_own_progress_bar_is_shown_as_it_goes(watch: Watch) -> None:
 def test_lines_of_our_own_stand_above_it_too(watch: Watch) -> None:
     shown, file = terminal(watch)
     with shown:
-        sys.stderr.write("paceline: all ranks start again\n")
+        sys.stderr.write("paceline: restarting all ranks\n")
         shown.tick()
-    assert seen(file).text.rstrip() == "paceline: all ranks start again"
+    assert seen(file).text.rstrip() == "paceline: restarting all ranks"
 
 
 def test_a_pipe_gets_the_scripts_bytes_alone(watch: Watch) -> None:

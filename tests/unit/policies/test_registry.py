@@ -133,12 +133,10 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
         assert policies.make("bsp").name == "bsp"
     finally:
         _registry._presets.cache_clear()
-    assert "bsp = json:dumps left out: there is another of this name" in caplog.text
-    assert "missing = no_such_package:preset left out: it does not load" in caplog.text
+    assert "bsp = json:dumps ignored: another policy has this name" in caplog.text
+    assert "missing = no_such_package:preset ignored: it cannot be loaded" in caplog.text
     assert "No module named 'no_such_package'" in caplog.text
-    assert (
-        "other = paceline_backend.policies.presets.sata:preset left out: it is not" in caplog.text
-    )
+    assert "other = paceline_backend.policies.presets.sata:preset ignored: it is not" in caplog.text
 
 
 class WithoutDefault(Parameters, frozen=True, kw_only=True):
@@ -162,7 +160,7 @@ def test_a_preset_whose_parameters_cannot_be_read_is_left_out(
 ) -> None:
     register(replace(policies.get("bsp"), name="broken", parameters=kind))
     assert "broken" not in policies.names() and "bsp" in policies.names()
-    assert "broken = somewhere:preset left out: it does not load" in caplog.text
+    assert "broken = somewhere:preset ignored: it cannot be loaded" in caplog.text
     assert says in caplog.text
 
 
@@ -275,7 +273,7 @@ def test_only_fields_of_the_type_batches_of_name_presets(register: Callable[...,
     register(Preset("takes", "s", "s", make, Takes))
     schemas = policies.properties(policies.get("takes").parameters)
     assert schemas["base"]["enum"][0] == "paceline" and "boa" in schemas["base"]["enum"]
-    assert schemas["base"]["description"].startswith("The preset, with its defaults")
+    assert schemas["base"]["description"].startswith("Preset, with its defaults")
     assert schemas["other"]["description"] == "Of the second half."
     assert schemas["other"]["enum"][0] == "sata"
     assert set(schemas["other"]["enum"]) == set(schemas["base"]["enum"])

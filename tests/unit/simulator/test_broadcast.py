@@ -73,4 +73,4 @@ def test_an_unreadable_message_is_left_out_as_a_controller_does(
         assert list(broadcast.segments()) == []
     assert broadcast.state == "stopped", "the next message counts"
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("an unreadable message is left out: not a paceline message")
+    assert line.startswith("an unreadable message is ignored: not a paceline message")

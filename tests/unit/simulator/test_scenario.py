@@ -79,7 +79,7 @@ def test_everything_reaches_devices_and_hello() -> None:
         ({"workers": 0}, "workers: 0; give a number from 1 to 10000"),
         ({"workers": 100_001}, "workers: 100001"),
         ({"global_batch": 0}, "global_batch"),
-        ({"epochs": None}, "steps: give how many"),
+        ({"epochs": None}, "steps: give the number of steps"),
         ({"epochs": 0}, "epochs: 0"),
         ({"seed": -1}, "seed"),
         ({"loss_mean": "median"}, "loss_mean"),
@@ -97,15 +97,16 @@ def test_everything_reaches_devices_and_hello() -> None:
         ),
         ({"failures": [{"rank": 0, "step": 2, "world": 5}]}, "failures[0].world: 5"),
         ({"failures": [{"rank": 0, "step": 2, "restart_s": -1}]}, "failures[0].restart_s"),
-        ({"limits": 3}, "limits: 12 samples fit in all"),
+        ({"limits": 3}, "limits: limits allow 12 samples in total"),
         ({"limits": [-1, 8, 8, 8]}, "limits: -1"),
         (
             {"limits": [2, 2, 12, 2], "failures": [{"rank": 2, "step": 1, "world": 3}]},
-            "failures[0].world: 6 samples fit in all, by limits; at least global_batch, 16",
+            "failures[0].world: limits allow 6 samples in total; "
+            "they must allow at least global_batch, 16",
         ),
         ({"failures": [{"rank": 0, "step": 13}]}, "failures[0].step: 13; the run ends before it"),
         ({"steps": 9, "switches": [{"step": 9, "policy": "bsp"}]}, "switches[0].step: 9; the run"),
-        ({"limits": [8, 8]}, "limits: 2 for 4 workers"),
+        ({"limits": [8, 8]}, "limits: 2 values for 4 workers"),
         ({"communication": {"bytes": 1e6}}, "communication.bandwidth"),
         ({"communication": {"latency_s": -1}}, "communication.latency_s"),
         ({"devices": {"unit_s": -1}}, "devices.unit_s: -1"),
@@ -124,9 +125,9 @@ def test_everything_reaches_devices_and_hello() -> None:
         ),
         (
             {"devices": {"unit_s": 1, "factors": [{"workers": 10**15, "factor": 1}]}},
-            "devices.factors: 1000000000000000 for 4 workers",
+            "devices.factors: 1000000000000000 values for 4 workers",
         ),
-        ({"devices": {"unit_s": [1, 2]}}, "devices.unit_s: 2 for 4 workers"),
+        ({"devices": {"unit_s": [1, 2]}}, "devices.unit_s: 2 values for 4 workers"),
         ({"devices": {"unit_s": 1, "factors": [{"workers": 3, "factor": 1}]}}, "devices.factors"),
         ({"devices": {"unit_s": 1, "noise": 2}}, "devices.noise"),
         ({"devices": {"unit_s": 1, "slowdowns": [{"ranks": [9], "factor": 2}]}}, "slowdowns[0]"),
@@ -153,7 +154,7 @@ def test_refuses_what_is_no_mapping(text: str) -> None:
 
 def test_an_epoch_without_a_step_is_refused() -> None:
     scenario = Scenario.of({**PLAIN, "drop_last": True, "global_batch": 201})
-    with pytest.raises(ScenarioError, match="drop_last: 200 samples are less"):
+    with pytest.raises(ScenarioError, match="drop_last: 200 samples are fewer"):
         scenario.hello()
 
 

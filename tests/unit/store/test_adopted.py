@@ -133,7 +133,7 @@ def test_every_field_is_drawn() -> None:
 def test_no_sample_moves_that_there_is_not() -> None:
     moves = Moves.of(np.array([SAMPLES]), np.array([0]))
     refusal = ledger().refusal(msgspec.structs.replace(GOOD, moves=moves), WORLD)
-    assert refusal == "moves.samples holds sample 32 of 32 samples"
+    assert refusal == "moves.samples holds sample 32, but there are 32 samples"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

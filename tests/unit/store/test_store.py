@@ -35,9 +35,9 @@ def test_unusable_urls_are_refused(url: str, says: str) -> None:
 def test_path_that_cannot_be_opened(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("this is text, and long enough to be mistaken for a database header" * 9)
-    with pytest.raises(StoreUnavailableError, match=r"missing/x\.db.*does its directory exist"):
+    with pytest.raises(StoreUnavailableError, match=r"missing/x\.db.*check that its directory"):
         Store.open(f"sqlite:///{tmp_path}/missing/x.db")
-    with pytest.raises(StoreUnavailableError, match=r"file/x\.db.*does its directory exist"):
+    with pytest.raises(StoreUnavailableError, match=r"file/x\.db.*check that its directory"):
         Store.open(f"sqlite:///{file}/x.db")
     with pytest.raises(StoreError, match=r"/file: file is not a database"):
         Store.open(f"sqlite:///{file}")

@@ -103,7 +103,7 @@ def test_a_rank_says_once_that_it_compiles_again(caplog: pytest.LogCaptureFixtur
     warning.look(3)
     warning.look(4)
     assert len(caplog.messages) == 1
-    assert "compiled again in a step, 3 times" in caplog.text
+    assert "recompiled 3 times in a step" in caplog.text
     assert "must divide global_batch, 7" in caplog.text
 
 

@@ -81,7 +81,7 @@ def seeds_itself(index: int) -> Any:
 )
 def test_a_draw_counts_also_where_it_changes_nothing(draw: Callable[[], Any]) -> None:
     before = torch.get_rng_state(), random.getstate()
-    assert "draws from the process's random numbers" in says(seen(flipped(draw)))
+    assert "uses the process's global random generator" in says(seen(flipped(draw)))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
 
@@ -93,13 +93,13 @@ def test_a_draw_counts_also_where_it_changes_nothing(draw: Callable[[], Any]) ->
 
 def test_random_numbers_of_the_data_sets_own() -> None:
     own = np.random.default_rng(0)
-    assert "gives another sample" in says(seen(lambda _: UserDict(noise=own.random(2))))
-    assert "gives another sample" in says(seen(lambda _: np.float32(own.random())))
+    assert "returns another sample" in says(seen(lambda _: UserDict(noise=own.random(2))))
+    assert "returns another sample" in says(seen(lambda _: np.float32(own.random())))
 
 
 @pytest.mark.parametrize("make", [float, with_paceline, seeds_itself, lambda _: np.float32("nan")])
 def test_samples_that_depend_on_no_rank(make: Callable[[int], Any]) -> None:
-    assert "takes no random numbers that depend on the rank" in says(seen(make))
+    assert "uses no random numbers that depend on the rank" in says(seen(make))
 
 
 def test_figures_that_json_has_no_number_for_are_left_out(

@@ -52,7 +52,7 @@ def test_a_driver_hands_on_its_run() -> None:
 def test_only_the_first_of_a_process_has_the_run(caplog: pytest.LogCaptureFixture) -> None:
     of_driver(driver(), "Config")
     assert of_driver(driver(), "Config") == {"PACELINE_EMULATE": RUN["PACELINE_EMULATE"]}
-    assert "first Config has run run-1" in caplog.text
+    assert "first Config uses run run-1" in caplog.text
 
 
 def test_a_process_that_the_driver_has_started_does_not_have_its_run(
@@ -73,7 +73,7 @@ def test_an_observed_drivers_ranks_keep_their_variables() -> None:
 
 def test_one_of_several_ranks_is_no_driver() -> None:
     rank = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}
-    with pytest.raises(PacelineError, match="start it with `paceline run --driver`"):
+    with pytest.raises(PacelineError, match="start the script with `paceline run --driver`"):
         of_driver(rank, "Config")
     assert of_driver({"WORLD_SIZE": "2"}, "Config") == {}  # a worker of Ray Train
 
@@ -98,7 +98,7 @@ def test_attempts_that_the_control_plane_would_refuse_are_not_told(
 ) -> None:
     for of_rank in variables_of(RUN, [HERE, AWAY], 3):
         assert of_rank == {"PACELINE_EMULATE": RUN["PACELINE_EMULATE"]}
-    assert "give `paceline run` as many as the driver may make" in caplog.text
+    assert "give `paceline run` as many restarts as the driver has" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_bus_that_other_nodes_cannot_reach_is_told_of(
     local = RUN | {"PACELINE_BUS": "redis://127.0.0.1:6379"}
     with caplog.at_level(logging.WARNING):
         variables_of(local, ranks, 0)
-    assert ("workers on other do not reach the control plane" in caplog.text) == warns
+    assert ("workers on other cannot reach the control plane" in caplog.text) == warns
 
 
 def test_a_rank_forgets_another_run(monkeypatch: pytest.MonkeyPatch) -> None:

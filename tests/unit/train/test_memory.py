@@ -79,8 +79,8 @@ def test_it_is_kept_for_later_attempts(
     memory.left(80.0)
     out_of(memory, error)
     assert Memory(path, 0).known == Learned(60.0, 80.0, 60.0)
-    assert "rank 3 ran out of memory with 80 in a batch" in caplog.text
-    assert "holds at most 60" in caplog.text
+    assert "rank 3 ran out of memory with a batch of 80" in caplog.text
+    assert "gets at most 60" in caplog.text
     assert path.stat().st_mode & 0o77 == 0
 
 

@@ -33,7 +33,7 @@ def test_each_lane_has_one_rank_of_each_group(groups: int, size: int, inner: boo
         ([[0, 1], [0, 1], [2]], "do not split the 3 ranks into groups of equal size"),
         ([[2, 3], [2, 3], [0, 1], [0, 1]], "do not split the 4 ranks into groups of equal size"),
         ([[0, 1], [0, 1], [1, 2]], "do not split the 3 ranks into groups of equal size"),
-        ([[2, 0], [3, 1], [2, 0], [3, 1]], r"ranks \[2, 0\] of its data-parallel part do not"),
+        ([[2, 0], [3, 1], [2, 0], [3, 1]], r"ranks \[2, 0\] of its data-parallel part are not"),
     ],
 )
 def test_a_mesh_that_does_not_split_the_ranks_is_refused(words: list[list[int]], why: str) -> None:

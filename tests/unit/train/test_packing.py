@@ -44,9 +44,13 @@ def test_attention_within_the_boundaries_is_that_of_each_sequence() -> None:
 @pytest.mark.parametrize(
     ("samples", "error", "why"),
     [
-        ([], ValueError, "there is no sample"),
-        ([torch.ones(2), torch.tensor(1.0)], TypeError, "sample 1 of the batch is no tensor"),
-        ([[1, 2]], TypeError, "sample 0 of the batch is no tensor"),
+        ([], ValueError, "the list of samples is empty"),
+        (
+            [torch.ones(2), torch.tensor(1.0)],
+            TypeError,
+            "sample 1 of the batch is neither a tensor",
+        ),
+        ([[1, 2]], TypeError, "sample 0 of the batch is neither a tensor"),
         ([(torch.ones(2), torch.ones(3))], ValueError, r"lengths \[2, 3\]"),
         ([(torch.ones(2),), (torch.ones(2), torch.ones(2))], ValueError, "different numbers"),
     ],

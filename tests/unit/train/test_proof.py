@@ -242,7 +242,7 @@ def test_what_may_leave_something_behind_is_not(code: str) -> None:
     ],
 )
 def test_what_nothing_reads_before_the_gradients_is_left_out(code: str) -> None:
-    assert replayed(code) == "a turn of the loop computes no gradient of a wrapped model"
+    assert replayed(code) == "an iteration of the loop computes no gradient of a wrapped model"
     assert METER.total == 0 == len(KEPT)
 
 

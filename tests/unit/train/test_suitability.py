@@ -105,14 +105,14 @@ def test_a_long_wait_is_logged_once_and_warned_of_once(
     (waits,) = caplog.records
     assert (waits.levelname, waits.getMessage()) == (
         "INFO",
-        "partial waits for the optimiser's first step, under the all-reduce",
+        "partial starts after the optimiser's first step; until then gradients are all-reduced",
     )
     rank.steps()
     rank.rank_1_steps = False
     rank.asks(200)
     (_, warning) = caplog.records
     assert warning.levelname == "WARNING"
-    assert "no step of the wrapped models' optimiser on ranks 1" in warning.getMessage()
+    assert "no torch optimiser of the wrapped models has stepped on ranks 1" in warning.getMessage()
     assert "session.optimizer(optimizer) before the loop" in warning.getMessage()
 
 
@@ -136,7 +136,7 @@ def test_a_wait_for_the_first_step_is_told_once_it_takes_long(
     rank.asks(100)  # the first looks at the script, before any step
     assert rank.tells(0) == []
     rank.asks()
-    why = "torch has seen no step of the wrapped models' optimiser on ranks 1"
+    why = "no torch optimiser of the wrapped models has stepped on ranks 1"
     assert rank.tells(0) == [(0, why)]
     rank.rank_1_steps = True
     assert rank.asks() is Suits.YES

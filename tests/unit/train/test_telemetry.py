@@ -58,7 +58,7 @@ def test_a_spool_that_cannot_be_written_costs_records_not_training(
     emitter.record(step_record(0))
     emitter.close()
     assert emitter.dropped == 1
-    assert "cannot be spooled" in caplog.text
+    assert "cannot be written to the spool" in caplog.text
 
 
 def test_a_hello_that_is_never_sent_is_an_error(

@@ -113,8 +113,8 @@ def test_a_model_whose_gradients_differ_is_told_of_once(
     train(ranks, *steps)
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "SGD with 2 parameters, the first of shape [1, 2], steps a model that session.wrap() was "
-        "not given"
+        "SGD with 2 parameters, the first of shape [1, 2], steps a model that was not passed "
+        "to session.wrap()"
     )
     assert "discriminator = session.wrap(discriminator)" in record.getMessage()
 
@@ -186,7 +186,7 @@ def test_an_optimiser_of_something_else(
         rank.steps(1.0 + number * differ, optimiser)
     ranks[0].knows.look()
     assert len(caplog.records) == (differ and kind != "tensor")
-    assert "session.wrap() was not given" not in caplog.text
+    assert "was not passed to session.wrap()" not in caplog.text
     assert "they were not reduced" in caplog.text or not caplog.records
 
 

@@ -27,8 +27,8 @@ def test_a_long_wait_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFix
     lines, _ = waits(caplog, *LEAD, slow_s=9.0)
     assert lines[0] == (
         "rank 0 has waited 1 s after relaxed step 1 of its segment: it is further ahead of the "
-        "slowest rank than its lead allows. Ranks that have done the fewest steps, as far as it "
-        "knows: [1]. Round r/1 has not been called"
+        "slowest rank than `lead` allows. Ranks that have done the fewest steps, as far as this "
+        "rank knows: [1]. Round r/1 has not been called"
     )
     assert [line.split(":")[0] for line in lines] == [
         f"rank 0 has waited 1 s after relaxed step {step} of its segment" for step in (1, 2, 3)
@@ -44,14 +44,14 @@ def test_a_short_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_rank_that_waits_to_meet_the_others_says_so(caplog: pytest.LogCaptureFixture) -> None:
     lines, _ = waits(caplog, Call(probes=1), Drift(), slow_s=9.0)
     (line,) = lines
-    assert "after relaxed step 3 of its segment: it has no more steps, and others have" in line
+    assert "after relaxed step 3 of its segment: it has no steps left, but other ranks have" in line
 
 
 def test_a_rank_in_a_group_is_named_as_the_run_counts_it(caplog: pytest.LogCaptureFixture) -> None:
     """In the log, and in the errors of a rank that leaves and of a rank that waits for it."""
     lines, _ = waits(caplog, *LEAD, slow_s=9.0, members=[2, 5])
     assert lines[0].startswith("rank 2 has")
-    assert "as far as it knows: [5]." in lines[0]
+    assert "as far as this rank knows: [5]." in lines[0]
     for how, words in (
         ("aborts", "rank 2, round 1: rank 5 has left"),
         ("stuck", "rank 2, round 1: waited 60 s for ranks [5]"),

@@ -135,11 +135,13 @@ def test_what_python_code_made_is_checked_too(rules: dict[str, Any], says: str) 
 def test_groups_must_be_those_of_the_ranks(groups: list[list[int]]) -> None:
     made = Hierarchical(HierarchicalRules(**RNA, groups=groups, every=None))
     assert made.problem() is None
-    assert f"parameters.groups: {groups} are not those of 2 ranks" in str(made.problem(2))
+    assert f"parameters.groups: {groups} do not match 2 ranks" in str(made.problem(2))
 
 
 def test_an_unknown_name_is_refused_with_those_that_ranks_know() -> None:
-    with pytest.raises(ValueError, match="'gossip': ranks know allreduce, averaging, hier"):
+    with pytest.raises(
+        ValueError, match="'gossip' is unknown: choose from allreduce, averaging, hier"
+    ):
         convert("gossip")
     with pytest.raises(ValueError, match="name: invalid value 'gossip'"):
         synchronisation.decode(msgspec.msgpack.encode({"name": "gossip", "parameters": {}}))

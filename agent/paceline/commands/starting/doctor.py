@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Env, Json
+from paceline.commands.options import Env, Json, grouped
 from paceline.commands.printing import plain, print_json
 
 if TYPE_CHECKING:
     from paceline.node.starting.examining import Finding
 
-_Script = Annotated[str, typer.Argument(help="Python script that trains.")]
-_Args = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
 
+@dataclass(frozen=True, kw_only=True)
+class DoctorTrial:
+    """Size and time limit of the training that is checked."""
 
-def doctor(
-    script: _Script,
-    args: _Args = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Ranks.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that the script makes.")] = 2,
+    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to run.")] = 2
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="When to give up.")
-    ] = 600.0,
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit of the check.")
+    ] = 600.0
+
+
+@grouped
+def doctor(
+    *,
+    script: Annotated[str, typer.Argument(help="Python script to check.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    trial: DoctorTrial,
     env: Env = None,
     as_json: Json = False,
 ) -> None:
@@ -39,9 +46,10 @@ def doctor(
     from paceline.node.starting.resume import variables
     from paceline.wire import Launch
 
+    steps, nproc = trial.steps, trial.nproc
     launch = Launch(script, args or [], nproc, variables(env or []), str(Path.cwd()))
     say(f"{script}: {_count(steps, 'step')} on {_count(nproc, 'rank')}")
-    findings = examine(launch, steps, timeout)
+    findings = examine(launch, steps, trial.timeout)
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     if as_json:
         listed = [_document(finding) for finding in findings]

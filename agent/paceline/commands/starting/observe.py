@@ -6,34 +6,18 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands import options
-from paceline.commands.options import (
-    Data,
-    Name,
-    Node,
-    Server,
-    Token,
-    TokenFile,
-    data_directory,
-    given,
-    node_name,
-)
+from paceline.commands.options import Name, NodeConnection, data_directory, grouped, node_name
 
 _Command = Annotated[
     list[str],
-    typer.Argument(metavar="-- COMMAND …", help="What starts the ranks: torchrun, accelerate, …"),
+    typer.Argument(
+        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
+    ),
 ]
 
 
-def observe(
-    command: _Command,
-    name: Name = None,
-    server: Server = None,
-    node: Node = None,
-    data: Data = None,
-    token: Token = None,
-    token_file: TokenFile = None,
-) -> None:
+@grouped
+def observe(*, command: _Command, name: Name = None, connection: NodeConnection) -> None:
     """Run a command and show how its ranks train, which ranks are slow, and why.
 
     The script and its training are not changed, and nothing is planned. It may use
@@ -43,13 +27,13 @@ def observe(
     """
     from paceline.node.starting import observing
 
-    code = observing.observe(
-        command,
-        data=data_directory(data),
-        node=node_name(node),
-        server=server,
-        default_server=options.DEFAULT_SERVER,
-        token=given(token, token_file),
-        name=name,
-    )
+    with connection.client() as client:
+        code = observing.observe(
+            command,
+            client,
+            name=name,
+            node=node_name(connection.node),
+            data=data_directory(connection.data),
+            required=connection.required,
+        )
     raise typer.Exit(code)

@@ -3,134 +3,177 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.commands import options
 from paceline.commands.options import (
-    Data,
     Env,
-    MaxRestarts,
-    Name,
-    Node,
-    Parameters,
-    Policy,
-    RestartHung,
-    Server,
-    Token,
-    TokenFile,
-    connected,
+    NodeConnection,
+    PolicyChoice,
+    Restarts,
     data_directory,
-    given,
+    grouped,
     node_name,
     parameters_of,
 )
 from paceline.core.errors import InputError
 
-_Script = Annotated[str, typer.Argument(help="Python script to train with.")]
-_Args = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
-_Nproc = Annotated[
-    int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per emulated device")
-]
-_Nodes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="2:4",
-        help="How many nodes, or least and most: agents train it, --nproc ranks on each.",
-        show_default="this one",
-    ),
-]
-_Spares = Annotated[
-    int,
-    typer.Option(min=0, help="With --nodes: idle nodes that are held back while it trains."),
-]
-_ReplaceSlowNodes = Annotated[
-    bool,
-    typer.Option(
-        "--replace-slow-nodes",
-        help="With --spares: a node that is slow for long makes way for a spare.",
-    ),
-]
-_JoinCheck = Annotated[
-    float | None,
-    typer.Option(
-        "--join-check",
-        metavar="FACTOR",
-        min=0,
-        max=1000,
-        help="With --nodes: leave out nodes so many times slower than the median; 0: none.",
-        show_default="1.5",
-    ),
-]
-_Backend = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Who gives the nodes, such as `slurm`; `paceline backends` lists all.",
-        show_default="agents of nodes",
-    ),
-]
-_BackendOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="An option of the backend; repeatable."),
-]
-_Observe = Annotated[
-    bool,
-    typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
-]
-_Driver = Annotated[
-    bool,
-    typer.Option(
-        "--driver",
-        help="The script is no rank, but starts the ranks, as Ray Train's does: --nproc of them "
-        "at most, anew --max-restarts times at most.",
-    ),
-]
-_Slowdown = Annotated[
-    str | None,
-    typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: a factor for each rank."),
-]
-_SecondsPerUnit = Annotated[float, typer.Option(help="Emulated time of one size unit at factor 1.")]
-_SecondsPerStep = Annotated[
-    float, typer.Option(help="Emulated time that each step takes in addition, at any factor.")
-]
-_Emulate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="JSON|FILE", help="Emulate devices, all options: docs/training-scripts.md."
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlacement:
+    """The nodes on which the ranks run."""
+
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of ranks.", show_default="1, or one per emulated device"),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="2:4",
+            help="Number of nodes, or minimum and maximum; agents start --nproc ranks on each.",
+            show_default="this machine only",
+        ),
+    ] = None
+    spares: Annotated[
+        int,
+        typer.Option(min=0, help="With --nodes: number of idle nodes to reserve for the run."),
+    ] = 0
+    replace_slow_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--replace-slow-nodes",
+            help="With --spares: replace slow nodes automatically.",
+        ),
+    ] = False
+    join_check: Annotated[
+        float | None,
+        typer.Option(
+            "--join-check",
+            metavar="FACTOR",
+            min=0,
+            max=1000,
+            help="With --nodes: exclude nodes that are this many times slower than the median; "
+            "0: none.",
+            show_default="1.5",
+        ),
+    ] = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Training backend that provides the nodes, such as `slurm`; `paceline "
+            "backends` lists all.",
+            show_default="agents of nodes",
+        ),
+    ] = None
+    backend_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the backend; repeatable."),
+    ] = None
+
+    @property
+    def remote(self) -> bool:
+        """True if the server chooses the nodes; else the ranks run on this machine."""
+        return self.nodes is not None or self.backend is not None
+
+    def check(self) -> None:
+        """Raise an InputError for an option that needs another one."""
+        if self.backend_option and self.backend is None:
+            raise InputError("--backend-option: name the backend with --backend")
+        if not self.remote and self.join_check is not None:
+            raise InputError("--join-check: only with --nodes")
+        if not self.remote and (self.spares or self.replace_slow_nodes):
+            raise InputError("--spares and --replace-slow-nodes: only with --nodes")
+
+    def rest_fields(self) -> dict[str, Any]:
+        """Return the fields of ``POST /runs`` for nodes that the server chooses."""
+        asked = {
+            "join_check": self.join_check,
+            "backend": self.backend,
+            "backend_options": parameters_of(self.backend_option, "--backend-option") or None,
+            "spares": self.spares or None,
+            "replace_slow_nodes": self.replace_slow_nodes or None,
+        }
+        return {field: value for field, value in asked.items() if value is not None}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The training script, and the kind of script that it is."""
+
+    script: Annotated[str, typer.Argument(help="Python script to train with.")]
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None
+    observe: Annotated[
+        bool,
+        typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
+    ] = False
+    driver: Annotated[
+        bool,
+        typer.Option(
+            "--driver",
+            help="The script starts the ranks itself, as with Ray Train: at most --nproc "
+            "ranks, restarted at most --max-restarts times.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTerms:
+    """Policy, environment and restarts of a new run."""
+
+    choice: PolicyChoice
+    env: Env = None
+    restarts: Restarts
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEmulation:
+    """Emulated speeds of the ranks' devices."""
+
+    slowdown: Annotated[
+        str | None,
+        typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: one time factor per rank."),
+    ] = None
+    seconds_per_unit: Annotated[
+        float, typer.Option(help="Emulated time of one size unit at factor 1.")
+    ] = 1e-5
+    seconds_per_step: Annotated[
+        float, typer.Option(help="Emulated time that each step takes in addition, at any factor.")
+    ] = 0.005
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON|FILE", help="Emulate devices, all options: docs/training-scripts.md."
+        ),
+    ] = None
+
+    def devices(self, nproc: int | None) -> dict[str, Any] | None:
+        """Return the value of ``PACELINE_EMULATE``, or None if nothing is emulated."""
+        from paceline.node.starting import foreground
+
+        if self.emulate is not None and self.slowdown is not None:
+            raise InputError("--emulate and --slowdown: give one of them")
+        if self.emulate is not None:
+            return foreground.whole_emulation(self.emulate, nproc)
+        if self.slowdown is not None:
+            return foreground.emulation(
+                self.slowdown, self.seconds_per_unit, self.seconds_per_step, nproc
+            )
+        return None
+
+
+@grouped
 def run(
-    script: _Script,
-    args: _Args = None,
-    nproc: _Nproc = None,
-    nodes: _Nodes = None,
-    spares: _Spares = 0,
-    replace_slow_nodes: _ReplaceSlowNodes = False,
-    join_check: _JoinCheck = None,
-    backend: _Backend = None,
-    backend_option: _BackendOption = None,
-    observe: _Observe = False,
-    driver: _Driver = False,
-    policy: Policy = None,
-    param: Parameters = None,
-    name: Name = None,
-    env: Env = None,
-    max_restarts: MaxRestarts = 0,
-    restart_hung: RestartHung = None,
-    slowdown: _Slowdown = None,
-    seconds_per_unit: _SecondsPerUnit = 1e-5,
-    seconds_per_step: _SecondsPerStep = 0.005,
-    emulate: _Emulate = None,
-    server: Server = None,
-    node: Node = None,
-    data: Data = None,
-    token: Token = None,
-    token_file: TokenFile = None,
+    *,
+    placement: RankPlacement,
+    program: Program,
+    terms: RunTerms,
+    emulation: DeviceEmulation,
+    connection: NodeConnection,
 ) -> None:
     """Run a training script on this machine, like torchrun. Options come before the script."""
     from paceline import observation
@@ -139,83 +182,50 @@ def run(
     from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch
 
-    if backend_option and backend is None:
-        raise InputError("--backend-option: name the backend with --backend")
-    devices = _devices(emulate, slowdown, seconds_per_unit, seconds_per_step, nproc)
-    variables = variables_of(env or [])
-    if observe:
-        policy = _observed(policy, param, emulates=devices is not None)
+    placement.check()
+    script, nproc, restarts = program.script, placement.nproc, terms.restarts
+    devices = emulation.devices(nproc)
+    variables = variables_of(terms.env or [])
+    choice = terms.choice.rest_fields() | restarts.rest_fields()
+    choice["name"] = terms.choice.name or Path(script).stem
+    if program.observe:
+        choice["policy"] = _observed(terms.choice, emulates=devices is not None)
     if devices is not None:
         nproc = len(devices["a_s"])
         variables["PACELINE_EMULATE"] = json.dumps(devices)
-    if driver:
-        if restart_hung is not None:
+    if program.driver:
+        if restarts.restart_hung is not None:
             raise InputError(
-                "--driver: whoever starts the ranks ends them: leave --restart-hung out"
+                "--restart-hung: leave it out with --driver, where the script starts and "
+                "ends the ranks"
             )
         variables[drivers.VARIABLE] = "1"
-    launch = Launch(script, args or [], nproc or 1, variables, str(Path.cwd()), max_restarts)
-    name = name or Path(script).stem
-    if nodes is not None or backend is not None:
-        asked = {
-            "name": name,
-            "parameters": parameters_of(param),
-            "policy": policy,
-            "join_check": join_check,
-            "restart_hung_s": restart_hung,
-            "backend": backend,
-            "backend_options": parameters_of(backend_option, "--backend-option") or None,
-            "spares": spares or None,
-            "replace_slow_nodes": replace_slow_nodes or None,
-        }
-        choice = {field: value for field, value in asked.items() if value is not None}
-        with connected(server, token, token_file) as client:
-            raise typer.Exit(several.train(client, launch, nodes or "1", choice))
-    # If agents start the ranks, the control plane sets this variable.
-    if observe:
-        launch.env[observation.VARIABLE] = "1"
-    if join_check is not None:
-        raise InputError("--join-check: only with --nodes")
-    if spares or replace_slow_nodes:
-        raise InputError("--spares and --replace-slow-nodes: only with --nodes")
-    code = foreground.train(
-        launch,
-        data=data_directory(data),
-        node=node_name(node),
-        server=server,
-        default_server=options.DEFAULT_SERVER,
-        token=given(token, token_file),
-        policy=policy,
-        parameters=parameters_of(param),
-        name=name,
-        restart_hung_s=restart_hung,
+    launch = Launch(
+        script, program.args or [], nproc or 1, variables, str(Path.cwd()), restarts.max_restarts
     )
+    with connection.client() as client:
+        if placement.remote:
+            choice |= placement.rest_fields()
+            raise typer.Exit(several.train(client, launch, placement.nodes or "1", choice))
+        # If agents start the ranks, the control plane sets this variable.
+        if program.observe:
+            launch.env[observation.VARIABLE] = "1"
+        code = foreground.train(
+            launch,
+            client,
+            choice,
+            node=node_name(connection.node),
+            data=data_directory(connection.data),
+            required=connection.required,
+        )
     raise typer.Exit(code)
 
 
-def _devices(
-    emulate: str | None,
-    slowdown: str | None,
-    seconds_per_unit: float,
-    seconds_per_step: float,
-    nproc: int | None,
-) -> dict[str, Any] | None:
-    from paceline.node.starting import foreground
-
-    if emulate is not None and slowdown is not None:
-        raise InputError("--emulate and --slowdown: give one of them")
-    if emulate is not None:
-        return foreground.whole_emulation(emulate, nproc)
-    if slowdown is not None:
-        return foreground.emulation(slowdown, seconds_per_unit, seconds_per_step, nproc)
-    return None
-
-
-def _observed(policy: str | None, param: list[str] | None, *, emulates: bool) -> str:
+def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
     """Return the name that stands in place of a policy; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
-    if policy is not None or param or emulates:
+    if choice.policy is not None or choice.param or emulates:
         raise InputError(
             "--observe: nothing is planned or emulated, so leave out --policy, --param, "
             "--slowdown and --emulate"

@@ -80,7 +80,8 @@ class Budget:
             return None
         step, rank = int(steps[0]), int(ranks[0])
         return (
-            f"rank {rank} gets {shown(loads[step, rank])} in a step; {shown(self.limits[rank])} fit"
+            f"rank {rank} gets {shown(loads[step, rank])} in a step; "
+            f"its limit is {shown(self.limits[rank])}"
         )
 
 
@@ -105,7 +106,7 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
             window *= 2
         if not count:
             raise ValueError(
-                f"a sample of size {shown(sizes[start])} is more than the budget, {shown(budget)}"
+                f"a sample of size {shown(sizes[start])} exceeds the budget, {shown(budget)}"
             )
         counts.append(count)
         start += count
@@ -142,7 +143,7 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
         rank = int(room.argmax())
         if sizes[place] > room[rank] + ROUNDING * limits[rank]:
             size = shown(sizes[place])
-            raise ValueError(f"a sample of size {size} fits on no rank beside the others")
+            raise ValueError(f"a sample of size {size} fits on no rank beside the other samples")
         made[place] = rank
         room[rank] -= sizes[place]
     return made
@@ -162,14 +163,14 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
     if limits.max() < longest:
         raise ValueError(
             f"token_limits is [{given}], and the largest sample has size {shown(longest)}, which "
-            "fits on no rank: raise a limit, or cut or leave out samples that are longer"
+            "fits on no rank: raise a limit, or truncate or drop longer samples"
         )
     holds = float(np.maximum(limits - longest, 0.0).sum()) + longest
     if budget * (1 + ROUNDING) > holds * (1 + 2 * ROUNDING):
         raise ValueError(
-            f"token_limits is [{given}], and the largest sample has size {shown(longest)}: steps "
-            f"of up to {shown(holds)} fit whatever samples they hold, and token_budget is "
-            f"{shown(budget)}: lower token_budget to that, raise token_limits, or give "
+            f"token_limits is [{given}], and the largest sample has size {shown(longest)}: only "
+            f"steps of up to {shown(holds)} are sure to fit, but token_budget is "
+            f"{shown(budget)}: lower token_budget to that limit, raise token_limits, or give "
             "micro_batches=True"
         )
 
@@ -185,7 +186,7 @@ def refuse_small(limits: Floats, longest: float) -> None:
         raise ValueError(
             f"token_limits is {shown(limits[rank])} on rank {rank}, and the largest sample has "
             f"size {shown(longest)}, which each rank must hold alone with micro_batches=True: "
-            "raise the limit, or cut or leave out samples that are longer"
+            "raise the limit, or truncate or drop longer samples"
         )
 
 
@@ -204,7 +205,7 @@ def budget_of(given: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, Real):
         raise TypeError(f"token_budget is {given!r}: it must be a number, in the unit of the sizes")
     if not 0 < float(given) < math.inf:
-        raise ValueError(f"token_budget is {given}: it must be above 0, and finite")
+        raise ValueError(f"token_budget is {given}: it must be finite and above 0")
     return float(given)
 
 
@@ -218,8 +219,8 @@ def refuse_larger(sizes: Floats, budget: float) -> None:
     if len(larger):
         first = int(larger[0])
         raise ValueError(
-            f"sizes[{first}] is {shown(sizes[first])} ({len(larger)} such of {len(sizes)}), "
-            f"more than token_budget={shown(budget)}, so no step can hold that sample: raise "
-            f"token_budget to {shown(sizes.max())} or more, or cut or leave out samples that are "
-            "longer"
+            f"sizes[{first}] is {shown(sizes[first])} ({len(larger)} of {len(sizes)} samples "
+            f"are too large), more than token_budget={shown(budget)}, so no step can hold that "
+            f"sample: raise token_budget to {shown(sizes.max())} or more, or truncate or drop "
+            "longer samples"
         )

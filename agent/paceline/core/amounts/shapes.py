@@ -41,7 +41,7 @@ class Shapes:
         if not isinstance(self.length, int | float) or isinstance(self.length, bool):
             raise TypeError(f"shapes: length is {self.length!r}: it must be a number")
         if not 0 <= self.length < math.inf:
-            raise ValueError(f"shapes: length is {self.length}: it must be at least 0, and finite")
+            raise ValueError(f"shapes: length is {self.length}: it must be finite and at least 0")
 
     @staticmethod
     def of(given: Any) -> Shapes:

@@ -192,14 +192,14 @@ class StreamLedger:
     def refusal(self, segment: Segment, world: int) -> str | None:
         """Return why a proposal cannot come next in this epoch; None if it can."""
         if segment.epoch != self.epoch:
-            return f"it is for epoch {segment.epoch}, this is {self.epoch}"
+            return f"it is for epoch {segment.epoch}, not {self.epoch}"
         if segment.synchroniser != ALLREDUCE:
             return (
-                f"{segment.synchroniser.name} lets ranks get ahead of each other, which they "
-                "cannot on a stream"
+                f"{segment.synchroniser.name} lets ranks get ahead of each other, which "
+                "streams do not support"
             )
         if segment.indices:
-            return "it has samples, but those of a stream are picked where they are read"
+            return "it lists samples, but the leader chooses the samples of a stream"
         return segment.problem(world)
 
     def filled(self, segment: Segment) -> Segment:

@@ -84,7 +84,9 @@ def launch(
         assert place is not None
         where = "{}:{}".format(*place.store)
         return msgspec.structs.replace(
-            ended, exit_code=1, message=f"{RENDEZVOUS_GONE}{where} is gone: its node has left"
+            ended,
+            exit_code=1,
+            message=f"{RENDEZVOUS_GONE}{where} is gone: its node has left the run",
         )
 
 
@@ -108,7 +110,7 @@ def _outcome(agent: Agent) -> LauncherStatus:
     except RendezvousClosedError:
         return _ended_by_others(agent)
     except RendezvousTimeoutError:
-        few = f"too few nodes came together within {JOIN_S:g} s"
+        few = f"too few nodes joined the rendezvous within {JOIN_S:g} s"
         return LauncherStatus(agent.status.attempt, 1, few)
     except TooManyFailuresError:
         handler.shutdown()
@@ -134,8 +136,8 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--first-attempt", type=int, default=0)
-    parser.add_argument("--nodes", type=int, nargs=2, help="of several: least and most")
-    parser.add_argument("--address", help="of this one of several nodes")
+    parser.add_argument("--nodes", type=int, nargs=2, help="minimum and maximum number")
+    parser.add_argument("--address", help="this node's, for the others")
     parser.add_argument("--store", help="address:port of the rendezvous")
     parser.add_argument("--door", type=int, help="listening socket to serve the rendezvous on")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script args…")

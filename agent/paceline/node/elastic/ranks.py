@@ -237,7 +237,7 @@ class Agent(LocalElasticAgent):
                 and (not handler.gone or reform.EXIT_CODE in codes.values())
             ):
                 if time.monotonic() > deadline:
-                    _log.warning("not all ranks ended after the same step: they are stopped")
+                    _log.warning("not all ranks ended after the same step; stopping them")
                     break
                 time.sleep(_LOOK_S)
                 # This call updates `handler.gone`.
@@ -318,7 +318,7 @@ class Agent(LocalElasticAgent):
             return ""
         if ended is None or ended.attempt != self.status.attempt or rank not in ended.ranks:
             return ""
-        return f", as the run hung: {ended.reason}"
+        return f", because the run hung: {ended.reason}"
 
 
 def last_words(stderr: str) -> str:

@@ -348,5 +348,5 @@ class Signed(C10dRendezvousBackend):
     def _opened(self, signed: bytes) -> bytes:
         mac, state = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(state)):
-            raise RendezvousStateError("no launcher of this run wrote the rendezvous' state")
+            raise RendezvousStateError("the rendezvous state is not from a launcher of this run")
         return state

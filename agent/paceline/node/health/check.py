@@ -105,7 +105,7 @@ def _disk(directory: Path) -> float | None:
             os.fsync(file.fileno())
         return _WRITTEN / (time.perf_counter() - begin) / 1e6
     except OSError as error:
-        _log.warning("the disk of %s is not measured: %s", directory, error)
+        _log.warning("cannot measure the disk of %s: %s", directory, error)
         return None
     finally:
         path.unlink(missing_ok=True)
@@ -163,22 +163,22 @@ class Checker:
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
-            _log.warning("this machine is not measured: %s", error)
+            _log.warning("cannot measure this machine: %s", error)
 
     def _look(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             if time.monotonic() > self._kill_at:
                 self.close()
                 self.due = True
-                _log.warning("this machine is not measured: it took more than %g s", LONGEST_S)
+                _log.warning("cannot measure this machine: it took more than %g s", LONGEST_S)
             return
         output, _ = process.communicate()
         self._process = None
         try:
             self.newest = msgspec.json.decode(output, type=NodeCheck)
-            _log.info("this machine: %s", self.newest)
+            _log.info("measured this machine: %s", self.newest)
         except msgspec.DecodeError:
-            _log.warning("this machine is not measured: exit code %d", process.returncode)
+            _log.warning("cannot measure this machine: exit code %d", process.returncode)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Ending:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)
             if status is None or status.attempt != order.attempt:
-                _log.error("run %s: attempt %d is over; its ranks stay", run, order.attempt)
+                _log.error("run %s: ending no ranks: attempt %d is over", run, order.attempt)
                 return None
             if ended is not None and ended.attempt == order.attempt:
                 return None
@@ -56,9 +56,9 @@ class Ending:
             )
             asked = stacks.dump(directory, run)
         except (OSError, msgspec.DecodeError) as error:
-            _log.error("run %s: ranks that hang cannot be ended: %s", run, error)
+            _log.error("run %s: cannot end hung ranks: %s", run, error)
             return None
-        _log.warning("run %s: ranks %s are ended: %s", run, order.ranks, order.reason)
+        _log.warning("run %s: ending ranks %s: %s", run, order.ranks, order.reason)
         return cls(directory, launcher, order, asked.ranks if isinstance(asked, Dumps) else [])
 
     def done(self) -> bool:
@@ -83,7 +83,7 @@ class Ending:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not alive:
-            _log.error("ranks %s of this node are not there to be ended", self._order.ranks)
+            _log.error("ranks %s no longer run on this node", self._order.ranks)
         return True
 
     def _keep(self, rank: int) -> None:
@@ -94,15 +94,15 @@ class Ending:
         attempt = self._order.attempt
         dump = self._dumps.get(rank)
         if dump is None or dump.why:
-            text = f"no stacks: {dump.why if dump is not None else 'it was not asked'}\n"
+            text = f"no stacks: {dump.why if dump is not None else 'the rank was not asked'}\n"
         else:
             [stack] = stacks.read(self._directory, attempt, [(rank, dump.offset)]).stacks
-            text = stack.text or f"no stacks: {stack.why or 'it has written none'}\n"
+            text = stack.text or f"no stacks: {stack.why or 'the rank wrote none'}\n"
         path = rundir.rank_log(self._directory, attempt, rank, "stderr")
         handle = logs.opened(self._directory, path)
         try:
             with Path(f"/proc/self/fd/{handle}").open("ab") as log:
-                words = f"\npaceline ends this rank, as the run hangs: {self._order.reason}\n"
+                words = f"\npaceline ends this rank because the run hangs: {self._order.reason}\n"
                 log.write(f"{words}{text}".encode(errors="replace"))
         finally:
             os.close(handle)

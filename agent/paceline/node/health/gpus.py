@@ -18,13 +18,13 @@ from paceline.wire import GpuState
 # Bits of NVML's reasons for a clock below its maximum. The bits for an idle GPU (1) and for the
 # power limit (4) are left out: a busy GPU is always at its power limit.
 _REASONS = {
-    0x02: "the clock that somebody has set",
+    0x02: "a user-set clock limit",
     0x08: "the hardware",
-    0x10: "the slowest GPU of its group",
+    0x10: "the slowest GPU of its sync-boost group",
     0x20: "heat",
     0x40: "heat",
     0x80: "the power supply",
-    0x100: "the clock of the display",
+    0x100: "the display clock setting",
 }
 # Seconds to wait for a driver that does not answer.
 PATIENCE_S = 10.0
@@ -60,8 +60,8 @@ class Gpus:
         elif now >= self._asked_at + PATIENCE_S:
             if not self._is_told:
                 _log.warning(
-                    "the driver of this node's NVIDIA GPUs has not answered for %g s: nothing is "
-                    "told of their states until it does",
+                    "the driver of this node's NVIDIA GPUs has not answered for %g s: their "
+                    "states are not reported until it does",
                     PATIENCE_S,
                 )
             self._is_told = True
@@ -95,7 +95,7 @@ def _opened() -> Any:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        _log.info("nothing is known of this node's GPUs but their names: %s", error)
+        _log.info("reporting only the names of this node's GPUs: %s", error)
         return None
     return nvml
 

@@ -76,7 +76,7 @@ def _read_plain(answer: httpx.Response, _name: str) -> str | None:
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
-    return " ".join(answer.text.split())[:_MOST_WORDS] or "it is to go"
+    return " ".join(answer.text.split())[:_MOST_WORDS] or "no reason given"
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     answer.raise_for_status()
     body = answer.json()
     if not isinstance(body, dict):
-        raise ValueError(f"it is no object but {str(body)[:_MOST_WORDS]}")
+        raise ValueError(f"expected a JSON object, got {str(body)[:_MOST_WORDS]}")
     return body
 
 
@@ -118,9 +118,9 @@ def provider_of(name: str) -> Provider:
         try:
             return Provider(str(httpx.URL(name)), _read_plain)
         except httpx.InvalidURL as error:
-            raise InputError(f"--notice {name!r} is no address: {error}") from None
+            raise InputError(f"--notice {name!r} is not a valid URL: {error}") from None
     known = ", ".join(PROVIDERS)
-    raise InputError(f"--notice {name!r} is not known: give {known}, or an http:// address")
+    raise InputError(f"--notice {name!r} is not known: give {known}, or an http:// URL")
 
 
 class Notices:
@@ -162,8 +162,8 @@ class Notices:
         except (httpx.HTTPError, ValueError) as error:
             if self._answers:
                 _log.warning(
-                    "whether the provider takes this machine back is not known: %s does not "
-                    "answer: %s. It is asked again every %g s.",
+                    "cannot check whether the provider reclaims this machine: %s does not "
+                    "answer: %s. Retrying every %g s.",
                     *(self._provider.url, error, self._every_s),
                 )
             self._answers = False

@@ -45,8 +45,8 @@ _MOST_READ = 65_536
 # States of a process that handles no signal.
 _STATES = {
     "T": "its process is suspended (SIGSTOP)",
-    "t": "a debugger holds its process",
-    "D": "its process waits in the kernel for a device, such as a disk, and takes no signal",
+    "t": "its process is stopped by a debugger",
+    "D": "its process is blocked in the kernel, for example by a disk, and handles no signals",
     "Z": "its process has ended",
     "X": "its process has ended",
 }
@@ -77,7 +77,7 @@ def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere
     """
     record = rundir.read(directory / "run.json", Record)
     if record is None or (record.states and record.states[-1].state.final):
-        return NotThere("the run has ended there")
+        return NotThere("the run has ended on this node")
     attempt = next(iter(logs.attempts(directory)), None)
     folder = directory / "logs" / f"attempt_{attempt}"
     ranks = sorted(logs.numbers(folder, "")) if attempt is not None else []
@@ -85,7 +85,7 @@ def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere
         ranks = [rank] if rank in ranks else []
     if not ranks or attempt is None:
         who = "rank of the run" if rank is None else f"rank {rank}"
-        return NotThere(f"no {who} is there")
+        return NotThere(f"no {who} is on this node")
     return Dumps(attempt, [_asked(directory, run, attempt, r) for r in ranks[:MOST_STACKS]])
 
 
@@ -98,7 +98,7 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
     except _NoStacksError as error:
         return Dump(rank, 0, str(error))
     except (OSError, ValueError) as error:
-        return Dump(rank, 0, f"its process cannot be asked: {error}")
+        return Dump(rank, 0, f"its process cannot be signalled: {error}")
     return Dump(rank, offset, "")
 
 
@@ -110,7 +110,7 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
     except FileNotFoundError:
-        why = "it gives none: its script has made no paceline.Session, or has yet to make it"
+        why = "it cannot write stacks: its script has not created a paceline.Session, or not yet"
         raise _NoStacksError(why) from None
     try:
         return msgspec.json.decode(os.pread(handle, _MOST_ANNOUNCED, 0), type=Announcement)

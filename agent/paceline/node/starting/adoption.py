@@ -53,8 +53,8 @@ def place(
         slot = slot or own
     if not key:
         raise InputError(
-            "--run-key: give all nodes of the run the same, that no other run has; within a job of "
-            "Slurm that is not needed"
+            "--run-key: give all nodes of the run the same key, and no other run; not needed in a "
+            "Slurm job"
         )
     return Place(key, slot or key, nodes)
 

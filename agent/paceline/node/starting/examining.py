@@ -134,8 +134,8 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
             "random numbers",
             Level.NOTE,
             "All ranks draw the same random numbers in the model's forward pass, because the "
-            "script seeds them alike: dropout drops the same places on each rank.",
-            "Once the model is made, seed each rank differently: "
+            "script gives them the same seed: dropout drops the same positions on each rank.",
+            "After creating the model, seed each rank differently: "
             "torch.manual_seed(seed + session.rank).",
         )
     ]
@@ -169,7 +169,7 @@ def _late(steps: int, timeout_s: float) -> Finding:
         "steps",
         Level.PROBLEM,
         f"Not all ranks made {steps} steps within {timeout_s:g} s.",
-        "Give --timeout more seconds if the script needs long to begin; else look where it hangs.",
+        "Raise --timeout if the script takes long to start; otherwise find out where it hangs.",
     )
 
 
@@ -183,10 +183,14 @@ def _died(message: str) -> Finding:
     lines = "\n".join(rest.splitlines()[-_SHOWN:])
     # The log is deleted with all other files.
     what = first.partition("; log: ")[0]
-    says = f"A rank died without a word: {what}" if what else "A rank died without a word."
+    says = (
+        f"A rank ended without an error message: {what}"
+        if what
+        else "A rank ended without an error message."
+    )
     return Finding(
         "script",
         Level.PROBLEM,
         f"{says}\n{lines}".rstrip("\n"),
-        "Let it run with torchrun first. SIGKILL is also what comes where memory runs out.",
+        "Run the script with torchrun first. SIGKILL can also mean that memory ran out.",
     )

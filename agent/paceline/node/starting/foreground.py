@@ -62,7 +62,8 @@ def emulation(
         raise InputError(f"--slowdown {slowdown}: give factors above 0, such as 1,1,1.5,3")
     if nproc is not None and nproc != len(factors):
         raise InputError(
-            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; one for each rank"
+            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; give "
+            "one for each rank"
         )
     for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
         if not 0 <= value < math.inf:
@@ -97,30 +98,22 @@ def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
 
 def train(
     launch: Launch,
+    client: Client,
+    choice: Mapping[str, Any],
     *,
-    data: Path,
     node: str,
-    server: str | None,
-    default_server: str,
-    token: str | None,
-    policy: str | None,
-    parameters: dict[str, Any],
-    name: str,
-    restart_hung_s: float | None = None,
+    data: Path,
+    required: bool,
 ) -> int:
     """Register a run with the server, train, and report the end; return the exit code.
 
     Args:
         launch: what to run.
-        data: the data directory.
+        client: a client of the server.
+        choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
-        server: URL of a server that must answer; None: `default_server`, which may be unavailable.
-        default_server: URL of the server to use if it answers.
-        token: token for the server.
-        policy: the run's first policy; None: the server's default.
-        parameters: parameters of the policy.
-        name: name of the run.
-        restart_hung_s: the control plane restarts all ranks when the run has hung for this time.
+        data: the data directory.
+        required: the server must answer; else, the ranks train without one if none answers.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
@@ -129,31 +122,26 @@ def train(
     """
     check(launch)
     with ExitStack() as stack:
-        client = stack.enter_context(Client(server or default_server, token))
         record = Record(f"local-{secrets.token_hex(4)}", node, SUPERVISOR, "")
         link = None
         try:
             check_bus(client, client.version())
         # A server at the default address is not required.
         except PacelineError as error:
-            if server is not None:
+            if required:
                 raise
-            _refuse_plans(policy, parameters, error)
-            if restart_hung_s is not None:
-                raise InputError(f"--restart-hung needs a control plane, and {error}") from error
-            how = "and nobody observes it" if policy == OBSERVED else "in plain DDP's order"
+            policy = choice.get("policy")
+            _refuse_plans(policy, choice.get("parameters") or {}, error)
+            if "restart_hung_s" in choice:
+                raise InputError(f"--restart-hung needs a control plane, but {error}") from error
+            how = "and unobserved" if policy == OBSERVED else "in plain DDP's order"
             say(f"{error}: training without a control plane, {how}")
         else:
-            choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
-            if policy is not None:
-                choice["policy"] = policy
-            if restart_hung_s is not None:
-                choice["restart_hung_s"] = restart_hung_s
-            record.run = register(client, launch, {**choice, "launch": False})
+            record.run = register(client, launch, {**choice, "node": node, "launch": False})
             session = of_run(client, record.run)
             record.control = session.control
             link = stack.enter_context(Link(session))
-            say(f"watch it on {client.server}/runs/{record.run}")
+            say(f"watch the run on {client.server}/runs/{record.run}")
         watch = None if link is None else Watch(client, record.run)
         code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
         if watch is not None and watch.now.step is None:
@@ -184,9 +172,12 @@ def supervise(
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
         say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
-    whose, follows = ("the ranks'", "rank 0's follows")
+    whose, follows = ("the ranks'", "rank 0's output follows")
     if driver.VARIABLE in launch.env:
-        whose, follows = ("the script's", "it follows, with what the script prints of its ranks")
+        whose, follows = (
+            "the script's",
+            "it follows, including what the script prints for its ranks",
+        )
     say(f"{whose} output is in {supervisor.directory / 'logs'}; {follows}")
     with shown(watch) as screen:
         code = Foreground(supervisor, link, screen).run()
@@ -195,8 +186,8 @@ def supervise(
         say(_unseen(supervisor.last.message))
     if not supervisor.settled:
         say(
-            f"the bus is away: what it did not take is in {supervisor.directory}; "
-            "`paceline agent` with the same --data delivers it"
+            f"the bus is unreachable: undelivered reports are in {supervisor.directory}; "
+            "`paceline agent` with the same --data delivers them"
         )
     return code
 
@@ -215,7 +206,7 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
             f"{asked}: no policy has this name; {hint}known: {', '.join(sorted(known))}"
         )
     raise InputError(
-        f"{asked} needs a control plane, and {away}: start `paceline server` first, or leave out "
+        f"{asked} needs a control plane, but {away}: start `paceline server` first, or leave out "
         "policy and parameters to train without one, in plain DDP's order"
     )
 
@@ -283,7 +274,7 @@ class Foreground:
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
             say(last.message)
-            say(f"all ranks start again: attempt {attempt}")
+            say(f"restarting all ranks: attempt {attempt}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -38,26 +38,22 @@ _PASSED_ON = ("PACELINE_CA_FILE", "PACELINE_LOG_FORMAT", "PACELINE_SPOOL_BYTES")
 
 def observe(
     command: Sequence[str],
+    client: Client,
     *,
-    data: Path,
-    node: str,
-    server: str | None,
-    default_server: str,
-    token: str | None,
     name: str | None,
+    node: str,
+    data: Path,
+    required: bool,
 ) -> int:
     """Register an observed run, run the command, and report its end; return its exit code.
 
-    If no control plane answers at the default address, the command runs without one.
-
     Args:
         command: a launcher with its arguments, such as torchrun.
-        data: the data directory.
-        node: this machine's name.
-        server: URL of a server that must answer; None: `default_server`, which may be unavailable.
-        default_server: URL of the server to use if it answers.
-        token: token for the server.
+        client: a client of the server.
         name: name of the run; None: the script's.
+        node: this machine's name.
+        data: the data directory.
+        required: the server must answer; else, the command runs without one if none answers.
 
     Raises:
         InputError: the command does not exist, or the server rejected the run.
@@ -65,13 +61,12 @@ def observe(
     """
     script = script_of(command)
     with ExitStack() as stack:
-        client = stack.enter_context(Client(server or default_server, token))
         try:
             check_bus(client, client.version())
         except PacelineError as error:
-            if server is not None:
+            if required:
                 raise
-            say(f"{error}: the script runs, and nobody observes it")
+            say(f"{error}: the script runs unobserved")
             _become(command)
         # The launcher's own arguments come before the script.
         args = list(command[command.index(script) + 1 :])
@@ -88,7 +83,7 @@ def observe(
         directory = rundir.directory_of(data, run)
         delivery = Delivery(directory, Record(run, node, OBSERVER, session.control), link)
         stack.callback(delivery.close)
-        say(f"watch it on {client.server}/runs/{run}")
+        say(f"watch the run on {client.server}/runs/{run}")
         code = Observation(command, delivery, link, node).run()
         tell_notice(client, run)
         return code
@@ -203,7 +198,7 @@ class Observation:
             how = f"ended with code {code}"
             if code < 0:
                 how = f"was killed by {signal.Signals(-code).name}"
-            message = f"{self._command[0]} {how}; its output is where it was started"
+            message = f"{self._command[0]} {how}; see the output of `paceline observe`"
             self._delivery.report(State.FAILED, 0, exit_code, message)
 
     def _deliver(self) -> None:

@@ -20,7 +20,7 @@ _TIMEOUT_S = 5.0
 _STEPS = 50
 
 # Levels that are shown; other levels are not.
-LEVELS = {"held-up": "Held up", "watch": "To watch"}
+LEVELS = {"held-up": "Slowed down", "watch": "Warning"}
 
 
 @dataclass(frozen=True)

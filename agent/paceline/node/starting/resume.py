@@ -68,7 +68,9 @@ def in_foreground(
     """
     known = client.call("GET", f"/runs/{run}")
     if looked_after(rundir.directory_of(data, run)):
-        raise InputError(f"run {run}: a process on this machine still looks after it; end it first")
+        raise InputError(
+            f"run {run}: a process on this machine still supervises it; end that process first"
+        )
     launch = Launch(
         known["script"], known["args"], known["nproc"], _as_before(known, env), known["cwd"]
     )
@@ -78,7 +80,7 @@ def in_foreground(
     attempt = now["first_attempt"]
     with Link(of_run(client, run)) as link:
         launch = msgspec.structs.replace(launch, max_restarts=now["max_restarts"], attempt=attempt)
-        say(f"run {run} goes on with attempt {attempt}: {client.server}/runs/{run}")
+        say(f"run {run} continues with attempt {attempt}: {client.server}/runs/{run}")
         record = Record(run, known["node"], SUPERVISOR, link.session.control)
         return supervise(launch, Supervisor(launch, data, record, link), link, Watch(client, run))
 

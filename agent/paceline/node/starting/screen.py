@@ -184,12 +184,12 @@ class Terminal:
         if now.policy:
             row.append(f" · policy {now.policy}")
         if now.away:
-            row.append(" · the server says nothing; training goes on", "yellow")
+            row.append(" · server unreachable; training continues", "yellow")
         elif now.judged:
             row.append(" · ")
             row.append(_printable(now.judged), _STYLES.get(now.level, ""))
         elif now.level == "healthy":
-            row.append(" · nothing holds it up", "green")
+            row.append(" · OK", "green")
         return row
 
 

@@ -26,9 +26,7 @@ def counted(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
-        raise InputError(
-            f"--nodes {text}: give how many, such as 3, or least and most, such as 2:4"
-        )
+        raise InputError(f"--nodes {text}: give a number, such as 3, or a range, such as 2:4")
     return least, most
 
 
@@ -49,12 +47,12 @@ class Follower:
         try:
             return self._wait()
         except KeyboardInterrupt:
-            say(f"stopping run {self._run}; Ctrl-C again leaves it alone")
+            say(f"stopping run {self._run}; Ctrl-C again exits without waiting")
         try:
             self._stop()
             self._wait()
         except KeyboardInterrupt:
-            say(f"run {self._run} is left alone")
+            say(f"exiting; run {self._run} may still be running")
         return 128 + signal.SIGINT
 
     def _stop(self) -> None:
@@ -109,9 +107,9 @@ def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any])
     `policy`. Raise an InputError if the launch is emulated.
     """
     if "PACELINE_EMULATE" in launch.env:
-        raise InputError("--nodes: leave out --slowdown and --emulate, which are of one node")
+        raise InputError("--nodes: leave out --slowdown and --emulate, which work on one node only")
     least, most = counted(nodes)
     run = register(client, launch, {**choice, "nodes_min": least, "nodes_max": most})
-    say(f"watch it on {client.server}/runs/{run}")
+    say(f"watch the run on {client.server}/runs/{run}")
     with screens.shown(Watch(client, run)) as screen:
         return Follower(client, run, screen).follow()

@@ -72,8 +72,8 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
     """
     if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
         raise PacelineError(
-            f"{adapter}: a launcher has started several ranks of this script, and each would start "
-            "all workers: start it with `paceline run --driver`, or with python"
+            f"{adapter}: a launcher started several ranks of this script, and each of them would "
+            "start all workers: start the script with `paceline run --driver`, or with python"
         )
     if observation.observed(environ):
         return None
@@ -82,16 +82,16 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
         return _picked(environ, _EMULATE)
     if environ.get(driver.VARIABLE) != str(os.getpid()):
         logger.warning(
-            "%s: run %s will not show these workers, because only the process that `paceline run "
-            "--driver` has started can make ranks of the run",
+            "%s: run %s will not show these workers: only the process that `paceline run --driver` "
+            "started can start ranks of the run",
             adapter,
             run,
         )
         return _picked(environ, _EMULATE)
     if run in _taken:
         logger.warning(
-            "this script's first %s has run %s: workers of any other one train without a control "
-            "plane",
+            "this script's first %s uses run %s: the workers of any other one train without a "
+            "control plane",
             adapter,
             run,
         )
@@ -113,8 +113,8 @@ def variables_of(
         return alone
     if starts > int(given[driver.RESTARTS]):
         logger.warning(
-            "the workers were started anew more often than --max-restarts says, so run %s does not "
-            "show them any more: give `paceline run` as many as the driver may make",
+            "the workers were restarted more often than --max-restarts allows, so run %s no longer "
+            "shows them: give `paceline run` as many restarts as the driver has",
             given["PACELINE_RUN"],
         )
         return alone
@@ -124,7 +124,7 @@ def variables_of(
     far = sorted({rank.node for rank in ranks if not rank.beside_driver})
     if far and is_loopback(bus):
         logger.warning(
-            "workers on %s do not reach the control plane, which has the address %s here: let the "
+            "workers on %s cannot reach the control plane, whose address here is %s: let the "
             "server listen on an address that all nodes reach, and give it to `paceline run "
             "--server`",
             ", ".join(far),

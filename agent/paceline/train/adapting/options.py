@@ -28,11 +28,11 @@ _LOADING = [
     "persistent_workers",
 ]
 _DECIDED = {
-    "global_batch": "the framework's batch size times the number of ranks decides it",
-    "token_budget": "a framework's batches have a number of samples, which the framework decides",
-    "drop_last": "the framework's own drop_last decides it",
-    "micro_batches": "a framework's loop makes one turn for each batch",
-    "uneven_steps": "a framework's loop makes equally many steps on all ranks",
+    "global_batch": "it follows from the framework's batch size and the number of ranks",
+    "token_budget": "the framework decides how many samples a batch has",
+    "drop_last": "use the framework's own drop_last",
+    "micro_batches": "a framework's loop runs one iteration for each batch",
+    "uneven_steps": "a framework's loop runs the same number of steps on all ranks",
 }
 
 
@@ -44,8 +44,8 @@ def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str 
     """
     for option in options:
         if option not in OPTIONS:
-            why = _DECIDED.get(option, f"give some of {', '.join(sorted(OPTIONS))}")
-            raise TypeError(f"{name} has {option!r}: {why}")
+            why = _DECIDED.get(option, f"known options: {', '.join(sorted(OPTIONS))}")
+            raise TypeError(f"{name} does not take {option!r}: {why}")
     rest = {option: value for option, value in options.items() if option != "batchnorm"}
     return rest, options.get("batchnorm")
 
@@ -87,13 +87,13 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
         sampler, RandomSampler
     ):
         raise ValueError(
-            "the training DataLoader has a sampler of its own, and Paceline plans which samples a "
-            "batch has: make it with batch_size=… and shuffle=True"
+            "the training DataLoader has a custom sampler, but Paceline plans which samples a "
+            "batch has: create it with batch_size=… and shuffle=True"
         )
     if sampler.replacement or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         raise ValueError(
-            "the training DataLoader's RandomSampler has replacement or num_samples, and Paceline "
-            "uses each sample once in an epoch: make the DataLoader with shuffle=True"
+            "the training DataLoader's RandomSampler has replacement or num_samples, but Paceline "
+            "uses each sample once per epoch: create the DataLoader with shuffle=True"
         )
     return loading_of(loader)
 

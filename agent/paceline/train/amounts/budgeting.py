@@ -32,12 +32,11 @@ from paceline.wire import RankDevice
 Floats = npt.NDArray[np.float64]
 
 _BESIDE = {
-    "drop_last": "it is not supported, and an epoch's last step holds what is left: leave "
-    "drop_last out",
-    "limits": "it counts samples: give token_limits, in the unit of the sizes",
-    "shapes": "steps have different numbers of samples, which no grid divides: leave its samples "
-    "out; its length may stay",
-    "uneven_steps": "relaxed policies do not keep a budget: leave uneven_steps out",
+    "drop_last": "the last step of an epoch holds the remaining samples: leave drop_last out",
+    "limits": "limits counts samples: give token_limits, in the unit of the sizes",
+    "shapes": "the number of samples varies between steps, so no grid divides it: leave out the "
+    "samples of shapes; its length is allowed",
+    "uneven_steps": "relaxed policies cannot keep a token budget: leave uneven_steps out",
 }
 
 
@@ -50,8 +49,8 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
     if (global_batch is None) == (token_budget is None):
         given = "neither" if global_batch is None else "both"
         raise TypeError(
-            f"Session has {given} of global_batch and token_budget: give one of them, the samples "
-            "of a step or the sum of their sizes"
+            f"Session got {given} of global_batch and token_budget: give exactly one, the number "
+            "of samples in a step or the sum of their sizes"
         )
     if global_batch is not None:
         return global_batch, None
@@ -72,7 +71,7 @@ def budgeted(
     if token_budget is None:
         if token_limits is not None:
             raise ValueError(
-                "token_limits is for steps of a token budget: give Session token_budget instead of "
+                "token_limits needs token_budget: give Session token_budget instead of "
                 "global_batch, or limits, which counts samples"
             )
         return []
@@ -104,15 +103,15 @@ def of_ranks(token_limits: list[float], world: int) -> list[float]:
 def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
-            raise ValueError(f"{name} and token_budget do not go together: {_BESIDE[name]}")
+            raise ValueError(f"{name} and token_budget cannot be combined: {_BESIDE[name]}")
     if isinstance(dataset, Stream):
         raise ValueError(
-            "paceline.data.Stream and token_budget do not go together: the sizes to come are not "
-            "known; give global_batch"
+            "paceline.data.Stream and token_budget cannot be combined: the sizes of later samples "
+            "are unknown; give global_batch"
         )
     if isinstance(dataset, Sharded):
         raise ValueError(
-            "paceline.data.Sharded and token_budget do not go together: steps keep the epoch's "
+            "paceline.data.Sharded and token_budget cannot be combined: steps keep the epoch's "
             "order, wherever the samples are; give global_batch, or data that each rank can read"
         )
 
@@ -121,8 +120,8 @@ def refuse_profile(token_budget: float | None) -> None:
     """Raise a PacelineError for `Session.profile` with a token budget."""
     if token_budget is not None:
         raise PacelineError(
-            "profile: it finds how many samples fit into memory, and with token_budget a step's "
-            "number of samples varies: leave it out, and give Session token_limits"
+            "profile: it measures how many samples fit into memory, but with token_budget the "
+            "number of samples in a step varies: do not call it, and give Session token_limits"
         )
 
 

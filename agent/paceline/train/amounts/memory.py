@@ -93,14 +93,14 @@ class Memory:
             return
         learned = Learned.of(load, self._held)
         logger.error(
-            "rank %d ran out of memory with %s in a batch, in the unit of the sizes; up to %s "
-            "fitted. %s",
+            "rank %d ran out of memory with a batch of %s, in the unit of the sizes; batches of up "
+            "to %s fitted. %s",
             self._rank,
             shown(load),
             shown(self._held),
             f"Give Session token_limits: {shown(learned.limit)} for this rank"
             if self._path is None
-            else f"When the run goes on, this rank holds at most {shown(learned.limit)}",
+            else f"When the run resumes, this rank gets at most {shown(learned.limit)}",
         )
         if self._path is not None:
             _write(self._path, learned)
@@ -119,7 +119,9 @@ def _read(path: Path) -> Learned | None:
     try:
         return rundir.read(path, Learned)
     except (OSError, msgspec.DecodeError) as error:
-        logger.warning("%s cannot be read, so nothing is known of memory: %s", path, error)
+        logger.warning(
+            "%s cannot be read, so memory limits of earlier attempts are unknown: %s", path, error
+        )
         return None
 
 

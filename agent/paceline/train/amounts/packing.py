@@ -36,7 +36,7 @@ def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
         ValueError: there is no sample, or a sample's tensors differ in length.
     """
     if not samples:
-        raise ValueError("packed: there is no sample")
+        raise ValueError("packed: the list of samples is empty")
     fields = [_fields(sample, number) for number, sample in enumerate(samples)]
     if len({len(of_sample) for of_sample in fields}) > 1:
         raise ValueError("packed: samples have different numbers of tensors")
@@ -55,8 +55,8 @@ def _fields(sample: Tensor | Sequence[Tensor], number: int) -> tuple[Tensor, ...
     fields = (sample,) if isinstance(sample, Tensor) else tuple(sample)
     if not fields or not all(isinstance(each, Tensor) and each.dim() for each in fields):
         raise TypeError(
-            f"packed: sample {number} of the batch is no tensor with a dimension of length, and no "
-            "tuple of such tensors: let the data set give these"
+            f"packed: sample {number} of the batch is neither a tensor with a length dimension nor "
+            "a tuple of such tensors: let the data set return one of these"
         )
     if len({len(each) for each in fields}) > 1:
         raise ValueError(

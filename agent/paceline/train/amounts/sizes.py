@@ -54,8 +54,8 @@ def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
         raise ValueError(
-            f"{source}[{bad[0]}] is {array[bad[0]]:g} ({len(bad)} such of {n}): "
-            f"sizes must be finite and > 0; {_FIX}"
+            f"{source}[{bad[0]}] is {array[bad[0]]:g} ({len(bad)} of {n} are invalid): sizes must "
+            f"be finite and > 0; {_FIX}"
         )
     return array
 

@@ -98,10 +98,10 @@ class Contents:
                 raise TypeError(f"{name} is a {type(value).__name__}: give torch's own {name}")
         if hasattr(optimizer, "consolidate_state_dict"):
             raise TypeError(
-                f"optimizer is a {type(optimizer).__name__}, of whose state each rank has a part: "
-                "give torch's own optimizer; to spread its state over ranks, shard the model with "
-                "fully_shard, whose checkpoints have every rank's part; or save by yourself, after "
-                "optimizer.consolidate_state_dict(), with session.state_dict()"
+                f"optimizer is a {type(optimizer).__name__}, whose state is split over the ranks: "
+                "give torch's own optimizer; to split its state, shard the model with fully_shard, "
+                "whose checkpoints have every rank's part; or save it yourself with "
+                "session.state_dict(), after optimizer.consolidate_state_dict()"
             )
         module = model.module if isinstance(model, WeightedDDP | SingleProcess) else model
         return Contents(module, optimizer, scheduler, scaler)

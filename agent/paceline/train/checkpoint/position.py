@@ -46,6 +46,7 @@ class Position:
             )
         if state["rank"] != 0:
             raise ValueError(
-                f"the checkpoint's session state is rank {state['rank']}'s: save rank 0's"
+                f"the checkpoint has the session state of rank {state['rank']}: save the state of "
+                "rank 0"
             )
         return Position(state["epoch"], state["step"], state["used"].numpy().astype(np.int64))

@@ -117,7 +117,7 @@ class Saver:
         self._random = {k: v for k, v in state.items() if k.startswith("random/")}
         self._steps = self._saved = newest
         if self._rank == 0:
-            logger.warning("going on from checkpoint %s", self._folder.whole(newest))
+            logger.warning("resuming from checkpoint %s", self._folder.whole(newest))
         return position
 
     def restore_random(self) -> None:
@@ -147,8 +147,8 @@ class Saver:
         """
         if position is None and self._rank == 0:
             logger.error(
-                "no checkpoint was saved: gradients accumulate since the epoch before; a restart "
-                "begins at step %d",
+                "no checkpoint was saved: gradients have accumulated since the previous epoch; a "
+                "restart begins at step %d",
                 self._folder.newest() or 0,
             )
         if self._all(position is not None and position.step > self._steps) and position is not None:

@@ -27,7 +27,7 @@ from paceline.train.proof import PROVEN, WRONG
 Floats = npt.NDArray[np.float64]
 
 _ADAPTERS = {
-    "lightning": "Lightning: give its Trainer strategy=paceline.lightning.PacelineStrategy().",
+    "lightning": "Lightning: pass strategy=paceline.lightning.PacelineStrategy() to its Trainer.",
     "transformers.trainer": "Hugging Face's Trainer: import Trainer from paceline.transformers.",
     "accelerate": "Accelerate: import Accelerator from paceline.accelerate.",
 }
@@ -62,16 +62,14 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         if terms.samples:
             count = f"{terms.samples:,} samples"
             steps = f", {known.session.steps_per_epoch:,} steps in an epoch"
-        says = f"A Session is made at {known.where}: {count}, {batch}{steps}."
+        says = f"A Session is created at {known.where}: {count}, {batch}{steps}."
         if number:
-            says += (
-                " The first session alone is planned and reported; this one trains as plain DDP."
-            )
+            says += " Only the first session is planned and reported; this one trains as plain DDP."
         yield Finding("session", Level.OK, says)
 
 
 def _without_session(seen: Seen) -> str:
-    says = "The script makes no paceline.Session, so it trains as if Paceline were not there."
+    says = "The script creates no paceline.Session, so it trains without Paceline."
     if seen.outside:
         says += f" Its optimiser stepped {max(seen.outside.values())} times."
     return says
@@ -118,8 +116,8 @@ def models(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 "model",
                 Level.PROBLEM,
-                "The script reads session.loader(), but gives no model to session.wrap(): nothing "
-                "weighs the gradients of the ranks' different batches.",
+                "The script reads session.loader(), but passes no model to session.wrap(): "
+                "gradients are not weighted for the ranks' different batches.",
                 "Before the loop write model = session.wrap(model), in place of "
                 "DistributedDataParallel.",
             )
@@ -138,8 +136,8 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
                 "optimizer",
                 Level.NOTE,
                 f"No torch.optim.Optimizer has stepped in {known.steps} steps.",
-                "If gradients accumulate over more steps, give --steps more of them. Policies that "
-                "relax synchronisation act where the optimiser steps.",
+                "If gradients accumulate over more steps, increase --steps. Relaxed policies act "
+                "in the optimiser's step.",
             )
             continue
         wrapped = {id(p) for calls in known.calls for p in calls.model.parameters()}
@@ -147,21 +145,23 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 "optimizer",
                 Level.PROBLEM,
-                "Optimisers step, but none of them has a parameter of a model that session.wrap() "
-                "was given: the wrapped model is not trained.",
-                "Make the optimiser of the parameters of the model that session.wrap() returned.",
+                "Optimisers step, but none of them has a parameter of a model that was passed to "
+                "session.wrap(): the wrapped model is not trained.",
+                "Create the optimiser from the parameters of the model that session.wrap() "
+                "returned.",
             )
             continue
         why = known.session._loop.gate.suitability.refusal()
         if why is None:
-            says = "The optimiser is found; relaxed policies may be used."
+            says = "The optimiser was found; relaxed policies can be used."
             yield Finding("optimizer", Level.OK, says)
         else:
             yield Finding(
                 "optimizer",
                 Level.NOTE,
-                f"Under policies that relax synchronisation, gradients stay all-reduced: {why}.",
-                "Nothing, unless you want such a policy; then write session.optimizer(optimizer).",
+                f"Under relaxed policies, gradients are still all-reduced: {why}.",
+                "No action needed, unless you want such a policy; then call "
+                "session.optimizer(optimizer).",
             )
 
 
@@ -183,9 +183,9 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
             "sizes",
             Level.OK,
             f"Sizes are from {known.sizes_from}: {_plain(least)} to {_plain(most)}, median "
-            f"{_plain(middle)}. If {world} equal ranks get equally many samples, the one with most "
-            f"to do has {uneven:.2f} times the mean of a step, or {padded:.2f} times where batches "
-            "are padded.",
+            f"{_plain(middle)}. If {world} equal ranks get the same number of samples, the rank "
+            f"with the most work has {uneven:.2f} times the mean load of a step, or {padded:.2f} "
+            "times with padded batches.",
             figures={
                 "min": least, "median": middle, "max": most, "uneven": uneven, "padded": padded,
             },
@@ -193,16 +193,18 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
     numbers = np.unique(np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)).tolist()
     extents = [extent(load(known, number)) for number in numbers]
     if min(extents) == max(extents):
-        says = f"All samples count as equal, and of {len(numbers)} looked at none is larger."
+        says = (
+            f"All samples count as equal, and the {len(numbers)} checked samples are equally large."
+        )
         return Finding("sizes", Level.OK, says)
     none = "No sizes are given" if not known.sizes_from else f"{known.sizes_from} are all {least:g}"
     return Finding(
         "sizes",
         Level.PROBLEM,
-        f"{none}, but samples differ: of {len(numbers)} looked at, the largest has "
-        f"{max(extents) / max(1, min(extents)):.1f} times the elements of the smallest.",
-        "Give Session(…, sizes=…) a number for each sample, such as its frames or tokens, or give "
-        "the data set an attribute sizes. Without it Paceline balances numbers of samples only.",
+        f"{none}, but samples differ: of {len(numbers)} checked samples, the largest has "
+        f"{max(extents) / max(1, min(extents)):.1f} times as many elements as the smallest.",
+        "Give Session(…, sizes=…) one number per sample, such as its frames or tokens, or give the "
+        "data set a sizes attribute. Otherwise Paceline balances only the number of samples.",
     )
 
 
@@ -224,10 +226,11 @@ def fitting(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 "sizes",
                 Level.NOTE,
-                f"Sizes do not go with how many elements samples have: of {len(numbers)} looked "
-                f"at, the rank correlation of the two is {correlation:.2f}.",
+                f"Sizes do not match the numbers of elements of samples: over {len(numbers)} "
+                f"checked samples, the rank correlation of the two is {correlation:.2f}.",
                 "Give sizes in the order of the data set: a number for sample 0, for sample 1 and "
-                "so on. Nothing, if what samples cost has little to do with their elements.",
+                "so on. No action needed if a sample's cost has little to do with its number of "
+                "elements.",
                 {"correlation": correlation},
             )
 
@@ -312,7 +315,8 @@ def batchnorm(seen: Seen) -> Iterator[Finding]:
             "batchnorm",
             Level.NOTE,
             "BatchNorm layers normalise by each rank's own batch, whose size the plan changes: "
-            f"{_listed(apart)}. Training differs from that of one process, and between policies.",
+            f"{_listed(apart)}. Training differs from single-process training, and between "
+            "policies.",
             "session.wrap(model, batchnorm='sync') normalises by the whole global batch.",
         )
     elif layers:
@@ -328,19 +332,20 @@ def precision(seen: Seen) -> Iterator[Finding]:
     low = precision_of(seen)
     if low is None:
         says = (
-            "The model computes in full precision: the update is that of one process, up to the "
-            "order of sums."
+            "The model computes in full precision: updates equal those of a single process, up to "
+            "summation order."
         )
         yield Finding("precision", Level.OK, says)
         return
     yield Finding(
         "precision",
         Level.NOTE,
-        f"The model computes in {str(low).removeprefix('torch.')}, which rounds coarsely, and how "
-        "depends on which samples a rank's batch holds. “Exact” means here: each step has the same "
-        "samples with the same weights, and parameters differ by rounding, as those of plain DDP "
-        "do with another number of ranks.",
-        "Nothing, if that is fine. To compare step by step, train some steps in float32.",
+        f"The model computes in {str(low).removeprefix('torch.')}, which rounds coarsely; the "
+        "rounding depends on which samples a rank's batch has. “Exact” means here: each step has "
+        "the same samples with the same weights, and parameters differ by rounding, as in plain "
+        "DDP with another number of ranks.",
+        "No action needed if that is acceptable. To compare step by step, train some steps in "
+        "float32.",
     )
 
 
@@ -366,26 +371,29 @@ def checkpoint(seen: Seen) -> Iterator[Finding]:
     own = next((known.state for known in made if known.state), "")
     if declared:
         says = (
-            f"Checkpoints are declared at {declared}. Here, session.checkpoint saved to a folder "
-            "that is deleted."
+            f"Checkpoints are declared at {declared}. During this check, session.checkpoint saved "
+            "to a temporary folder, which is deleted."
         )
         yield Finding("checkpoint", Level.OK, says)
     elif "paceline.train.adapting.loader" in sys.modules:
         says = (
-            "The framework's own checkpoints have where training is. What the framework saved in "
-            "these steps is where it saves in training."
+            "The framework's own checkpoints contain the training position. Any checkpoints of "
+            "these steps are in the framework's usual folder."
         )
         yield Finding("checkpoint", Level.OK, says)
     elif own:
         says = (
-            f"The script saves or loads by itself where training is, at {own}. What it saved in "
-            "these steps is where it saves in training."
+            f"The script saves or loads the training position itself, at {own}. Any "
+            "checkpoints of these steps are in the script's usual folder."
         )
         yield Finding("checkpoint", Level.OK, says)
     else:
-        do = "session.checkpoint(directory, model, optimizer, every_steps=…) after session.wrap."
+        do = (
+            "Call session.checkpoint(directory, model, optimizer, every_steps=…) after "
+            "session.wrap."
+        )
         if all(isinstance(known.dataset, Stream) for known in made):
-            do = "After each epoch, save session.state_dict() with your model's and optimiser's."
+            do = "After each epoch, save session.state_dict() with the model and optimiser states."
         yield Finding(
             "checkpoint",
             Level.NOTE,

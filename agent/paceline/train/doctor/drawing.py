@@ -23,8 +23,8 @@ from paceline.train.seeding.samples import Epoch, seeded
 _States = tuple[object, object, object]
 _LOADED = 3  # samples
 _BY_INDEX = (
-    "In __getitem__ write with paceline.seeded(index): around the transforms, or draw with "
-    "paceline.generator(index): the same on any rank, other in each epoch."
+    "In __getitem__, put the transforms below `with paceline.seeded(index):`, or draw from "
+    "paceline.generator(index): the same numbers on every rank, other numbers in each epoch."
 )
 
 
@@ -44,10 +44,11 @@ def model(seen: Seen) -> Iterator[Finding]:
                 "random numbers",
                 Level.NOTE,
                 f"The model draws random numbers in its forward pass{named if dropping else ''}, "
-                "for a rank's batch as a whole. Which ones a sample meets depends on its rank and "
-                "on the samples beside it: training is that of plain DDP in distribution, and not "
-                "number by number.",
-                "Nothing, if that is fine. session.generator(index) has random numbers by sample.",
+                "for the whole batch of a rank. Which of them a sample gets depends on its rank "
+                "and on the other samples of the batch: training matches plain DDP in "
+                "distribution, but not number by number.",
+                "No action needed if that is acceptable. session.generator(index) draws random "
+                "numbers per sample.",
             )
 
 
@@ -71,29 +72,29 @@ def samples(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 "random numbers",
                 Level.NOTE,
-                "The data set draws from the process's random numbers when it loads a sample. So "
-                "how a sample is augmented depends on the rank and on the DataLoader worker.",
+                "The data set uses the process's global random generator to load a sample, so a "
+                "sample's augmentation depends on the rank and on the DataLoader worker.",
                 _BY_INDEX,
             )
         elif not all(same(first.value, second.value) for first, second in loads):
             yield Finding(
                 "random numbers",
                 Level.NOTE,
-                "The data set gives another sample when it loads the same index again, as if it "
-                "had random numbers of its own. So how a sample is augmented depends on the rank "
-                "and on the DataLoader worker.",
+                "The data set returns another sample when the same index is loaded again, as if it "
+                "had its own random generator, so a sample's augmentation depends on the rank and "
+                "on the DataLoader worker.",
                 _BY_INDEX,
             )
         elif _depends(*_twice(partial(_collated, known))):
             yield Finding(
                 "random numbers",
                 Level.NOTE,
-                "collate_fn draws random numbers for a batch as a whole. Which ones a sample meets "
-                "depends on its rank and on the samples beside it.",
-                "Move it into the data set's __getitem__, and draw with paceline.generator(index).",
+                "collate_fn draws random numbers for a whole batch. Which of them a sample gets "
+                "depends on its rank and on the other samples of the batch.",
+                "Draw them in the data set's __getitem__ instead, from paceline.generator(index).",
             )
         else:
-            says = "Loading a sample takes no random numbers that depend on the rank."
+            says = "Loading a sample uses no random numbers that depend on the rank."
             yield Finding("random numbers", Level.OK, says)
 
 

@@ -137,7 +137,7 @@ class Examination:
             return [_finite(finding) for finding in check(self._seen)]
         # A check calls the script's own code, which may raise anything.
         except Exception as error:
-            says = f"This cannot be told: {type(error).__name__}: {error}"
+            says = f"This check failed: {type(error).__name__}: {error}"
             return [Finding(name, Level.NOTE, says)]
 
     def _close(self) -> None:
@@ -170,7 +170,7 @@ def _failure(error: BaseException) -> Finding:
         "script",
         Level.PROBLEM,
         f"{at}: the script failed with {type(error).__name__}: {error}",
-        "Let it run under plain Python, or with torchrun, first.",
+        "First make the script run under plain Python, or with torchrun.",
     )
 
 
@@ -187,8 +187,8 @@ def _place(error: BaseException) -> str:
 
 
 def _ended(end: SystemExit) -> Finding:
-    says = f"{_place(end)}: the script ended itself with {end.code!r}."
-    return Finding("script", Level.PROBLEM, says, "Give the arguments that it needs.")
+    says = f"{_place(end)}: the script exited with {end.code!r}."
+    return Finding("script", Level.PROBLEM, says, "Give the script the arguments that it needs.")
 
 
 def _short(made: int, wanted: int) -> Finding:

@@ -21,7 +21,7 @@ from paceline.train.fsdp.waits import Waits
 
 _PROFILE = (
     "session.profile: ranks of a sharded model gather parameters from each other in each pass, so "
-    "no rank can try batches by itself: leave it out, and give Session(limits=…) if memory is short"
+    "no rank can run trial batches alone: do not call it; give Session(limits=…) if memory is short"
 )
 
 # Sharded models that open sessions have wrapped.

@@ -20,26 +20,26 @@ from paceline.train.fsdp.kinds import is_unit
 from paceline.train.meeting import Lanes
 
 _OUTSIDE = (
-    "parameter {name} is in no unit of fully_shard, so FSDP reduces no gradient of it: call "
+    "parameter {name} is not sharded by fully_shard, so FSDP does not reduce its gradient: call "
     "fully_shard(model) on the model itself after its parts, without ignored_params, or freeze the "
     "parameter"
 )
 _PART_OF_RANKS = (
-    "is sharded over {size} of {world} ranks, and Paceline plans a batch of its own for each rank: "
-    "give fully_shard a mesh of all ranks, of one dimension or of two (replicate × shard); where "
-    "ranks share a batch, as under tensor parallelism, give Session the data-parallel part, "
+    "is sharded over {size} of {world} ranks, but Paceline plans a separate batch for each rank: "
+    "give fully_shard a mesh of all ranks, with one dimension or two (replicate × shard); where "
+    "ranks share a batch, as in tensor parallelism, give Session the data-parallel part, "
     'Session(mesh=mesh["dp"])'
 )
 _OTHER_MESH = (
-    "is sharded over ranks {given}, and the data-parallel ranks of Session(mesh=…) are {ranks}: "
-    "give fully_shard the mesh that Session has"
+    "is sharded over ranks {given}, but the data-parallel ranks of Session(mesh=…) are {ranks}: "
+    "give fully_shard the same mesh as Session"
 )
 _FACTOR = (
-    "has a gradient divide factor of {factor}, and Paceline's weights are for the mean over ranks: "
+    "has a gradient divide factor of {factor}, but Paceline's weights assume the mean over ranks: "
     "leave set_gradient_divide_factor out"
 )
 _HOOK = (
-    "has an all-reduce hook of your own, and what it makes of weighted gradients is unknown: leave "
+    "has a custom all-reduce hook, whose effect on weighted gradients is unknown: leave "
     "set_all_reduce_hook out; for replicas of sharded models give fully_shard a mesh of two "
     "dimensions"
 )
@@ -160,7 +160,7 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
             if not all(_alike(words[rank][name], of_first) for rank in members):
                 raise ValueError(
                     f"parameter {name} differs between ranks {list(members)}, which share each "
-                    "batch: seed these ranks alike before the model is made, or split the "
+                    "batch: seed these ranks identically before creating the model, or split the "
                     "parameter with parallelize_module"
                 )
 

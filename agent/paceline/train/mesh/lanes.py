@@ -13,7 +13,7 @@ from paceline.data import Sharded, Stream
 from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of, rank_and_world
 
 _BESIDE = {
-    "uneven_steps": "ranks of a group make each step together: leave uneven_steps out",
+    "uneven_steps": "ranks of a group run each step together: leave uneven_steps out",
     "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
 }
 
@@ -42,12 +42,12 @@ def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None
         return
     for name, why in _BESIDE.items():
         if switches[name]:
-            raise ValueError(f"mesh and {name} do not go together: {why}")
+            raise ValueError(f"mesh and {name} cannot be combined: {why}")
     for kind in (Stream, Sharded):
         if isinstance(dataset, kind):
             raise ValueError(
-                f"mesh and paceline.data.{kind.__name__} do not go together: each rank of a group "
-                "would read for itself; give data that each rank can read by index"
+                f"mesh and paceline.data.{kind.__name__} cannot be combined: each rank of a group "
+                "would read separately; give data that each rank can read by index"
             )
 
 
@@ -55,8 +55,8 @@ def refuse_profile(lanes: Lanes | None) -> None:
     """Raise a PacelineError for `Session.profile` with groups of several ranks."""
     if lanes is not None:
         raise PacelineError(
-            "profile: ranks of a group compute each batch together, so no rank can try batches by "
-            "itself: leave it out, and give Session(limits=…) if memory is short"
+            "profile: ranks of a group compute each batch together, so no rank can run trial "
+            "batches alone: do not call it; give Session(limits=…) if memory is short"
         )
 
 
@@ -101,7 +101,7 @@ def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
     for lane in lanes:
         if lane != sorted(lane):
             raise ValueError(
-                f"mesh: ranks {lane} of its data-parallel part do not ascend: make the mesh with "
-                "ranks in their order, as init_device_mesh does"
+                f"mesh: ranks {lane} of its data-parallel part are not in ascending order: create "
+                "the mesh with ranks in order, as init_device_mesh does"
             )
     return lanes

@@ -85,14 +85,14 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
             )
         if word["lengths"] != words[0]["lengths"]:
             raise ValueError(
-                f"source: samples have other sizes on rank {rank} than on rank 0: "
-                "give Sharded the same source on every rank"
+                f"source: the sizes of samples on rank {rank} differ from those on rank 0: give "
+                "Sharded the same source on every rank"
             )
         if word["limit"] != words[first]["limit"]:
             raise ValueError(
                 f"limit_bytes={word['limit']} on rank {rank} but {words[first]['limit']} on rank "
-                f"{first}, and both keep samples in one directory: give them the same limit, or "
-                "directories of their own"
+                f"{first}, and both keep samples in the same directory: give them the same limit "
+                "or separate directories"
             )
 
 

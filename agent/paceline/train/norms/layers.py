@@ -19,13 +19,13 @@ from paceline.train.ddp import CurrentStep
 from paceline.train.norms.collective import Exchange, Normalised, shared
 
 _REFUSED_CLASS = (
-    "is a {kind}, a BatchNorm whose forward pass is its own: Paceline cannot synchronise it; use "
-    "nn.BatchNorm1d, 2d or 3d and what comes after it as a layer of its own, or accept each rank's "
-    "own statistics with wrap(model, batchnorm='local')"
+    "is a {kind}, a BatchNorm with its own forward pass, which Paceline cannot synchronise: use "
+    "nn.BatchNorm1d, 2d or 3d followed by a separate layer, or accept each rank's own statistics "
+    "with wrap(model, batchnorm='local')"
 )
 _REFUSED_GROUP = (
-    "is a SyncBatchNorm of a process group of its own: Paceline synchronises over all ranks; leave "
-    "process_group out"
+    "is a SyncBatchNorm with its own process group, but Paceline synchronises over all ranks: "
+    "leave process_group out"
 )
 
 

@@ -68,4 +68,4 @@ def called(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
     except Exception:
-        logger.warning("what uses %s is not observed", module.__name__, exc_info=True)
+        logger.warning("code that uses %s is not observed", module.__name__, exc_info=True)

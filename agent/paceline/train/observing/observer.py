@@ -37,7 +37,7 @@ def _guarded(method: Any) -> Any:
         if self.over or os.getpid() != self.pid:
             return
         if _captures():
-            self.end("the script captures a CUDA graph, which runs without what is observed")
+            self.end("the script captures a CUDA graph, whose replays cannot be observed")
             return
         try:
             method(self, *args, **kwargs)
@@ -70,7 +70,7 @@ class Observer:
         """End observing in this process; training continues."""
         self.over = True
         trace = why if isinstance(why, Exception) else None
-        logger.warning("this process is not observed any more: %s", why, exc_info=trace)
+        logger.warning("this process is no longer observed: %s", why, exc_info=trace)
 
     @_guarded
     def wrapped(self, model: nn.Module) -> None:
@@ -101,9 +101,7 @@ class Observer:
         rank, world = dist.get_rank(), dist.get_world_size()
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         if os.environ.get(observation.NODE) and here < world:
-            self.end(
-                "its ranks are on several nodes, which `paceline run --observe --nodes` observes"
-            )
+            self.end("its ranks are on several nodes: use `paceline run --observe --nodes`")
             return
         self._thread = threading.get_ident()
         self._recorder = Recorder(os.environ, rank, world, device)
@@ -206,7 +204,7 @@ class Observer:
         """End observing if no step ever ends, because its spans would fill the memory."""
         assert self._recorder is not None
         if self._recorder.timeline.spans > _MOST_SPANS:
-            self.end("no optimiser of the model steps")
+            self.end("no optimiser steps the model")
 
     def _trains_here(self) -> bool:
         return self._recorder is not None and threading.get_ident() == self._thread

@@ -86,8 +86,9 @@ class Follower:
                     return
             elif part.epoch > epoch:
                 raise PacelineError(
-                    f"rank {self._rank} is in epoch {epoch} but the leader in {part.epoch}: "
-                    "every rank must iterate over the loader equally often"
+                    f"rank {self._rank} is in epoch {epoch} but the leader is in epoch "
+                    f"{part.epoch}: every rank must iterate over the loader the same number of "
+                    "times"
                 )
             # A part of an earlier epoch is skipped: all ranks left that epoch early.
 

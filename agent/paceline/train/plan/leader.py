@@ -178,7 +178,7 @@ class Leader:
         segment = self._proposed()
         if self._stops():
             reason = self._proposals.stop_reason if self._proposals is not None else None
-            logger.warning("stopping: %s", reason or "a signal asks the ranks to end")
+            logger.warning("stopping: %s", reason or "the process received a signal to end")
             return self._end(epoch, reform=False)
         return self._adopt(segment or self._coasted())
 
@@ -225,7 +225,7 @@ class Leader:
             if failed() or waited >= (_FAREWELL_TO_END_S if at_the_end else _FAREWELL_S):
                 return
             if waited >= _FAREWELL_S and not warned:
-                logger.warning("waiting for a rank that has not come to the end of the plan yet")
+                logger.warning("waiting for a rank that has not reached the end of the plan yet")
                 warned = True
             time.sleep(0.01)
         # Most ranks leave at the same moment. A rank that announces this to a store that

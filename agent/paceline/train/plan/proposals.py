@@ -56,7 +56,7 @@ class Proposals:
         self._attempt = attempt
         self._first_attempt = first_attempt
         self._key = key
-        self._forged = Refusals(logger, "what the control plane did not write is ignored")
+        self._forged = Refusals(logger, "ignored a message that is not from the control plane")
         self._proposals: dict[int, Proposal] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -92,7 +92,7 @@ class Proposals:
         last = b"0-0"
         outage = Outage(
             logger,
-            "the bus does not answer, and training goes on",
+            "the bus does not answer; training continues",
             "the bus answers again",
             first_s=_RETRY_S,
             most_s=_RETRY_S,

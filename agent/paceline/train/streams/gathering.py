@@ -77,13 +77,16 @@ class Gathering:
                 break
             if not said and time.monotonic() > began + _LONG_S:
                 said = True
-                logger.warning("the plan waits for ranks to read: %s samples so far", ledger.known)
+                logger.warning(
+                    "planning waits for ranks to read the stream; samples read so far, by rank: %s",
+                    ledger.known,
+                )
             time.sleep(_LOOK_S)
         if ledger.over:
             raise PacelineError(
-                f"the stream gave {sum(ledger.known)} samples in epoch {ledger.epoch}, which is "
-                "not one step: give a source that begins anew in each epoch, or, with drop_last, "
-                "a smaller global_batch"
+                f"the stream returned {sum(ledger.known)} samples in epoch {ledger.epoch}, less "
+                "than one step: give a source that can be iterated again in each epoch, or, with "
+                "drop_last, a smaller global_batch"
             )
 
     def _hear(self, ledger: StreamLedger, rank: int) -> None:

@@ -107,7 +107,7 @@ class Reader:
             pickled = opened(self._store.get(news.FILLER), self._key)
             if not pickled:
                 raise PacelineError(
-                    f"rank {self._rank} has read no sample, and those of other ranks cannot be "
+                    f"rank {self._rank} has read no sample, and samples of other ranks cannot be "
                     "pickled: give each rank some samples"
                 )
             self._smallest = (math.inf, pickle.loads(pickled))
@@ -160,10 +160,9 @@ class Reader:
         if not self._warned and (differs := difference(first, seen.word)):
             self._warned = True
             logger.warning(
-                "shard %s %s: parts of a shard are read on different ranks, so some of its "
-                "samples are lost, and some may be trained twice; let open yield all samples of "
-                "a shard in the same order each time, and leave shuffling and splitting to "
-                "paceline.data.Stream",
+                "shard %s %s: ranks read different parts of a shard, so some of its samples are "
+                "lost, and some may be trained twice; let open yield all samples of a shard in the "
+                "same order each time, and leave shuffling and splitting to paceline.data.Stream",
                 seen.name,
                 differs,
             )
@@ -279,7 +278,9 @@ def opened(word: bytes, key: bytes) -> bytes:
     """
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):
-        raise PacelineError("no rank of this session wrote the filler sample in the ranks' store")
+        raise PacelineError(
+            "the filler sample in the ranks' store was not written by a rank of this session"
+        )
     return pickled
 
 

@@ -20,29 +20,31 @@ def refuse_arguments(
 ) -> None:
     """Refuse arguments of `Session` that a stream does not support. The ValueError names one."""
     if sizes != "auto":
-        raise ValueError("sizes: a stream has its own; give paceline.data.Stream(size=…) alone")
+        raise ValueError(
+            "sizes: not supported with a stream; give paceline.data.Stream(size=…) instead"
+        )
     if shapes != Shapes():
-        raise ValueError("shapes: not with a stream; leave it out")
+        raise ValueError("shapes: not supported with a stream; leave it out")
     for name, value in switches.items():
         if value:
-            raise ValueError(f"{name}: not with a stream; leave it out")
+            raise ValueError(f"{name}: not supported with a stream; leave it out")
     if stream.buffer < LEAST_BATCHES * global_batch:
         raise ValueError(
-            f"Stream(buffer={stream.buffer}): at least {LEAST_BATCHES} times global_batch, so "
-            f"{LEAST_BATCHES * global_batch}, or there is no choice for balanced steps"
+            f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
+            f"{LEAST_BATCHES * global_batch}, to leave a choice for balanced steps"
         )
 
 
 def refuse_call(reader: Reader | None, call: str) -> None:
     """Raise a PacelineError for a method of a session whose data is a stream."""
     if reader is not None:
-        raise PacelineError(f"{call}: not with a stream, {_WHY[call]}")
+        raise PacelineError(f"{call}: not supported with a stream, {_WHY[call]}")
 
 
 _WHY = {
     "profile": "whose samples have no index; give Session(limits=…)",
-    "checkpoint": "which cannot be begun in the middle of an epoch; save session.state_dict() "
-    "with your own after each epoch",
+    "checkpoint": "which cannot be resumed in the middle of an epoch; save session.state_dict() "
+    "with your own state after each epoch",
 }
 
 

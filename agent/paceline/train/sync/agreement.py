@@ -112,8 +112,8 @@ class LoopAgreement:
 
     def _refuse(self, rank: int, left: int, other: int, step: int) -> None:
         why = (
-            f"rank {rank} left its loop in step {left}, but rank {other} went on to step {step}: "
-            "it raised, or the script leaves at different steps"
+            f"rank {rank} left its loop in step {left}, but rank {other} continued to step {step}: "
+            "the loop raised an error, or the script leaves it at different steps"
         )
         self._store.compare_set(self._key("all"), "", why)
         raise PacelineError(why)

@@ -36,39 +36,39 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _ANOTHER_OPTIMISER = (
-    "a relaxed synchroniser takes one optimiser of the wrapped models, and this script steps "
+    "relaxed synchronisation supports one optimiser of the wrapped models, but this script steps "
     "another: give all parameters to one optimiser, and that to session.optimizer before a "
     "framework wraps it; or switch to a policy that reduces all gradients in each step"
 )
 _CLOSURE = (
-    "a relaxed synchroniser cannot step with a closure, and this script gives one to its optimiser "
-    "for the first time: step without it, or use a policy that reduces all gradients in each step, "
-    "such as bsp"
+    "relaxed synchronisation supports no closure, but this script gives one to its optimiser for "
+    "the first time: call step() without it, or use a policy that reduces all gradients in each "
+    "step, such as bsp"
 )
 
 _CLOSURE_OF_MICRO = (
     "Session(micro_batches=True): in step {step} the optimiser steps with a closure, before the "
-    "last micro-batch: step it without"
+    "last micro-batch: call step() without it"
 )
 _MORE_PARAMETERS = (
     "Session(micro_batches=True): the optimiser has parameters of no wrapped model, and would step "
-    "them for each micro-batch: give session.wrap the module that has them, too"
+    "them for each micro-batch: give their module to session.wrap, too"
 )
 _STEPPED_BEFORE = (
-    "Session(micro_batches=True): in step {step} and those before it the optimiser stepped after "
-    "an earlier micro-batch and not after the last: step it in each turn of the loop, or where "
-    "session.batch.last is true"
+    "Session(micro_batches=True): in step {step} and the steps before it, the optimiser stepped "
+    "after an earlier micro-batch but not after the last: step it in each iteration of the loop, "
+    "or where session.batch.last is true"
 )
 # Steps in a row: a script may skip one whose gradients are not finite.
 _MISSED = 3
 _LEFT_IN_A_STEP = (
-    "left its loop in step {step}, before the last micro-batch of it: with "
-    "Session(micro_batches=True) leave the loop where session.batch.last is true"
+    "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
+    "leave the loop where session.batch.last is true"
 )
 
 _LEFT = (
-    ", while ranks shared batches: with Session(uneven_steps=True) the loop over "
-    "session.loader() may only end by itself"
+    ", while ranks shared batches: with Session(uneven_steps=True) do not leave the loop over "
+    "session.loader() early"
 )
 
 OnRound = Callable[[Step, Round], None]

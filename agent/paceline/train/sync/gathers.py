@@ -27,10 +27,10 @@ from paceline.wire import ALLREDUCE
 
 _DIMENSIONS = 15
 _REFUSED = (
-    "{name} in step {step}: {shapes}. The plan gives ranks uneven parts of the global batch in "
-    "this step, and {name} needs the same shape on all ranks. Gather the ranks' numbers of samples "
-    "first, pad each tensor to the largest number, and cut the gathered tensors; or have ranks get "
-    "equal parts, with the policy bsp and without limits"
+    "{name} in step {step}: {shapes}. The plan gives ranks local batches of different sizes in "
+    "this step, but {name} needs the same shape on all ranks. Gather the ranks' batch sizes first, "
+    "pad each tensor to the largest, and cut the gathered tensors; or let ranks get equal local "
+    "batches, with the policy bsp and without limits"
 )
 _NAMES = {
     "allgather": "all_gather",

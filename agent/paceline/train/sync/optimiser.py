@@ -59,8 +59,8 @@ class ScriptOptimiser:
             )
         if not discovery.has_any(optimiser, {id(p) for p in parameters}):
             raise ValueError(
-                "the optimiser has no parameter of a wrapped model: first write "
-                "model = session.wrap(model), then make the optimiser of model.parameters()"
+                "the optimiser has no parameter of a wrapped model: first write model = "
+                "session.wrap(model), then create the optimiser from model.parameters()"
             )
         self._declared, self._scaler = optimiser, scaler
 
@@ -73,27 +73,27 @@ class ScriptOptimiser:
         candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
         if len(candidates) != 1:
             return (
-                f"{len(candidates)} optimisers have the wrapped models' parameters and a relaxed "
-                "synchroniser takes one: give all parameters to one optimiser, and give that "
+                f"{len(candidates)} optimisers have the wrapped models' parameters, but relaxed "
+                "synchronisation supports one: give all parameters to one optimiser, and give that "
                 "optimiser to session.optimizer"
             )
         (optimiser,) = candidates
         if self._declared is not None and any(other is not optimiser for other in self._training):
-            return "the script also steps an optimiser that session.optimizer was not given"
+            return "the script also steps an optimiser that was not given to session.optimizer"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
         # Each round would step the other parameters again.
         if has_more(optimiser, mine):
             return (
-                "the script's optimiser has parameters of no wrapped model: give session.wrap the "
-                "module that has them, too"
+                "the script's optimiser has parameters of no wrapped model: give their module to "
+                "session.wrap, too"
             )
         scalers = self.scalers()
         # The scalers of two ranks could not be matched.
         if len(scalers) > 1:
             return (
-                f"{len(scalers)} gradient scalers are enabled and a relaxed synchroniser takes "
-                "one: give it to session.optimizer(optimizer, scaler)"
+                f"{len(scalers)} gradient scalers are enabled, but relaxed synchronisation "
+                "supports one: give it to session.optimizer(optimizer, scaler)"
             )
         self._chosen = weakref.ref(optimiser)
         return None
@@ -103,8 +103,8 @@ class ScriptOptimiser:
         optimiser = self._chosen() if self._chosen is not None else None
         if optimiser is None:
             raise PacelineError(
-                "the optimiser is gone in the middle of training under a relaxed synchroniser: "
-                "keep it, or switch to a policy that reduces all gradients in each step"
+                "the optimiser was deleted during training with relaxed synchronisation: keep it, "
+                "or switch to a policy that reduces all gradients in each step"
             )
         return optimiser
 

@@ -98,7 +98,7 @@ class Peers:
             ]
             raise PacelineError(
                 f"rank {ranks.rank} waited {ranks.timeout.total_seconds():g} s for ranks {slow}, "
-                "of which some are stuck or gone"
+                "some of which are stuck or gone"
             )
         self.check()
         word = store.get(self._key("closed")).decode()
@@ -169,7 +169,7 @@ class Peers:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
         # Ranks that ask before they learn of the end fail, too.
         except RuntimeError as error:
-            why = f"rank {rank} has gone in the middle of a question to rank {self._ranks.rank}"
+            why = f"rank {rank} was lost during its exchange with rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")
             self._close(why)
 
@@ -230,7 +230,7 @@ class Courier:
             RuntimeError: the task raised another error.
         """
         if not self._idle.wait(self._timeout_s):
-            raise PacelineError(f"waited {self._timeout_s:g} s for an answer of another rank")
+            raise PacelineError(f"waited {self._timeout_s:g} s for an answer from another rank")
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -183,7 +183,7 @@ class Rounds:
                 if now >= deadline:
                     slow = self._others(self._progress.working)
                     self._error = PacelineError(
-                        f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck "
+                        f"waited {self._timeout_s:g} s for ranks {slow}, some of which are stuck "
                         "or gone"
                     )
                 elif now >= pulse_at:
@@ -198,7 +198,7 @@ class Rounds:
             return
         logger.info(
             "rank %d has waited %g s after relaxed step %d of its segment: %s. Ranks that have "
-            "done the fewest steps, as far as it knows: %s. Round %s %s",
+            "done the fewest steps, as far as this rank knows: %s. Round %s %s",
             self._ranks.of_run(self._rank),
             _LOG_S,
             member.clock,

@@ -22,10 +22,11 @@ _NAMED = 8
 # Steps under the all-reduce before rank 0 warns that no optimiser has stepped.
 _PATIENCE = 100
 _WARNING = (
-    "%s: gradients are still all-reduced after %d steps, as %s. Keep one torch.optim.Optimizer for "
-    "the whole training, and write session.optimizer(optimizer) before the loop"
+    "%s: gradients are still all-reduced after %d steps, because %s. Keep one "
+    "torch.optim.Optimizer for the whole training, and call session.optimizer(optimizer) before "
+    "the loop"
 )
-_NO_STEP = "torch has seen no step of the wrapped models' optimiser on ranks {ranks}"
+_NO_STEP = "no torch optimiser of the wrapped models has stepped on ranks {ranks}"
 
 # Called with the segment's step, and the reason why its gradients are all-reduced.
 OnFallback = Callable[[Step, str], None]
@@ -87,14 +88,17 @@ class Suitability:
         why = next((refusal for refusal, _ in answers if refusal is not None), None)
         if why is not None:
             if ranks.rank == 0:
-                logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
+                logger.warning("%s: gradients are still all-reduced, because %s", name, why)
             self._fallback = why
             return Suits.NO
         self._fallback = self._late([stepped for _, stepped in answers])
         if all(stepped for _, stepped in answers):
             return Suits.YES
         if self._waited == 0 and ranks.rank == 0:
-            logger.info("%s waits for the optimiser's first step, under the all-reduce", name)
+            logger.info(
+                "%s starts after the optimiser's first step; until then gradients are all-reduced",
+                name,
+            )
         return Suits.NOT_YET
 
     def _all_stepped(self, name: str, ranks: Ranks) -> bool:

@@ -23,13 +23,13 @@ from paceline.train.ddp import CurrentStep
 from paceline.train.parts import Step
 
 _REFUSED = (
-    "{name} in step {step}: not all ranks come to this collective, because under this policy a "
-    "fast rank's loop has more turns than a slow one's. Call collectives outside of the loop over "
+    "{name} in step {step}: not all ranks reach this collective, because under this policy a fast "
+    "rank's loop has more iterations than a slow one's. Call collectives outside of the loop over "
     "session.loader(), or leave out Session(uneven_steps=True)"
 )
 _REFUSED_BEFORE_LAST = (
-    "{name} in step {step}, before its last micro-batch: not all ranks have this turn of the loop. "
-    "Call collectives where session.batch.last is true, or outside of the loop"
+    "{name} in step {step}, before its last micro-batch: not all ranks have this iteration of the "
+    "loop. Call collectives where session.batch.last is true, or outside of the loop"
 )
 
 

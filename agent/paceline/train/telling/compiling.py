@@ -78,8 +78,8 @@ class ShapeWarning:
         if not self._quiet and on_cuda and torch.backends.cudnn.benchmark:
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
-                "rank gets: cuDNN measures its kernels anew for each new number, in that step. Set "
-                "it to False, or: %s",
+                "rank gets: cuDNN benchmarks its kernels again for each new number, within the "
+                "step. Set it to False, or: %s",
                 self._mend(),
             )
         if any(map(is_compiled, self._models)):
@@ -88,26 +88,29 @@ class ShapeWarning:
     def look(self, recompiled: int) -> None:
         """Take the number of recompilations in the newest step."""
         if recompiled:
-            self._warn_of_compiling(f"functions were compiled again in a step, {recompiled} times")
+            self._warn_of_compiling(f"functions were recompiled {recompiled} times in a step")
 
     def _warn_of_compiling(self, began: str) -> None:
         if self._quiet:
             return
         self._quiet = True
         logger.warning(
-            "%s, and the plan changes how many samples this rank gets: each new number may compile "
-            "again. %s; torch.compile(…, dynamic=True) compiles once for all sizes",
+            "%s, and the plan changes how many samples this rank gets: each new number may cause a "
+            "recompilation. %s; torch.compile(…, dynamic=True) compiles once for all sizes",
             began,
             self._mend(),
         )
 
     def _mend(self) -> str:
         if self._budgeted:
-            return "With token_budget the numbers cannot be kept few"
+            return "With token_budget the number of different batch sizes cannot be limited"
         grid = suggested_grid(self._batch, self._world)
         if grid == 1:
             return (
-                "Session(shapes=…) gives ranks multiples of so many samples, so that few numbers "
-                f"occur; it must divide global_batch, {self._batch}"
+                "Session(shapes=N) gives ranks multiples of N samples, so that few batch sizes "
+                f"occur; N must divide global_batch, {self._batch}"
             )
-        return f"Session(shapes={grid}) gives ranks multiples of {grid} samples, so few occur"
+        return (
+            f"Session(shapes={grid}) gives ranks multiples of {grid} samples, so few batch sizes "
+            "occur"
+        )

@@ -30,8 +30,9 @@ class MetricNames:
                 raise ValueError(f"session.{self._call}: {reason}")
             if len(self._known) + len(new) > MOST_METRICS:
                 raise ValueError(
-                    f"session.{self._call}: {min(new)} would be one metric too many: a run has at "
-                    f"most {MOST_METRICS}, so do not make names of steps, classes or layers"
+                    f"session.{self._call}: {min(new)} would exceed the limit: a run has at most "
+                    f"{MOST_METRICS} metrics, so do not put steps, classes or layers into their "
+                    "names"
                 )
         for name, value in metrics.items():
             _check_value(f"session.{self._call}: {name}", value)

@@ -26,14 +26,19 @@ class RejectedMessage(BaseModel):
     """A message that ingest could not store."""
 
     entry: str = Field(examples=["1767225600000-0"])
-    run: str | None = Field(description="named by the message", examples=["3f9a1c07be52"])
-    kind: str | None = Field(description="type of message; null: unreadable", examples=["steps"])
+    run: str | None = Field(description="run that the message names", examples=["3f9a1c07be52"])
+    kind: str | None = Field(
+        description="type of the message; null: the message is unreadable", examples=["steps"]
+    )
     writer: str | None = Field(
-        description="who may write to its stream; null: anybody", examples=["run 3f9a1c07be52"]
+        description="only client that may write to the message's stream; null: any client may",
+        examples=["run 3f9a1c07be52"],
     )
     reason: str = Field(examples=["run 3f9a1c07be52: rank 4 is out of range: attempt 0 has 4"])
-    tries: int = Field(description="attempts to store it", examples=[1])
-    written_at: float = Field(description="when it was put on the bus", examples=[1767225600.0])
+    tries: int = Field(description="attempts to store the message", examples=[1])
+    written_at: float = Field(
+        description="Unix time at which it was written to the bus", examples=[1767225600.0]
+    )
     rejected_at: float = Field(examples=[1767225600.0])
 
 
@@ -63,7 +68,9 @@ def list_rejected(request: Request, limit: Annotated[int, Query(ge=1, le=500)] =
 )
 def drop_rejected(
     request: Request,
-    entry: Annotated[str, Path(pattern=_NUMBER, description="of `GET /rejected`")],
+    entry: Annotated[
+        str, Path(pattern=_NUMBER, description="`entry` of a message in `GET /rejected`")
+    ],
 ) -> Any:
     """Delete a rejected message."""
     with connect(settings_of(request).bus) as bus:

@@ -20,21 +20,23 @@ class Alert(BaseModel):
     rule: str = Field(examples=["run-held-up"])
     severity: Severity = Field(examples=["warning"])
     run: str | None = Field(
-        description="which may be gone; null: it is about the control plane",
+        description="run, which may have been deleted; null: the alert is about the control plane",
         examples=["3f9a1c07be52"],
     )
-    value: float = Field(description="the last one beyond the threshold", examples=[0.41])
-    threshold: float = Field(description="of the rule by then", examples=[0.1])
+    value: float = Field(description="last value beyond the threshold", examples=[0.41])
+    threshold: float = Field(description="threshold of the rule at that time", examples=[0.1])
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
-    since: float = Field(description="Unix time; the condition holds since", examples=[1767225000])
+    since: float = Field(
+        description="Unix time at which the condition began", examples=[1767225000]
+    )
     raised_at: float = Field(examples=[1767225600])
     gone_at: float | None = Field(
-        description="the condition is gone since; null: it holds", examples=[None]
+        description="Unix time at which the condition ended; null: it still holds", examples=[None]
     )
-    resolved_at: float | None = Field(description="null: it goes on", examples=[None])
+    resolved_at: float | None = Field(description="null: still active", examples=[None])
     acknowledged_at: float | None = Field(examples=[1767225660])
     acknowledged_by: str | None = Field(
-        description="a token's name, or the `operator` that the request named", examples=["ada"]
+        description="name of a token, or the `operator` of the request", examples=["ada"]
     )
     acknowledged_why: str | None = Field(examples=["its disk is being replaced"])
 
@@ -43,8 +45,8 @@ class AlertCounts(BaseModel):
     """Number of active alerts, independent of the filter of the request."""
 
     raised: int = Field(examples=[3])
-    unacknowledged: int = Field(description="of these", examples=[2])
-    critical: int = Field(description="of the unacknowledged ones", examples=[0])
+    unacknowledged: int = Field(description="active alerts that are not acknowledged", examples=[2])
+    critical: int = Field(description="critical alerts among the unacknowledged ones", examples=[0])
 
 
 class AlertPage(BaseModel):
@@ -63,18 +65,26 @@ class AlertRule(BaseModel):
     """Condition on which an alert is raised and resolved."""
 
     name: str = Field(examples=["run-held-up"])
-    words: str = Field(description="what holds then, as a clause")
+    words: str = Field(description="condition of the rule, as a clause")
     unit: Literal["share", "ratio", "factor", "seconds", "count"] = Field(examples=["share"])
-    below: bool = Field(description="it holds below the threshold instead of above")
+    below: bool = Field(description="the condition holds below the threshold instead of above")
     enabled: bool = Field(examples=[True])
     threshold: float = Field(examples=[0.1])
-    raise_after_s: float = Field(description="it has to hold for so long", examples=[600])
-    resolve_after_s: float = Field(description="it has to be gone for so long", examples=[300])
+    raise_after_s: float = Field(
+        description="seconds for which the condition must hold before an alert is raised",
+        examples=[600],
+    )
+    resolve_after_s: float = Field(
+        description="seconds for which the condition must be gone before the alert is resolved",
+        examples=[300],
+    )
     severity: Severity = Field(examples=["warning"])
-    changed_at: float | None = Field(description="null: these are the defaults", examples=[None])
+    changed_at: float | None = Field(
+        description="null: the rule has its default values", examples=[None]
+    )
     changed_by: str | None = Field(examples=[None])
     revision: int = Field(
-        description="changes with what an admin may change; for the `If-Match` of a change",
+        description="changes when an admin changes the rule; for the `If-Match` header of a change",
         examples=[81_985_529],
     )
 
@@ -94,11 +104,11 @@ class NewWebhook(models.In):
 
     name: models.Name = Field(examples=["on-call"])
     url: Annotated[str, Field(min_length=8, max_length=2_000)] = Field(
-        description="at an origin that the server allows with `--webhook-to`",
+        description="URL at an origin that the server allows with `--webhook-to`",
         examples=["https://hooks.example.com/paceline"],
     )
     severity: Severity = Field(
-        default="warning", description="the least severity that it is told of"
+        default="warning", description="lowest severity that is sent to the webhook"
     )
 
 
@@ -108,17 +118,23 @@ class Webhook(BaseModel):
     id: str = Field(examples=["9f31c0de5a7b"])
     name: str = Field(examples=["on-call"])
     url: str = Field(examples=["https://hooks.example.com/paceline"])
-    severity: Severity = Field(description="the least that it is told of", examples=["warning"])
+    severity: Severity = Field(
+        description="lowest severity that is sent to the webhook", examples=["warning"]
+    )
     created_at: float = Field(examples=[1767225600])
     created_by: str = Field(examples=["ada"])
-    tries: int | None = Field(description="of its newest delivery; null: none yet", examples=[1])
-    tried_at: float | None = Field(description="when the last try was", examples=[1767225600])
-    sent_at: float | None = Field(description="null: it was not taken", examples=[1767225600])
-    due_at: float | None = Field(
-        description="when the next try is; null: it was taken or given up", examples=[None]
+    tries: int | None = Field(
+        description="attempts of the newest delivery; null: no delivery yet", examples=[1]
     )
-    status: int | None = Field(description="HTTP status of the last try", examples=[200])
-    error: str | None = Field(description="why it was not taken", examples=[None])
+    tried_at: float | None = Field(
+        description="Unix time of the last attempt", examples=[1767225600]
+    )
+    sent_at: float | None = Field(description="null: not delivered", examples=[1767225600])
+    due_at: float | None = Field(
+        description="Unix time of the next attempt; null: delivered or given up", examples=[None]
+    )
+    status: int | None = Field(description="HTTP status of the last attempt", examples=[200])
+    error: str | None = Field(description="why the last attempt failed", examples=[None])
 
 
 class CreatedWebhook(Webhook):
@@ -132,6 +148,6 @@ class CreatedWebhook(Webhook):
 class WebhookTest(BaseModel):
     """Result of a test delivery."""
 
-    sent: bool = Field(description="whether it was taken", examples=[True])
-    status: int | None = Field(description="HTTP status; null: no answer", examples=[200])
+    sent: bool = Field(description="whether the receiver accepted the delivery", examples=[True])
+    status: int | None = Field(description="HTTP status; null: no response", examples=[200])
     error: str | None = Field(examples=[None])

@@ -30,8 +30,8 @@ _CHANGEABLE = ("enabled", "threshold", "raise_after_s", "resolve_after_s", "seve
 IfMatch = Annotated[
     str | None,
     Header(
-        description="the `revision` of the rule that the change is meant for, in quotes; "
-        "`*` or left out: any",
+        description="`revision` of the rule on which the change is based, in quotes; `*` or "
+        "absent: any",
         examples=['"81985529"'],
     ),
 ]
@@ -43,13 +43,22 @@ class AlertQuery(BaseModel):
     """Query parameters that select alerts."""
 
     state: Annotated[
-        Literal["raised", "resolved"] | None, Query(description="raised ones go on")
+        Literal["raised", "resolved"] | None, Query(description="`raised` alerts are still active")
     ] = None
-    rule: Annotated[str | None, Query(max_length=100, description="of this rule")] = None
-    run: Annotated[str | None, Query(max_length=200, description="about this run")] = None
-    severity: Annotated[Severity | None, Query(description="of this severity")] = None
-    acknowledged: Annotated[bool | None, Query(description="whether somebody has")] = None
-    since: Annotated[float | None, Query(description="raised at this Unix time or later")] = None
+    rule: Annotated[str | None, Query(max_length=100, description="only alerts of this rule")] = (
+        None
+    )
+    run: Annotated[str | None, Query(max_length=200, description="only alerts about this run")] = (
+        None
+    )
+    severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None
+    acknowledged: Annotated[
+        bool | None,
+        Query(description="only alerts that are acknowledged, or only those that are not"),
+    ] = None
+    since: Annotated[
+        float | None, Query(description="only alerts raised at this Unix time or later")
+    ] = None
 
 
 @router.get(
@@ -167,10 +176,14 @@ def _shown(rule: Rule) -> dict[str, Any]:
 def _check_seen(rule: Rule, if_match: str | None) -> None:
     if if_match is None or if_match.strip() in ("*", etag(rule.revision)):
         return
-    who = f"{rule.changed_by} changed" if rule.changed_by else "somebody gave its defaults to"
+    who = (
+        f"{rule.changed_by} has changed"
+        if rule.changed_by
+        else "an admin has restored the defaults of"
+    )
     raise ProblemError(
         HTTPStatus.PRECONDITION_FAILED,
-        f"{who} {rule.name} since then: read GET /alerts/rules again",
+        f"{who} {rule.name} in the meantime: read GET /alerts/rules again",
         rule=_shown(rule),
         revision=rule.revision,
         who=rule.changed_by,
@@ -181,4 +194,4 @@ def _check_seen(rule: Rule, if_match: str | None) -> None:
 def _check(rule: str) -> None:
     if rule not in DEFAULTS:
         names = ", ".join(DEFAULTS)
-        raise ProblemError(_MISSING, f"no alert rule {rule!r}; there are {names}")
+        raise ProblemError(_MISSING, f"no alert rule {rule!r}; the rules are {names}")

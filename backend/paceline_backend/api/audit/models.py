@@ -12,9 +12,9 @@ class RunChange(BaseModel):
 
     at: float = Field(description="Unix time", examples=[1767225700.0])
     who: str = Field(description="a token's name, or `auto`", examples=["ada"])
-    via: str = Field(description="the program that asked, as it calls itself", examples=["cli"])
+    via: str = Field(description="client program, as it names itself", examples=["cli"])
     action: str = Field(examples=["run.policy"])
-    revision: int | None = Field(description="of the run, after the change", examples=[3])
+    revision: int | None = Field(description="revision of the run after the change", examples=[3])
     why: str = Field(examples=["rank 3 is too slow"])
     details: dict[str, Any] = Field(examples=[{"policy": "chronica"}])
 
@@ -30,11 +30,13 @@ class AuditEntry(RunChange):
     """A change of any kind, of a run or of the control plane."""
 
     scope: str = Field(
-        description="what who asked may do; empty: the control plane", examples=["operator"]
+        description="role of the requester; empty: the control plane", examples=["operator"]
     )
-    address: str = Field(description="where the request came from", examples=["10.0.0.7"])
+    address: str = Field(description="address of the client", examples=["10.0.0.7"])
     run: str | None = Field(examples=["3f9a1c07be52"])
-    target: str = Field(description="what else was changed, such as a token's id", examples=[""])
+    target: str = Field(
+        description="changed object other than the run, such as a token's id", examples=[""]
+    )
 
 
 class AuditPage(BaseModel):

@@ -43,8 +43,8 @@ def requester_of(request: Request, via: str = "", why: str = "", operator: str =
 
 def _from_query(
     request: Request,
-    by: Annotated[models.Name, Query(description="the program that asks")] = "api",
-    why: Annotated[models.Why, Query(description="for the audit log")] = "",
+    by: Annotated[models.Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[models.Why, Query(description="reason, for the audit log")] = "",
 ) -> Requester:
     return requester_of(request, by, why)
 
@@ -58,7 +58,7 @@ def _expected(
     if_match: Annotated[
         str | None,
         Header(
-            description="the `ETag` of `GET /runs/{run}` that the change is meant for; `*`: any",
+            description="`ETag` of `GET /runs/{run}` on which the change is based; `*`: any",
             examples=['"3"'],
         ),
     ] = None,
@@ -66,8 +66,8 @@ def _expected(
     if if_match is None:
         raise ProblemError(
             HTTPStatus.PRECONDITION_REQUIRED,
-            f"say which revision of run {run} you have seen: send the ETag of GET /runs/{run} as "
-            "If-Match, or `If-Match: *` to change it whatever others have done",
+            f"If-Match is missing for run {run}: send the ETag of GET /runs/{run} as If-Match, or "
+            "`If-Match: *` to change the run regardless of other changes",
         )
     if if_match.strip() == "*":
         return None

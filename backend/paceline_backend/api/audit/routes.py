@@ -22,19 +22,24 @@ class PageQuery(BaseModel):
 
     limit: Annotated[int, Query(ge=1, le=500)] = 50
     cursor: Annotated[
-        str | None, Query(max_length=100, description="`next_cursor` of the page before")
+        str | None, Query(max_length=100, description="`next_cursor` of the previous page")
     ] = None
 
 
 class ChangeQuery(BaseModel):
     """Query parameters that select changes in the audit log."""
 
-    run: Annotated[str | None, Query(max_length=200, description="of this run")] = None
-    who: Annotated[str | None, Query(max_length=200, description="by this requester")] = None
-    action: Annotated[
-        str | None, Query(max_length=100, description="of this kind", examples=["run.policy"])
+    run: Annotated[str | None, Query(max_length=200, description="only changes of this run")] = None
+    who: Annotated[
+        str | None, Query(max_length=200, description="only changes by this requester")
     ] = None
-    since: Annotated[float | None, Query(description="at this Unix time or later")] = None
+    action: Annotated[
+        str | None,
+        Query(max_length=100, description="only changes with this action", examples=["run.policy"]),
+    ] = None
+    since: Annotated[float | None, Query(description="only changes at this Unix time or later")] = (
+        None
+    )
 
 
 Page = Annotated[PageQuery, Query()]

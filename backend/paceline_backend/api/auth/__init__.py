@@ -14,7 +14,7 @@ from paceline_backend.api.auth.proxies import ProxyIdentity
 
 # For OpenAPI only: the guard checks credentials before a route runs.
 CREDENTIALS = [
-    Security(HTTPBearer(auto_error=False, description="a token: `paceline token create`")),
+    Security(HTTPBearer(auto_error=False, description="token from `paceline token create`")),
     Security(
         APIKeyCookie(name=COOKIE, auto_error=False, description="set by /login, for browsers")
     ),

@@ -128,7 +128,7 @@ class CredentialCheck:
         try:
             tokens.touch(self._store, holder.id)
         except StoreError as error:
-            log.debug("the use of a token was not noted: %s", error)
+            log.debug("cannot record the use of a token: %s", error)
         finally:
             self._touching = False
 

@@ -54,7 +54,7 @@ class FailedLogins:
                 by = Requester(name, scope, address)
                 audit.record(connection, by, "login.failed", details=details)
         except StoreError as error:
-            log.warning("the failed login is missing in the audit log: %s", error)
+            log.warning("cannot record the failed login in the audit log: %s", error)
 
     def record_request(self, address: str, holder: Holder | None, reason: str) -> None:
         """Record a request with a wrong token, but only once while a client repeats the token."""

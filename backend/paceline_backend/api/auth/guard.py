@@ -62,7 +62,7 @@ class Authentication:
             answer = await self._answer(scope, receive)
         except StoreError as error:
             # The response must not show the error to a client that is not authenticated.
-            log.warning("nobody can be known: %s", error)
+            log.warning("cannot authenticate the request: %s", error)
             answer = problem_response(_AWAY, "the database does not answer: try again later")
         if isinstance(answer, Response):
             await _refuse(answer, scope, receive, send)
@@ -89,7 +89,7 @@ class Authentication:
         rights = {"node": holder.node, "run": holder.run}
         identity = Identity(holder.name, holder.scope, address, holder.id, **rights)
         if rule is None:
-            message = "no role may do this: the route has no rule"
+            message = "no role may send this request: the route has no access rule"
             return problem_response(HTTPStatus.FORBIDDEN, message)
         if not rule.admits(identity):
             return problem_response(*forbidden(rule.least, identity.scope))
@@ -163,8 +163,8 @@ def _from_elsewhere(scope: Scope, headers: Headers) -> Response | None:
     if changes and origin is not None and origin.partition("://")[2] != host:
         return problem_response(
             HTTPStatus.FORBIDDEN,
-            f"a page of {origin} may not use this server, which is {host}: "
-            "send the token as `Authorization: Bearer …`",
+            f"a page of {origin} may not send requests to {host}: send the token as "
+            "`Authorization: Bearer …`",
         )
     return None
 

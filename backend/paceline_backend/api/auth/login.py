@@ -98,7 +98,7 @@ class Login:
             if wait_s:
                 return _busy(request, target, wait_s)
             await self._failed(address, None, "link", "unknown, used or expired link")
-            message = "This link was used, or is too old. `paceline open` prints another."
+            message = "This link was already used or has expired. `paceline open` prints another."
             return _page(request, target, message, HTTPStatus.UNAUTHORIZED)
         if not wait_s:
             self.throttle.right(address)
@@ -122,7 +122,7 @@ class Login:
 
 
 def _busy(request: Request, target: str, wait_s: int) -> Response:
-    message = f"There were too many wrong tokens. Try again in {wait_s} s."
+    message = f"Too many wrong tokens. Try again in {wait_s} s."
     busy = _page(request, target, message, HTTPStatus.TOO_MANY_REQUESTS)
     busy.headers["Retry-After"] = str(wait_s)
     return busy

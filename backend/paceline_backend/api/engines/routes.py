@@ -33,10 +33,10 @@ class BackendInfo(BaseModel):
     """A training backend."""
 
     name: str = Field(examples=["slurm"])
-    engine: bool = Field(description="its runs wait in a queue that is not ours", examples=[True])
+    engine: bool = Field(description="its runs wait in the engine's own queue", examples=[True])
     options: dict[str, Any] = Field(description="JSON Schema of `backend_options`")
     reachable: bool = Field(examples=[True])
-    version: str | None = Field(description="of the engine", examples=["22.05.8"])
+    version: str | None = Field(description="version of the engine", examples=["22.05.8"])
     problem: str | None = Field(description="why it cannot be reached", examples=[None])
 
 
@@ -50,19 +50,19 @@ class Adopt(models.In):
         },
     )
 
-    key: models.Name = Field(description="the same on all nodes of the run, and on no others")
-    script: models.Location = Field(min_length=1, description="absolute, or from `cwd`")
+    key: models.Name = Field(description="key that all nodes of the run share, and no others")
+    script: models.Location = Field(min_length=1, description="path, absolute or relative to `cwd`")
     args: Annotated[list[models.Text], AfterValidator(models.bounded)] = Field(default_factory=list)
     cwd: models.Location | None = None
     nproc: int = Field(ge=1, le=10_000, description="ranks on each node")
-    nodes_min: int = Field(default=1, ge=1, le=1000, description="fewest nodes")
-    nodes_max: int = Field(default=1, ge=1, le=1000, description="most nodes")
+    nodes_min: int = Field(default=1, ge=1, le=1000, description="minimum number of nodes")
+    nodes_max: int = Field(default=1, ge=1, le=1000, description="maximum number of nodes")
     policy: models.PolicyName = "paceline"
     parameters: dict[str, Any] = Field(default_factory=dict)
-    name: models.Name | None = Field(default=None, description="default: the script's")
+    name: models.Name | None = Field(default=None, description="default: the script's name")
     max_restarts: int = Field(default=0, ge=0, le=1000)
     restart_hung_s: float | None = Field(
-        default=None, ge=10, le=86_400, description="as of `POST /runs`"
+        default=None, ge=10, le=86_400, description="as in `POST /runs`"
     )
 
 
@@ -137,7 +137,7 @@ def join_run(
     run: str,
     node: str,
     host: Annotated[
-        models.NodeName | None, Query(description="what the engine calls this machine")
+        models.NodeName | None, Query(description="the engine's name for this machine")
     ] = None,
 ) -> Enlisted:
     """Launch the run on this node, or report that the node is not needed.

@@ -35,9 +35,9 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 class Shares(BaseModel):
     """Fraction of the SP of all steps for each cause. They add up to 1, or are all 0."""
 
-    data: float = Field(description="sizes in the batches", examples=[0.1])
-    node: float = Field(description="lasting speeds", examples=[0.8])
-    transient: float = Field(description="the rest: what passes, and noise", examples=[0.1])
+    data: float = Field(description="uneven loads of the batches", examples=[0.1])
+    node: float = Field(description="lasting differences in speed", examples=[0.8])
+    transient: float = Field(description="the rest: temporary slowness and noise", examples=[0.1])
     input: float = Field(description="slow data loading", examples=[0.0])
 
 
@@ -45,24 +45,28 @@ class AttributedWorker(BaseModel):
     """A rank over the range of steps. `data`, `node`, `transient`, `input` add up to `caused`."""
 
     rank: int = Field(examples=[3])
-    on_node: str | None = Field(description="that it is on; null: unknown", examples=["n2"])
+    on_node: str | None = Field(description="node of the rank; null: unknown", examples=["n2"])
     cause: str = Field(
-        description="the first cause of the verdict that names it, or none",
+        description="kind of the first cause in the verdict that names the rank, or none",
         examples=["node"],
     )
     factor: float | None = Field(
         description="time at equal load ÷ the median rank's; null: too few steps", examples=[2.1]
     )
     slow_steps: list[tuple[int, int]] = Field(
-        description="first and last of each span in which it was slow in passing", examples=[[]]
+        description="first and last step of each span in which the rank was temporarily slow",
+        examples=[[]],
     )
-    caused: float = Field(description="share of all waiting that is for it", examples=[0.78])
+    caused: float = Field(
+        description="share of all waiting that is due to this rank", examples=[0.78]
+    )
     data: float = Field(examples=[0.0])
     node: float = Field(examples=[0.75])
     transient: float = Field(examples=[0.03])
     input: float = Field(examples=[0.0])
     hidden: float = Field(
-        description="s a step that it would take longer with an equal share of the load",
+        description="seconds per step by which the rank would be slower with an equal share of "
+        "the load",
         examples=[0.0],
     )
     words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
@@ -72,7 +76,7 @@ class AttributionOverTime(BaseModel):
     """SP per step and cause, in seconds; means over `bucket` steps."""
 
     bucket: int = Field(description="steps per point", examples=[1])
-    step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
+    step: list[int] = Field(description="first step of each bucket", examples=[[0, 1]])
     data: list[float] = Field(examples=[[0.0, 0.01]])
     node: list[float] = Field(examples=[[0.1, 0.1]])
     transient: list[float] = Field(examples=[[0.01, 0.02]])
@@ -86,18 +90,20 @@ class RunAttribution(BaseModel):
 
     from_: int | None = Field(alias="from", description="first step", examples=[0])
     to: int | None = Field(description="last step", examples=[99])
-    steps: int = Field(description="in which at least two ranks had samples", examples=[100])
-    se: float = Field(description="of the times at which ranks are ready", examples=[0.9])
-    sp_s: float = Field(description="the same, s a step", examples=[0.11])
+    steps: int = Field(
+        description="number of steps in which at least two ranks had samples", examples=[100]
+    )
+    se: float = Field(description="SE of the times at which ranks are ready", examples=[0.9])
+    sp_s: float = Field(description="SP of the same times, seconds per step", examples=[0.11])
     waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
     shares: Shares
     cause: str = Field(
         description="the kind of the verdict's first cause, or none", examples=["node"]
     )
-    ranks: list[int] = Field(description="its culprits, ascending", examples=[[3]])
+    ranks: list[int] = Field(description="ranks that this cause names, ascending", examples=[[3]])
     node: str | None = Field(
-        description="on which all slow ranks are; null: there are none, they are on several nodes, "
-        "or there is only one",
+        description="node of all slow ranks; null: no rank is slow, slow ranks are on several "
+        "nodes, or there is only one node",
         examples=["n2"],
     )
     factor: float | None = Field(
@@ -105,7 +111,7 @@ class RunAttribution(BaseModel):
         examples=[2.1],
     )
     saving: Saving | None = Field(
-        description="if that node were as fast as the others; null: no forecast says so yet"
+        description="forecast if that node were as fast as the others; null: no forecast yet"
     )
     words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
     workers: list[AttributedWorker]

@@ -20,7 +20,7 @@ def get_hang(
     request: Request,
     run: str,
     after_s: Annotated[
-        float, Query(ge=0, le=86_400, description="so long nothing has happened at least")
+        float, Query(ge=0, le=86_400, description="minimum time without progress, seconds")
     ] = hangs.LEAST_S,
 ) -> hangs.Hang:
     """Return whether the run hangs, and which ranks wait.

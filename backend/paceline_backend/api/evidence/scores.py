@@ -26,7 +26,7 @@ class Scores(BaseModel):
     """Forecasts compared with what was measured after the switch."""
 
     all: scores.Score
-    presets: list[scores.PresetScore] = Field(description="those with most outcomes first")
+    presets: list[scores.PresetScore] = Field(description="presets with the most outcomes first")
     items: list[scores.SwitchOutcome] = Field(description="newest first")
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
@@ -40,9 +40,10 @@ class OutcomeQuery(BaseModel):
         None
     )
     nodes: Annotated[
-        int | None, Query(ge=1, le=1_000_000, description="ranks were on so many nodes")
+        int | None,
+        Query(ge=1, le=1_000_000, description="switches of runs on this number of nodes"),
     ] = None
-    simulated: Annotated[bool, Query(description="simulated runs count, too")] = False
+    simulated: Annotated[bool, Query(description="include simulated runs")] = False
 
 
 @router.get("/forecasts/scores")

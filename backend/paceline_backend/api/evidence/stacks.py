@@ -52,7 +52,7 @@ class RankStack(BaseModel):
         examples=['Current thread 0x00007f2c8a7fe740 (most recent call first):\n  File "…'],
     )
     frame: str = Field(
-        description="the innermost of the user's code, of the main thread if it has some",
+        description="innermost frame of the user's code, preferably of the main thread",
         examples=["train.py:14 in __getitem__"],
     )
     problem: str | None = Field(description="why there are no stacks", examples=[None])
@@ -63,7 +63,7 @@ class RunStacks(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     nodes: list[AskedNode]
-    stacks: list[RankStack] = Field(description="by rank")
+    stacks: list[RankStack] = Field(description="sorted by rank")
 
 
 @router.get("/stacks", response_model=RunStacks)
@@ -71,7 +71,7 @@ async def get_stacks(
     request: Request,
     run: str,
     rank: Annotated[
-        int | None, Query(ge=0, lt=10**9, description="only this one; default: all")
+        int | None, Query(ge=0, lt=10**9, description="only this rank; default: all ranks")
     ] = None,
 ) -> Any:
     """Return the current Python stacks of a run's ranks, at most 64 ranks per node.
@@ -82,11 +82,11 @@ async def get_stacks(
     store, asker = store_of(request), request.app.state.asker
     row = await run_in_threadpool(runs.get, store, run)
     if row["state"] in ENDED:
-        raise ConflictError(f"run {run} has ended: its ranks have no stacks any more")
+        raise ConflictError(f"run {run} has ended: its ranks no longer have stacks")
     if row["driver"]:
         raise ConflictError(
-            f"run {run}: its script starts its ranks itself, so no agent can ask them for stacks; "
-            "of Ray's workers, `ray stack` on their machine prints them"
+            f"run {run}: its script starts the ranks itself, so agents cannot read their stacks; "
+            "for Ray workers, run `ray stack` on their machine"
         )
     known = await run_in_threadpool(holders, store, run, rank)
     answers = await ask(store, asker, known, run, DumpStacks(rank))
@@ -98,7 +98,7 @@ async def get_stacks(
     if not asked and any(isinstance(answer, Exception) for answer in answers):
         raise refusal(answers)
     if not asked:
-        words = missing(known, answers) or f"run {run} has no ranks: no node has begun it"
+        words = missing(known, answers) or f"run {run} has no ranks: no node has started it"
         raise ProblemError(HTTPStatus.NOT_FOUND, words)
     parts = await asyncio.gather(*(_written(store, asker, run, *pair) for pair in asked))
     problems = [
@@ -128,7 +128,7 @@ async def _written(
 
 
 def _shown(node: str, stack: Stack) -> dict[str, Any]:
-    silent = f"it has written nothing for {WRITING_S:g} s" if not stack.text else None
+    silent = f"the rank wrote no stacks within {WRITING_S:g} s" if not stack.text else None
     return {
         "rank": stack.rank,
         "node": node,

@@ -35,13 +35,14 @@ class RunTimeline(BaseModel):
     ranks: list[int] = Field(examples=[[0]])
     step: list[int] = Field(examples=[[118, 119, 120]])
     began_at: list[Column] = Field(
-        description="Unix time by the clock of the rank's node: it waits for its data from then on"
+        description="Unix time at which the rank starts to wait for its data, by the clock of its "
+        "node"
     )
     data_s: list[Column]
     compute_s: list[Column]
-    wait_s: list[Column] = Field(description="for slower ranks")
+    wait_s: list[Column] = Field(description="waiting for slower ranks")
     reduce_s: list[Column] = Field(description="the reduction itself")
-    rest_s: list[Column] = Field(description="until the step ends: the optimiser, the script")
+    rest_s: list[Column] = Field(description="rest of the step: optimiser and script")
 
 
 @router.get("/timeline", response_model=RunTimeline)
@@ -53,7 +54,7 @@ def get_timeline(
         Query(
             max_length=640,
             pattern=r"^\d{1,9}(,\d{1,9})*$",
-            description="64 at most",
+            description="at most 64 ranks",
             examples=["0,3"],
         ),
     ],

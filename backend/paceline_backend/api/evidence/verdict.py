@@ -26,22 +26,31 @@ class Cause(BaseModel):
         description="node, transient, periodic, input, data, network, between or planning",
         examples=["node"],
     )
-    ranks: list[int] = Field(description="empty: no rank is named", examples=[[3]])
-    who: str = Field(description="the ranks in words; empty: none", examples=["Rank 3"])
-    nodes: list[str] = Field(description="on which they are; empty: unknown", examples=[["vm-3"]])
-    since: int | None = Field(
-        description="its first step; null: it was there when the range began", examples=[1204]
+    ranks: list[int] = Field(
+        description="ranks with this cause; empty: it names none", examples=[[3]]
     )
-    until: int | None = Field(description="its last step; null: it goes on")
+    who: str = Field(description="the ranks in words; empty: none", examples=["Rank 3"])
+    nodes: list[str] = Field(
+        description="nodes of these ranks; empty: unknown", examples=[["vm-3"]]
+    )
+    since: int | None = Field(
+        description="first step of the cause; null: it began before the range", examples=[1204]
+    )
+    until: int | None = Field(description="last step of the cause; null: still active")
     factor: float | None = Field(
-        description="time of these ranks with it ÷ without it, in its steps", examples=[2.7]
+        description="time of these ranks with the cause ÷ without it, in the affected steps",
+        examples=[2.7],
     )
     trend: tuple[float, float] | None = Field(
-        description="the factor when it began to grow, and now; null: it does not grow"
+        description="factor when it began to grow, and now; null: the factor does not grow"
     )
-    period: int | None = Field(description="steps from one time to the next; null: none")
-    times: int = Field(description="how often; 1 if it lasts", examples=[1])
-    hidden: bool = Field(description="the plan compensates for it by smaller batches")
+    period: int | None = Field(
+        description="steps from one occurrence to the next; null: not periodic"
+    )
+    times: int = Field(
+        description="number of occurrences; 1 if the cause is continuous", examples=[1]
+    )
+    hidden: bool = Field(description="the plan compensates for the cause by smaller batches")
     cost_s: float = Field(
         description="wall time of the range minus what it would be without this cause",
         examples=[41.0],
@@ -53,7 +62,9 @@ class Cause(BaseModel):
         description="the same as a clause, without the cost",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
-    to_do: str = Field(description="what helps: a clause", examples=["look at its machine"])
+    to_do: str = Field(
+        description="recommended action, as a clause", examples=["look at its machine"]
+    )
 
 
 class RunVerdict(BaseModel):
@@ -63,17 +74,24 @@ class RunVerdict(BaseModel):
 
     from_: int | None = Field(alias="from", description="first step", examples=[1000])
     to: int | None = Field(description="last step", examples=[1499])
-    steps: int = Field(description="in which at least two ranks had samples", examples=[500])
-    wall_s: float = Field(description="their wall time", examples=[158.0])
-    waste: float = Field(description="share of `wall_s` that ranks wait, mean", examples=[0.24])
-    noise: float = Field(description="relative standard deviation of a usual step", examples=[0.02])
-    cost_s: float = Field(description="what all causes cost together", examples=[41.0])
+    steps: int = Field(
+        description="number of steps in which at least two ranks had samples", examples=[500]
+    )
+    wall_s: float = Field(description="wall time of these steps", examples=[158.0])
+    waste: float = Field(
+        description="mean share of `wall_s` that ranks spend waiting", examples=[0.24]
+    )
+    noise: float = Field(
+        description="relative standard deviation of the time of a normal step", examples=[0.02]
+    )
+    cost_s: float = Field(description="time lost to all causes together", examples=[41.0])
     causes: list[Cause] = Field(
-        description="those that count: what goes on, by cost, then what has passed"
+        description="significant causes: the active ones by cost, then the past ones"
     )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
     level: str = Field(
-        description="of the newest steps: healthy, watch, held-up, or unknown (too few steps)",
+        description="level of the newest steps: healthy, watch, held-up, or unknown (too few "
+        "steps)",
         examples=["held-up"],
     )
     what: str = Field(
@@ -81,11 +99,11 @@ class RunVerdict(BaseModel):
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
     was: str = Field(
-        description="the same in the past, for a run that has ended",
+        description="the same in the past tense, for a run that has ended",
         examples=["rank 3 on vm-3 computed 2.7 × slower since step 1,204"],
     )
     lost_now: float = Field(
-        description="share of the wall time that what goes on costs, in the newest steps",
+        description="share of the wall time that is lost to active causes, in the newest steps",
         examples=[0.26],
     )
     waste_now: float = Field(description="`waste` of the newest steps", examples=[0.24])
@@ -93,7 +111,7 @@ class RunVerdict(BaseModel):
         description="mean wall time of the newest 50 steps; null: too few", examples=[0.609]
     )
     limit_s: float | None = Field(
-        description="the fluid limit of these steps, with each rank's time per load as it was; "
+        description="fluid limit of these steps, with the measured time per load of each rank; "
         "null: unknown",
         examples=[0.446],
     )
@@ -110,8 +128,8 @@ class PricedVerdict(RunVerdict):
     """A run's verdict, with the price of a worker-hour."""
 
     price: Price | None = Field(
-        description="of a worker-hour, as `paceline server --hour-price` says; null: there is "
-        "none, or the run is simulated"
+        description="price of a worker-hour, from `paceline server --hour-price`; null: no price "
+        "is set, or the run is simulated"
     )
 
 

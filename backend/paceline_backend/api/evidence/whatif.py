@@ -46,9 +46,11 @@ async def what_if(
     request: Request,
     run: str,
     steps: Annotated[
-        int, Query(ge=FEWEST, le=1024, description="newest complete steps to rest on")
+        int, Query(ge=FEWEST, le=1024, description="number of newest complete steps to use")
     ] = STEPS,
-    refresh: Annotated[bool, Query(description="also if a fresh one is kept")] = False,
+    refresh: Annotated[
+        bool, Query(description="make a new forecast even if a fresh one is stored")
+    ] = False,
 ) -> Any:
     """Return forecasts for each preset. The first request takes seconds; its result is reused."""
     store = store_of(request)

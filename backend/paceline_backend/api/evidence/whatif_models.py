@@ -21,8 +21,8 @@ from paceline_backend.insight.whatif.answer import (
 class QualityNow(BaseModel):
     """Target of a run, and its newest evaluation."""
 
-    target: Target | None = Field(description="as of the run; null: nobody has set one")
-    evaluation: EvaluationInfo | None = Field(description="the newest; null: there is none")
+    target: Target | None = Field(description="target of the run; null: none is set")
+    evaluation: EvaluationInfo | None = Field(description="newest evaluation; null: none")
 
 
 class WhatIf(BaseModel):
@@ -30,33 +30,35 @@ class WhatIf(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     made_at: float = Field(description="Unix time", examples=[1767225700.0])
-    step: int | None = Field(description="last one that it rests on", examples=[263])
+    step: int | None = Field(description="last step that the forecast uses", examples=[263])
     first_step: int | None = Field(examples=[200])
-    steps: int = Field(description="complete ones that it rests on", examples=[64])
+    steps: int = Field(description="number of complete steps that the forecast uses", examples=[64])
     current: PolicyInForce
     fit_error: float | None = Field(
-        description="of the models, on the batches that ran; widens all intervals", examples=[0.01]
+        description="error of the models on the batches that ran; widens all intervals",
+        examples=[0.01],
     )
     reason: str | None = Field(examples=[None])
     forecasts: list[PresetForecast]
     recommended: str | None = Field(
-        description="label of the forecast to go for, if one clearly saves: never one that changes "
-        "the training; one that leaves batches as they are, unless another is clearly faster",
+        description="label of the recommended forecast, if one clearly saves time: never one that "
+        "changes the training; one that keeps the batches as they are, unless another is clearly "
+        "faster",
         examples=["paceline"],
     )
     left_out: list[LeftOut]
     speeds: list[float] = Field(
-        description="of each rank s per size unit, for an equal share", examples=[[3.6e-05]]
+        description="seconds per size unit of each rank, for an equal share", examples=[[3.6e-05]]
     )
     replicates: int = Field(description="simulations of each preset", examples=[8])
     slow_node: NodeForecast | None = Field(
-        description="the policy in force, if a node that is slow were as fast as the others"
+        description="forecast of the policy in force if the slow node were as fast as the others"
     )
     assumes: str = Field(
-        description="what the forecasts assume of an observed run; empty: nothing", examples=[""]
+        description="assumptions of the forecasts about an observed run; empty: none", examples=[""]
     )
     quality: QualityNow = Field(
-        description="what the run's model has reached; no forecast says what it would reach"
+        description="metrics that the run's model has reached; forecasts do not predict metrics"
     )
 
 
@@ -66,7 +68,7 @@ class AutoMode(ChangeRequest):
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
     relaxed: bool | None = Field(
         default=None,
-        description="presets that change the training may be chosen, too; null: as it was",
+        description="presets that change the training may also be chosen; null: unchanged",
     )
 
 
@@ -81,8 +83,10 @@ class Auto(BaseModel):
     """Rights of `auto` on a run, and its last decision."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
-    relaxed: bool = Field(description="presets that change the training may be chosen, too")
+    relaxed: bool = Field(description="presets that change the training may also be chosen")
     requested_at: float | None = Field(examples=[1767225650.0])
     requested_by: str | None = Field(examples=["api"])
     last: AutoDecision | None
-    revision: int = Field(description="the run's, for the `If-Match` of a change", examples=[0])
+    revision: int = Field(
+        description="revision of the run, for the `If-Match` header of a change", examples=[0]
+    )

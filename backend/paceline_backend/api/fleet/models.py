@@ -13,35 +13,39 @@ class FleetRun(BaseModel):
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
     policy: str = Field(examples=["bsp"])
-    step: int | None = Field(description="newest complete one", examples=[1703])
+    step: int | None = Field(description="newest complete step", examples=[1703])
     workers: int = Field(examples=[8])
     at: float | None = Field(
-        description="Unix time of its verdict; null: there is none yet", examples=[1767225600]
+        description="Unix time of the run's verdict; null: no verdict yet", examples=[1767225600]
     )
     level: str = Field(description="healthy, watch, held-up or unknown", examples=["held-up"])
     what: str = Field(
         description="the first cause as a clause; empty: unknown",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
-    waste: float = Field(description="share of its workers' time that waits now", examples=[0.41])
-    share: float = Field(description="of its wall time, that causes cost now", examples=[0.26])
+    waste: float = Field(
+        description="share of the workers' time that is currently spent waiting", examples=[0.41]
+    )
+    share: float = Field(
+        description="share of the wall time that is currently lost to causes", examples=[0.26]
+    )
     lost_workers: float = Field(
-        description="`share` × `workers`: worker-hours that are lost in an hour", examples=[2.1]
+        description="`share` × `workers`: worker-hours lost per hour", examples=[2.1]
     )
-    waited_hours: float = Field(description="worker-hours waited so far", examples=[3.1])
-    cost: float = Field(description="of all time of its ranks so far", examples=[31.0])
-    waited_cost: float = Field(description="of the waiting so far", examples=[7.75])
+    waited_hours: float = Field(description="worker-hours spent waiting so far", examples=[3.1])
+    cost: float = Field(description="cost of all time of the ranks so far", examples=[31.0])
+    waited_cost: float = Field(description="cost of the waiting so far", examples=[7.75])
     hung_s: float = Field(
-        description="for so long no rank has gone on; 0: the run does not hang", examples=[0]
+        description="seconds without progress of any rank; 0: the run does not hang", examples=[0]
     )
-    coasting: bool = Field(description="whether its leader planned the newest segment itself")
+    coasting: bool = Field(description="whether the leader planned the newest segment itself")
     causes: list[Cause]
 
 
 class FleetWait(BaseModel):
     """Runs that wait because of one kind of cause."""
 
-    kind: str = Field(description="of causes that go on", examples=["node"])
+    kind: str = Field(description="kind of active causes", examples=["node"])
     runs: list[str] = Field(examples=[["3f9a1c07be52"]])
     lost_workers: float = Field(examples=[2.1])
 
@@ -50,9 +54,11 @@ class FleetNodeRun(BaseModel):
     """A run that a node slows down."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    ranks: list[int] = Field(description="of the run, that are slow there", examples=[[3]])
-    kinds: list[str] = Field(description="of causes that go on", examples=[["node"]])
-    factor: float | None = Field(description="the slowest rank's", examples=[2.7])
+    ranks: list[int] = Field(
+        description="ranks of the run that are slow on this node", examples=[[3]]
+    )
+    kinds: list[str] = Field(description="kind of active causes", examples=[["node"]])
+    factor: float | None = Field(description="factor of the slowest rank", examples=[2.7])
 
 
 class FleetNode(BaseModel):
@@ -66,38 +72,42 @@ class FleetNode(BaseModel):
 class FleetVerdict(BaseModel):
     """The verdict over the runs that train."""
 
-    words: str = Field(examples=["1 of 3 runs on 24 workers is held up; 2.1 workers are lost …"])
+    words: str = Field(
+        examples=["1 of 3 runs on 24 workers is slowed down; 2.1 workers are lost …"]
+    )
     workers: int = Field(examples=[24])
-    waiting_workers: float = Field(description="of these, that wait now", examples=[3.4])
-    lost_workers: float = Field(
-        description="worker-hours that causes cost in an hour", examples=[2.1]
+    waiting_workers: float = Field(
+        description="how many of these currently wait, on average", examples=[3.4]
     )
+    lost_workers: float = Field(description="worker-hours lost to causes per hour", examples=[2.1])
     waited_hours: float = Field(
-        description="worker-hours that these runs waited so far", examples=[5.2]
+        description="worker-hours that these runs have spent waiting so far", examples=[5.2]
     )
-    waited_cost: float = Field(description="of that waiting", examples=[13.0])
+    waited_cost: float = Field(description="cost of that waiting", examples=[13.0])
     currency: str | None = Field(
-        description="of all costs, which are 0 where it is null: there is no price",
+        description="currency of all costs; null: no price is set, and all costs are 0",
         examples=["EUR"],
     )
-    runs: list[FleetRun] = Field(description="what costs most first")
-    waits: list[FleetWait] = Field(description="what costs most first")
-    nodes: list[FleetNode] = Field(description="what costs most first")
+    runs: list[FleetRun] = Field(description="largest loss first")
+    waits: list[FleetWait] = Field(description="largest loss first")
+    nodes: list[FleetNode] = Field(description="largest loss first")
 
 
 class WaitingGroup(BaseModel):
     """The runs of one owner, the runs with one tag, or one run."""
 
     key: str | None = Field(
-        description="owner, tag or run's id; empty: none is known; null: all other groups",
+        description="owner, tag or run id; empty: unknown; null: all other groups",
         examples=["ada"],
     )
     name: str = Field(examples=["ada"])
     runs: int = Field(examples=[3])
-    worker_hours: float = Field(description="of all their ranks", examples=[960])
-    waited_hours: float = Field(description="of these, that they waited", examples=[84.2])
-    cost: float = Field(description="of all time", examples=[2400.0])
-    waited_cost: float = Field(description="of the waiting", examples=[210.5])
+    worker_hours: float = Field(
+        description="worker-hours of all ranks of these runs", examples=[960]
+    )
+    waited_hours: float = Field(description="of these, spent waiting", examples=[84.2])
+    cost: float = Field(description="cost of all worker-hours", examples=[2400.0])
+    waited_cost: float = Field(description="cost of the waiting", examples=[210.5])
 
 
 class NodeCordon(BaseModel):
@@ -113,10 +123,12 @@ class NodeRecord(BaseModel):
 
     node: str = Field(examples=["vm-3"])
     alive: bool
-    runs: list[str] = Field(description="that train there now", examples=[["3f9a1c07be52"]])
+    runs: list[str] = Field(
+        description="runs that currently train on this node", examples=[["3f9a1c07be52"]]
+    )
     cordoned: NodeCordon | None = Field(examples=[None])
     hours: list[float] = Field(
-        description="of each day, in which a verdict named it", examples=[[0, 2.5]]
+        description="for each day: hours in which a verdict named the node", examples=[[0, 2.5]]
     )
 
 
@@ -125,8 +137,8 @@ class Fleet(BaseModel):
 
     first_day: float = Field(description="Unix time at which the first day begins (UTC)")
     currency: str | None = Field(
-        description="of all costs, which are 0 where it is null: there is no price",
+        description="currency of all costs; null: no price is set, and all costs are 0",
         examples=["EUR"],
     )
-    groups: list[WaitingGroup] = Field(description="what waited most first")
-    nodes: list[NodeRecord] = Field(description="what held runs up most first")
+    groups: list[WaitingGroup] = Field(description="groups with the most waiting first")
+    nodes: list[NodeRecord] = Field(description="nodes that slowed runs down most first")

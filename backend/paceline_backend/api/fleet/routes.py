@@ -34,8 +34,8 @@ def get_fleet_verdict(request: Request) -> Any:
 )
 def get_fleet(
     request: Request,
-    days: Annotated[int, Query(ge=1, le=366, description="until today (UTC)")] = 28,
-    by: Annotated[By, Query(description="what the cost is added up by")] = "owner",
+    days: Annotated[int, Query(ge=1, le=366, description="number of days until today (UTC)")] = 28,
+    by: Annotated[By, Query(description="how the cost is grouped")] = "owner",
 ) -> Any:
     """Return nodes by day, cordons with their reasons, and the cost of waiting."""
     price = settings_of(request).hour_price

@@ -29,7 +29,7 @@ def get_history(
     which: Filter,
     by: Annotated[
         list[history.By],
-        Query(max_length=7, description="what makes a group", examples=[["day", "node"]]),
+        Query(max_length=7, description="fields to group by", examples=[["day", "node"]]),
     ] = [],  # noqa: B006
     from_day: Moment = None,
     to_day: Moment = None,

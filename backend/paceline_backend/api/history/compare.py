@@ -33,8 +33,8 @@ def get_comparison(
         Query(
             min_length=2,
             max_length=6,
-            description="a run's id; `:100-499`: only these steps; `@1`: only those of this "
-            "policy version, without the first 20",
+            description="id of a run; with `:100-499`: only these steps; with `@1`: only the "
+            "steps of this policy version, without the first 20",
             examples=[["3f9a1c07be52@0", "3f9a1c07be52@1"]],
         ),
     ],

@@ -28,7 +28,9 @@ _BIGGEST = 2**63 - 1
 def list_epochs(
     request: Request,
     run: str,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="the newest so many")] = 1_000,
+    limit: Annotated[
+        int, Query(ge=1, le=10_000, description="maximum number of epochs; the newest are returned")
+    ] = 1_000,
 ) -> Any:
     """List the epochs of a run with sums and means, oldest first."""
     with store_of(request).read() as connection:
@@ -53,9 +55,12 @@ def list_samples(
     steps: Steps,
     ranks: Ranks = None,
     sample: Annotated[
-        int | None, Query(ge=0, le=_BIGGEST, description="only where a rank got this one")
+        int | None,
+        Query(ge=0, le=_BIGGEST, description="only steps and ranks that got this sample"),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="items; steps come whole")] = 1_000,
+    limit: Annotated[
+        int, Query(ge=1, le=10_000, description="maximum number of items; a step is never cut")
+    ] = 1_000,
 ) -> Any:
     """List which samples each rank got, by step and rank, from the plans that ran."""
     with store_of(request).read() as connection:
@@ -99,7 +104,9 @@ def get_devices(request: Request, run: str) -> Any:
 def list_forecasts(
     request: Request,
     run: str,
-    decided: Annotated[bool, Query(description="only those that `auto` decided upon")] = False,
+    decided: Annotated[
+        bool, Query(description="only forecasts on which `auto` based a decision")
+    ] = False,
 ) -> Any:
     """List the stored forecasts, oldest first: the newest 50, and all that led to a switch."""
     with store_of(request).read() as connection:
@@ -119,7 +126,7 @@ def list_verdicts(
     request: Request,
     run: str,
     steps: Steps,
-    parts: Annotated[int, Query(ge=1, le=20, description="of the range, of equal length")] = 8,
+    parts: Annotated[int, Query(ge=1, le=20, description="number of equal parts of the range")] = 8,
 ) -> Any:
     """List verdicts about a run over time. The range is cut into parts, each with its own verdict.
 

@@ -44,7 +44,7 @@ class RowQuery(StepRange):
 def export(
     request: Request,
     run: str,
-    table: Annotated[Table, Query(description="which of the run's tables")] = "steps",
+    table: Annotated[Table, Query(description="table to export")] = "steps",
     form: Annotated[Format, Query(alias="format")] = "csv",
     *,
     rows: Annotated[RowQuery, Query()],

@@ -17,14 +17,14 @@ from paceline_backend.store.history import FigureBounds, RunFilter
 
 # Unix time beyond the range of any calendar.
 _LATEST = 1e12  # seconds
-Part = Annotated[str | None, Query(max_length=200, description="a part of it")]
-Exact = Annotated[str | None, Query(max_length=200, description="exactly")]
+Part = Annotated[str | None, Query(max_length=200, description="substring")]
+Exact = Annotated[str | None, Query(max_length=200, description="exact match")]
 Moment = Annotated[
     float | None, Query(ge=-_LATEST, le=_LATEST, allow_inf_nan=False, description="Unix time")
 ]
 Figure = Annotated[
     float | None,
-    Query(allow_inf_nan=False, description="a mean over all complete steps of the run"),
+    Query(allow_inf_nan=False, description="limit for the mean over all complete steps of the run"),
 ]
 
 
@@ -35,7 +35,7 @@ class RunQuery(BaseModel):
     time of training. The upper ends are excluded.
     """
 
-    state: Annotated[list[State], Query(description="any of these")] = []
+    state: Annotated[list[State], Query(description="any of these states")] = []
     policy: Exact = None
     used: Annotated[
         str | None, Query(max_length=200, description="a policy that was in force at some time")
@@ -44,7 +44,7 @@ class RunQuery(BaseModel):
         list[str],
         Query(
             max_length=20,
-            description="of the policy in force, as it was asked for: `name=value`",
+            description="parameter of the policy in force, as requested: `name=value`",
             examples=[["window=32"]],
         ),
     ] = []
@@ -53,14 +53,14 @@ class RunQuery(BaseModel):
         str | None,
         Query(
             max_length=200,
-            description="a part of name, script, note, policy, device, a tag or a node, or the "
-            "beginning of the id",
+            description="substring of name, script, note, policy, device, a tag or a node, or "
+            "prefix of the id",
         ),
     ] = None
     node: Exact = None
     device: Part = None
     backend: Exact = None
-    tag: Annotated[list[str], Query(max_length=20, description="all of these")] = []
+    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = []
     since: Moment = None
     until: Moment = None
     active_since: Moment = None

@@ -56,7 +56,7 @@ def list_runs(
     request: Request,
     which: Filter,
     sort: Annotated[
-        Sort, Query(description="with `-`, the greatest first; what is not known comes last")
+        Sort, Query(description="with `-`: descending; unknown values come last")
     ] = "-created_at",
     *,
     page: Page,

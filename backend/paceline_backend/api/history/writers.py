@@ -40,8 +40,8 @@ def written(form: Format, kinds: Mapping[str, Kind], parts: Iterable[Part]) -> I
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
-            "format: the server has no pyarrow, which Parquet needs: "
-            "pip install 'paceline[parquet]' there, or ask for csv or ndjson"
+            "format: the server lacks pyarrow, which Parquet requires: pip install "
+            "'paceline[parquet]' there, or request csv or ndjson"
         ) from error
     return _parquet(kinds, parts)
 

@@ -96,7 +96,9 @@ class Reader:
         self._bus_away = False
         self._database_away = False
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._outage = Outage(log, "event streams wait", "event streams go on", most_s=_OUTAGE_S)
+        self._outage = Outage(
+            log, "event streams paused", "event streams resumed", most_s=_OUTAGE_S
+        )
 
     @property
     def client(self) -> redis.asyncio.Redis:
@@ -175,7 +177,7 @@ class Reader:
                 await asyncio.sleep(self._outage.failed(error))
             except Exception:
                 # This task must not end, because the streams of all clients depend on it.
-                log.exception("event streams wait for the next read")
+                log.exception("event streams cannot read changes; retrying")
                 await asyncio.sleep(_OUTAGE_S)
 
     async def _follow(self) -> None:
@@ -211,7 +213,7 @@ class Reader:
                 asked.result()
                 self._database_away = False
             except StoreError as error:
-                log.debug("event streams wait for the database: %s", error)
+                log.debug("event streams paused: the database does not answer: %s", error)
                 self._database_away = True
             asked = None
             await asyncio.sleep(_CHECK_S)

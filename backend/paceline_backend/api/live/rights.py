@@ -49,6 +49,6 @@ class Rights:
         try:
             known.valid = await run_in_threadpool(self._holds, token)
         except StoreError as error:
-            log.debug("whether a token is still valid is unknown: %s", error)
+            log.debug("cannot check whether a token is still valid: %s", error)
         self._answers = {t: a for t, a in self._answers.items() if a.at + _KEPT_S > now}
         return known.valid

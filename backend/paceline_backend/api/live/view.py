@@ -35,15 +35,23 @@ class ViewQuery(StepRange):
 
     since: Annotated[
         int | None,
-        Query(ge=-1, le=BIGGEST, description="only the steps after this one, each by itself"),
+        Query(ge=-1, le=BIGGEST, description="only the steps after this one, without averaging"),
     ] = None
     last: Annotated[
         int | None,
-        Query(ge=1, le=_STEPS, description="only the newest so many steps, each by itself"),
+        Query(ge=1, le=_STEPS, description="only this number of newest steps, without averaging"),
     ] = None
-    points: Annotated[int, Query(ge=2, le=2000, description="of the steps")] = views.POINTS
+    points: Annotated[
+        int,
+        Query(ge=2, le=2000, description="maximum number of points per line of the step charts"),
+    ] = views.POINTS
     columns: Annotated[
-        int, Query(ge=2, le=views.COLUMNS, description="of ranks' lines and of the heat map")
+        int,
+        Query(
+            ge=2,
+            le=views.COLUMNS,
+            description="maximum number of columns of the ranks' lines and the heat map",
+        ),
     ] = views.COLUMNS
 
 

@@ -32,9 +32,8 @@ async def _ask_one(
     node = holder.node
     if not holder.alive:
         return ConflictError(
-            f"no agent answers on node {node}: what is there of run {run} lies below "
-            f"runs/{run} in that machine's data directory, and an agent there with the same "
-            "--data shows it"
+            f"no agent answers on node {node}: its files of run {run} are in runs/{run} in that "
+            "machine's data directory; start an agent there with the same --data to read them"
         )
     if not holder.signed:
         return ConflictError(

@@ -41,8 +41,8 @@ def holders(
     row = runs.get(store, run)
     if row["driver"] and rank:
         raise ConflictError(
-            f"run {run}: its script starts its ranks itself, so its only log is that of rank 0: "
-            "what the script prints, and on Ray what the workers print"
+            f"run {run}: its script starts the ranks itself, so only rank 0 has a log, with the "
+            "output of the script and, on Ray, of the workers"
         )
     with store.read() as connection:
         key = runs.key_of(connection, run)

@@ -16,10 +16,14 @@ class NodeLog(BaseModel):
 
     node: str = Field(examples=["node-1"])
     rank: int | None = Field(description="null: the launcher's log", examples=[3])
-    output: Output | None = Field(description="null: the launcher's log, with both")
-    attempt: int | None = Field(description="null: the launcher's log, of all", examples=[0])
+    output: Output | None = Field(description="null: the launcher's log, which has both")
+    attempt: int | None = Field(
+        description="null: the launcher's log, which covers all attempts", examples=[0]
+    )
     size: int = Field(description="bytes", examples=[4096])
-    modified_at: float = Field(description="by the node's clock", examples=[1767225600.0])
+    modified_at: float = Field(
+        description="Unix time, by the node's clock", examples=[1767225600.0]
+    )
     may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
 
 
@@ -28,7 +32,7 @@ class AskedNode(BaseModel):
 
     node: str = Field(examples=["node-1"])
     problem: str | None = Field(
-        description="why its logs are missing; null: it has answered", examples=[None]
+        description="why its logs are missing; null: the node has answered", examples=[None]
     )
 
 
@@ -36,9 +40,11 @@ class RunLogs(BaseModel):
     """The logs of a run."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    state: State = Field(description="of the run", examples=["running"])
+    state: State = Field(description="state of the run", examples=["running"])
     nodes: list[AskedNode]
-    logs: list[NodeLog] = Field(description="by attempt, rank, output and node; launchers' first")
+    logs: list[NodeLog] = Field(
+        description="sorted by attempt, rank, output and node; launchers' logs first"
+    )
 
 
 class LogExcerpt(BaseModel):
@@ -47,14 +53,16 @@ class LogExcerpt(BaseModel):
     run: str = Field(examples=["3f9a1c07be52"])
     node: str = Field(examples=["node-1"])
     rank: int | None = Field(description="null: the launcher's log", examples=[3])
-    output: Output | None = Field(description="null: the launcher's log, with both")
-    attempt: int | None = Field(description="null: the launcher's log, of all", examples=[0])
-    offset: int = Field(description="of the first byte", examples=[0])
-    next: int = Field(
-        description="offset of the part that follows; below `size`: more is there", examples=[17]
+    output: Output | None = Field(description="null: the launcher's log, which has both")
+    attempt: int | None = Field(
+        description="null: the launcher's log, which covers all attempts", examples=[0]
     )
-    size: int = Field(description="of the whole log, in bytes", examples=[17])
+    offset: int = Field(description="offset of the first byte", examples=[0])
+    next: int = Field(
+        description="offset of the next part; below `size`: there is more", examples=[17]
+    )
+    size: int = Field(description="size of the whole log in bytes", examples=[17])
     may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
     text: str = Field(
-        description="what is no UTF-8 is replaced by U+FFFD", examples=["loss 0.31 at 12\n"]
+        description="invalid UTF-8 is replaced by U+FFFD", examples=["loss 0.31 at 12\n"]
     )

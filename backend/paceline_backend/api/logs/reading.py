@@ -94,7 +94,7 @@ class Logs:
             return _as_text(*max(parts, key=lambda pair: pair[1].attempt or 0))
         if any(isinstance(answer, Exception) for answer in answers):
             raise refusal(answers)
-        words = missing(known, answers) or f"run {run} has no logs: no node has begun it"
+        words = missing(known, answers) or f"run {run} has no logs: no node has started it"
         raise ProblemError(HTTPStatus.NOT_FOUND, words)
 
 

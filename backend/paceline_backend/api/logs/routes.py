@@ -40,27 +40,34 @@ _POSITION = r"^[0-9]{1,10}-[0-9]{1,15}$"
 Rank = Annotated[
     str, Path(pattern="^(launcher|[0-9]{1,9})$", description="number of a rank, or `launcher`")
 ]
-OutputOf = Annotated[Output, Query(description="of a rank; `launcher` has both in its log")]
+OutputOf = Annotated[Output, Query(description="output of a rank; the launcher's log has both")]
 Attempt = Annotated[
     int | None,
-    Query(ge=0, le=_MOST_ATTEMPT, description="default: the newest in which there is such a log"),
+    Query(ge=0, le=_MOST_ATTEMPT, description="default: the newest attempt that has this log"),
 ]
 Tail = Annotated[
     int | None,
-    Query(ge=1, le=MOST_LINES, description="only the last so many lines; without `offset`"),
+    Query(
+        ge=1,
+        le=MOST_LINES,
+        description="only this number of last lines; not together with `offset`",
+    ),
 ]
 Offset = Annotated[
     int | None,
     Query(
         ge=-_MOST_OFFSET,
         le=_MOST_OFFSET,
-        description="of the first byte; below 0: so many bytes before the end; default: 0",
+        description="offset of the first byte; below 0: counted from the end; default: 0",
     ),
 ]
-Limit = Annotated[int, Query(ge=4, le=MOST_BYTES, description="bytes at most")]
+Limit = Annotated[int, Query(ge=4, le=MOST_BYTES, description="maximum number of bytes")]
 Node = Annotated[
     models.NodeName | None,
-    Query(description="that has the log; `launcher` needs it where several nodes have one"),
+    Query(
+        description="node that has the log; required for `launcher` if several nodes have such a "
+        "log"
+    ),
 ]
 
 
@@ -125,7 +132,7 @@ async def read_log(request: Request, run: str, wanted: Wanted, node: Node = None
     responses={
         **documented(HTTPStatus.TOO_MANY_REQUESTS),
         200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
-        204: {"description": "the run has ended, and nothing comes after the position"},
+        204: {"description": "the run has ended, and no text follows the position"},
     },
 )
 async def follow_log(

@@ -12,7 +12,9 @@ class NewCordon(models.In):
     """Request to cordon a node."""
 
     reason: models.Why = Field(default="", examples=["its disk is slow"])
-    by: models.Name = Field(default="api", description="the program that asks", examples=["api"])
+    by: models.Name = Field(
+        default="api", description="client program, for the audit log", examples=["api"]
+    )
 
 
 class NodeRun(BaseModel):
@@ -20,11 +22,11 @@ class NodeRun(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
-    state: State = Field(description="of the run on this node", examples=["running"])
+    state: State = Field(description="state of the run on this node", examples=["running"])
     launched_at: float = Field(examples=[1767225600.0])
-    message: str | None = Field(description="why it failed there", examples=[None])
+    message: str | None = Field(description="why the run failed there", examples=[None])
     asked_to_leave: bool = Field(examples=[False])
-    replaces: str | None = Field(description="the node that made way for it", examples=[None])
+    replaces: str | None = Field(description="node that this node replaced", examples=[None])
 
 
 class NodeVerdict(BaseModel):
@@ -32,9 +34,11 @@ class NodeVerdict(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     at: float = Field(description="Unix time", examples=[1767225700.0])
-    ended_at: float | None = Field(description="null: it is named still", examples=[None])
+    ended_at: float | None = Field(
+        description="null: verdicts still name the node", examples=[None]
+    )
     attempt: int = Field(examples=[0])
-    step: int = Field(description="the newest one that it first rested on", examples=[120])
+    step: int = Field(description="newest step when the node was first named", examples=[120])
     factor: float | None = Field(
         description="time of the node's slow ranks ÷ the other nodes', at equal load",
         examples=[3.0],
@@ -48,7 +52,7 @@ class PastCordon(BaseModel):
     at: float = Field(description="Unix time", examples=[1767225800.0])
     by: str = Field(description="a token's name", examples=["ada"])
     reason: str = Field(examples=["its disk is slow"])
-    lifted_at: float | None = Field(description="null: it is cordoned", examples=[None])
+    lifted_at: float | None = Field(description="null: still cordoned", examples=[None])
     lifted_by: str | None = Field(examples=[None])
     lifted_why: str | None = Field(examples=[None])
 

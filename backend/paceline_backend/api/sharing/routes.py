@@ -37,7 +37,7 @@ def get_report(
     ] = WARMUP_STEPS,
     form: Annotated[
         Literal["json", "html"],
-        Query(alias="format", description="html: a page with all that is known, in one file"),
+        Query(alias="format", description="html: a page with all results, in one file"),
     ] = "json",
 ) -> Any:
     """Return the results of each preset of the run.
@@ -57,8 +57,8 @@ def get_trace(request: Request, run: str, steps: Steps) -> StreamingResponse:
     """Return a range of steps as a trace for Perfetto; by default the newest 100."""
     first, to = steps.span
     if first is not None and to is not None and first > to:
-        errors = [{"field": "to", "message": "lies before `from`"}]
-        message = f"to: step {to} lies before from, step {first}"
+        errors = [{"field": "to", "message": "is before `from`"}]
+        message = f"to: step {to} is before from, step {first}"
         raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, message, errors=errors)
     traced = trace.begin(store_of(request), run, steps.span)
     return StreamingResponse(trace.stream(traced), media_type="application/json")

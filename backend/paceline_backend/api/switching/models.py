@@ -22,20 +22,22 @@ class PolicySwitch(ChangeRequest):
 class RunPolicy(BaseModel):
     """Policy of a run: the one that plans now, and the one that follows."""
 
-    in_force: SwitchInfo = Field(description="plans the newest segment")
+    in_force: SwitchInfo = Field(description="policy that planned the newest segment")
     requested: SwitchInfo | None = Field(
-        description="plans from the next segment on; null: no switch is under way"
+        description="policy from the next segment on; null: no switch is pending"
     )
-    revision: int = Field(description="the run's, for the `If-Match` of a change", examples=[3])
+    revision: int = Field(
+        description="revision of the run, for the `If-Match` header of a change", examples=[3]
+    )
 
 
 class RequestedSwitch(SwitchInfo):
     """Response to a switch request."""
 
-    revision: int = Field(description="of the run, after the switch", examples=[4])
+    revision: int = Field(description="revision of the run after the switch", examples=[4])
     warnings: list[str] | None = Field(
-        description="what to know of the policy, those of harm first; null: not known within half "
-        "a second, so ask `GET /runs/{run}/policy/warnings`",
+        description="warnings about the policy, those about harm first; null: not known within "
+        "half a second, so request `GET /runs/{run}/policy/warnings`",
         examples=[[]],
     )
 
@@ -43,7 +45,7 @@ class RequestedSwitch(SwitchInfo):
 class SwitchWarnings(BaseModel):
     """Warnings before a switch."""
 
-    warnings: list[str] = Field(description="those of harm first; empty: none", examples=[[]])
+    warnings: list[str] = Field(description="warnings about harm first; empty: none", examples=[[]])
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class ReportedEffect(SwitchEffect):
 
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(
-        description="metrics before and after, if a policy changes the training; no claim that "
-        "the switch changed them: training went on meanwhile"
+        description="metrics before and after, if a policy changes the training; the switch need "
+        "not be the cause: training continued meanwhile"
     )
     metrics_words: str = Field(description="the same in words; empty: none", examples=[""])

@@ -99,13 +99,15 @@ async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | No
         return trial.result()
     except StoreError as error:
         # The switch itself has succeeded, so the request must not fail.
-        logger.warning("run %s: no warnings of %s: %s", run, body.policy, error)
+        logger.warning("run %s: cannot compute warnings about %s: %s", run, body.policy, error)
         return None
 
 
 def _forgotten(trial: asyncio.Task[list[str]]) -> None:
     if not trial.cancelled() and (error := trial.exception()) is not None:
-        logger.info("warnings that came too late failed: %s", error)
+        logger.info(
+            "cannot compute warnings about a policy, after the response was sent: %s", error
+        )
 
 
 def _warnings(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
@@ -115,7 +117,7 @@ def _warnings(store: Store, run: str, policy: str, parameters: Mapping[str, Any]
         raise
     except Exception:
         # A third-party preset failed, or no model fits the records.
-        logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
+        logger.warning("run %s: cannot compute warnings about %s", run, policy, exc_info=True)
         return []
 
 
@@ -125,7 +127,7 @@ def switch_warnings(
     run: str,
     policy: Annotated[str, Query(max_length=200, description="name of a preset")],
     parameters: Annotated[
-        str, Query(max_length=4_000, description="of the preset, as a JSON object")
+        str, Query(max_length=4_000, description="parameters of the preset, as a JSON object")
     ] = "{}",
 ) -> SwitchWarnings:
     """Return warnings about a switch to this policy. The first response may take seconds."""

@@ -1,4 +1,4 @@
-"""Where the API server is, and how to be let in: as `kubectl` sees it on this machine."""
+"""Address and credentials of the API server, found as `kubectl` does on this machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ Entry = TypeVar("Entry", bound="_Named")
 
 @dataclass(frozen=True)
 class Access:
-    """What a connection needs."""
+    """Parameters of a connection.
 
-    server: str  # URL
+    `server` is a URL, and `extensions` are httpx's request extensions for each request.
+    """
+
+    server: str
     ssl: ssl.SSLContext
     namespace: str
     token: str = field(default="", repr=False)
     proxy: str | None = None
-    extensions: Mapping[str, Any] = field(default_factory=dict)  # of each request, for httpx
+    extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Cluster(msgspec.Struct, **_KEBAB):
@@ -87,10 +90,10 @@ class _Config(msgspec.Struct, **_KEBAB):
 
 
 def find() -> Access:
-    """What KUBECONFIG says, else the service account of this pod, else ~/.kube/config.
+    """Read KUBECONFIG, or else the service account of this pod, or else ~/.kube/config.
 
     Raises:
-        EngineAwayError: there is none of these, or it cannot be used.
+        EngineAwayError: none of these exists, or it cannot be used.
     """
     named = os.environ.get("KUBECONFIG")
     home = Path.home() / ".kube" / "config"
@@ -104,12 +107,13 @@ def find() -> Access:
     except (OSError, ValueError, LookupError, yaml.YAMLError) as error:
         raise EngineAwayError(f"{named or home}: {error}") from error
     raise EngineAwayError(
-        "no cluster is known: set KUBECONFIG, or run the server in a pod with a service account"
+        "no cluster is configured: set KUBECONFIG, or run the server in a pod with a service "
+        "account"
     )
 
 
 def forget() -> None:
-    """What plugins answered is not used any more."""
+    """Clear the cached answers of credential plugins."""
     plugins.asked.clear()
 
 
@@ -120,15 +124,16 @@ def _own_pod() -> Access:
         f"https://{host}:{port}",
         _lenient(ssl.create_default_context(cafile=SERVICE_ACCOUNT / "ca.crt")),
         (SERVICE_ACCOUNT / "namespace").read_text().strip(),
-        (SERVICE_ACCOUNT / "token").read_text().strip(),  # it changes once an hour
+        # Read it for each connection, because it changes every hour.
+        (SERVICE_ACCOUNT / "token").read_text().strip(),
     )
 
 
 def _read(path: Path) -> Access:
-    """What a kubeconfig says of its context.
+    """Read the current context of a kubeconfig.
 
     Raises:
-        OSError, ValueError, LookupError, yaml.YAMLError: it cannot be used.
+        OSError, ValueError, LookupError, yaml.YAMLError: the file cannot be used.
     """
     config = msgspec.convert(yaml.safe_load(path.read_text()), _Config)
     context = _named(config.contexts, os.environ.get(CONTEXT) or config.current_context, "context")
@@ -136,7 +141,7 @@ def _read(path: Path) -> Access:
     cluster = _named(config.clusters, chosen.cluster, "cluster").cluster
     user = _named(config.users, chosen.user, "user").user
     if user.auth_provider is not None:
-        raise ValueError("auth-provider: kubectl knows it no more, either; use exec")
+        raise ValueError("auth-provider: kubectl no longer supports it; use exec")
     token = user.token
     if user.token_file:
         token = (path.parent / user.token_file).read_text().strip()
@@ -164,7 +169,7 @@ def _named(entries: list[Entry], name: str, kind: str) -> Entry:
 
 
 def _chain(user: _User, folder: Path) -> tuple[str, str]:
-    """A user's certificate and key, as PEM; empty: it has none."""
+    """Return a user's certificate and key as PEM, or empty strings."""
     return (
         _pem(user.client_certificate_data, user.client_certificate, folder),
         _pem(user.client_key_data, user.client_key, folder),
@@ -178,7 +183,7 @@ def _pem(data: str, path: str, folder: Path) -> str:
 
 
 def _lenient(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Takes certificates of authorities as clusters make them: Python 3.13 wants more of them."""
+    # Python 3.13 is strict by default and refuses the certificate authorities of many clusters.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

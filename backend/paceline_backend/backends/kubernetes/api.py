@@ -1,4 +1,4 @@
-"""Asks the API server."""
+"""Client of the API server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from paceline_backend.backends.kubernetes import access
 
 _TIMEOUT_S = 10.0
 _CONNECT_S = 5.0
-_AWAY = (401, 408, 425, 429)  # beside the 5xx
+# Statuses that count as an outage, in addition to 5xx.
+_AWAY = (401, 408, 425, 429)
 _PATCH = "application/merge-patch+json"
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Api:
-    """A connection to the API server; a context manager.
+    """Connection to the API server, used as a context manager.
 
     Raises:
-        EngineAwayError: it is not known where the API server is.
+        EngineAwayError: the address of the API server is unknown.
     """
 
     def __init__(self) -> None:
@@ -50,11 +51,13 @@ class Api:
         params: Mapping[str, str] | None = None,
         unless: Collection[int] = (),
     ) -> Any:
-        """The answer's JSON; None if its status is one of `unless`. A patch is a merge patch.
+        """Send a request, and return the answer's JSON, or None if its status is in `unless`.
+
+        PATCH requests are merge patches.
 
         Raises:
-            EngineAwayError: there is no answer, or one that may be another in a while.
-            EngineRefusedError: the API server does not do that.
+            EngineAwayError: there is no answer, or the error may be temporary.
+            EngineRefusedError: the API server refuses the request.
         """
         headers = {"content-type": _PATCH if method == "PATCH" else "application/json"}
         if token := self._access.token:
@@ -85,11 +88,10 @@ def _parsed(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise EngineAwayError(f"{answer.url}: its answer is no JSON: is it Kubernetes?") from error
+        raise EngineAwayError(f"{answer.url}: its answer is not JSON: is it Kubernetes?") from error
 
 
 def _message(answer: httpx.Response) -> str:
-    """What is wrong, in the API server's words."""
     try:
         said = answer.json()["message"]
     except (ValueError, LookupError, TypeError):

@@ -1,26 +1,28 @@
-"""Whose a machine's cordon is, and what to write so that it is ours or no more. Pure."""
+"""Ownership of cordons on machines, and the patches that set and lift them.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-REASON = "paceline-cordoned"  # annotations of a machine: why it is cordoned,
-PLANE = "paceline-cordoned-by"  # and by which control plane
+# Annotations of a machine: reason of the cordon, and id of the control plane that set it.
+REASON = "paceline-cordoned"
+PLANE = "paceline-cordoned-by"
 
 
 def manager(plane: str) -> str:
-    """What the API server calls a control plane in `managedFields`, where it keeps who set what."""
+    """Return a control plane's name in `managedFields`, which records who set a field."""
     return f"paceline-{plane}" if plane else "paceline"
 
 
 def change(node: Mapping[str, Any], plane: str, reason: str | None) -> dict[str, Any] | None:
-    """A merge patch that cordons a machine, or lifts that; None: all stays as it is.
+    """Return a merge patch that cordons a machine, or None for no change.
 
-    Args:
-        node: the machine, as the API server has it.
-        plane: id of the control plane.
-        reason: why it is cordoned; None: the control plane's cordon is lifted.
+    `node` is the machine as the API server returns it. Without a reason, the patch lifts the cordon
+    of the control plane whose id is `plane`.
     """
     annotations = node["metadata"].get("annotations", {})
     ours = REASON in annotations and annotations.get(PLANE, "") == plane
@@ -36,9 +38,9 @@ def change(node: Mapping[str, Any], plane: str, reason: str | None) -> dict[str,
 
 
 def _set_by_others(node: Mapping[str, Any], plane: str) -> bool:
-    """Whether somebody else cordoned a machine of which ours was lifted by hand.
+    """Return True if another user cordoned the machine after Paceline's cordon was lifted by hand.
 
-    That leaves our annotations. An API server that does not keep who set a field says nothing.
+    Lifting by hand leaves Paceline's annotations. False if the API server has no managed fields.
     """
     managers = {
         entry.get("manager")

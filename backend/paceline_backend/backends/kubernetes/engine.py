@@ -1,4 +1,4 @@
-"""Runs on Kubernetes: the verbs, in calls of its REST API."""
+"""Operations of the engine `kubernetes`, as calls of the Kubernetes REST API."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _NO_PODS = {"fieldSelector": "involvedObject.kind=Job,reason=FailedCreate"}
 
 
 class Kubernetes(Engine):
-    """Each run is a Job, and one more for each node that joins it. An `Engine`.
+    """`Engine` for Kubernetes. Each run is a Job, and each node that joins it is another Job.
 
-    A job's ``ref`` is its namespace and its name, with a slash between.
+    A job's ``ref`` is ``NAMESPACE/NAME``.
     """
 
     name: ClassVar[str] = "kubernetes"
@@ -44,7 +44,7 @@ class Kubernetes(Engine):
     keeps_ended: ClassVar[bool] = True
 
     def facts(self) -> Facts:
-        """Asks for the version, and for the Jobs of the first namespace."""
+        """Query the version, and the Jobs of the first namespace."""
         try:
             with Api() as api:
                 version = api.call("GET", "/version").get("gitVersion")
@@ -54,27 +54,28 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Also refuses a run without an image, and a namespace that is not the server's."""
+        """Refuse also runs without an image, and namespaces that the server may not use."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):
             raise NewRunError(
-                "backend_options.image", f"name the pods' image here, or in the server's {IMAGE}"
+                "backend_options.image", f"give the pods' image here, or in the server's {IMAGE}"
             )
         if options.namespace is not None and options.namespace not in (known := _namespaces()):
             raise NewRunError(
                 "backend_options.namespace",
-                f"the server may use: {', '.join(known)} ({NAMESPACES})",
+                f"the server may only use: {', '.join(known)} ({NAMESPACES})",
             )
 
     def submit(self, order: Order) -> str:
-        """First the Secret, then the Job, which takes it over: a second time finds the first."""
+        """Create the Secret, then the Job, which becomes its owner. Existing ones are reused."""
         options = order.options
         assert isinstance(options, KubernetesOptions)
         namespace = options.namespace or namespaces()[0]
         image = _image(options)
-        if namespace not in namespaces():  # the web process let it pass, with other variables
-            raise EngineRefusedError(f"{NAMESPACES} of the worker does not have {namespace}")
+        # The web process has checked the namespace, but may have other environment variables.
+        if namespace not in namespaces():
+            raise EngineRefusedError(f"{NAMESPACES} of the worker does not list {namespace}")
         if not image:
             raise EngineRefusedError(f"the worker has no {IMAGE}, and the run names no image")
         name = manifests.name_of(order)
@@ -89,9 +90,10 @@ class Kubernetes(Engine):
         return f"{namespace}/{name}"
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Two lists of each namespace: its Jobs, and their pods, which say why they wait.
+        """List Jobs and their pods in each namespace.
 
-        Where a Job lacks pods, a third one of events says why: it was refused them.
+        If a Job has fewer pods than requested, events are listed, too, because they give the
+        reason.
         """
         known: list[Job] = []
         try:
@@ -107,7 +109,7 @@ class Kubernetes(Engine):
         return known
 
     def stop(self, refs: Sequence[str]) -> None:
-        """The pods get SIGTERM, and SIGKILL after 30 s; the Job goes after them."""
+        """Delete Jobs. Their pods get SIGTERM, and SIGKILL after 30 s."""
         if not refs:
             return
         with Api() as api:
@@ -118,24 +120,26 @@ class Kubernetes(Engine):
                 api.call("DELETE", _secrets(namespace, name), unless=[_MISSING])
 
     def cordon(self, host: str, reason: str | None) -> None:
-        """Marks a machine as unschedulable; see `cordon_as`."""
+        """Mark a machine as unschedulable; see `cordon_as`."""
         self.cordon_as("", host, reason)
 
     def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
-        """Marks a machine as unschedulable, with reason and control plane as annotations.
+        """Mark a machine as unschedulable, with reason and control plane as annotations.
 
-        A cordon of somebody else stays as it is: of another control plane, and of whoever set it
-        after ours was lifted by hand, which leaves the annotations.
+        Cordons of other control planes and of other users are not changed. A cordon also counts as
+        another user's if it was set after Paceline's was lifted by hand, although that leaves
+        Paceline's annotations.
 
         Raises:
             EngineAwayError: the API server does not answer.
             EngineRefusedError: there is no such machine, or the server may not cordon machines.
         """
         if not _HOST.fullmatch(host):
-            raise EngineRefusedError(f"{host!r} is no name of a machine")
+            raise EngineRefusedError(f"{host!r} is not a valid machine name")
         with Api() as api:
             node = api.call("GET", _node(host), unless=[_MISSING] if reason is None else [])
-            if node is None:  # it is gone, and its cordon with it
+            # The machine no longer exists, and neither does its cordon.
+            if node is None:
                 return
             change = cordons.change(node, plane, reason)
             if change is not None:
@@ -144,7 +148,7 @@ class Kubernetes(Engine):
 
 
 def namespaces() -> list[str]:
-    """Where the server may have Jobs; the first is the default.
+    """Return the namespaces in which the server may create Jobs; the first is the default.
 
     Raises:
         EngineAwayError: the kubeconfig cannot be read.
@@ -165,7 +169,7 @@ def _image(options: KubernetesOptions) -> str:
 
 
 def _write_secret(api: Api, namespace: str, order: Order) -> None:
-    """Makes the Secret, or makes it anew: a worker was killed before the Job was there."""
+    # The Secret can exist already, if a worker was killed before it created the Job.
     body = manifests.secret(order)
     if api.call("POST", _secrets(namespace), body, unless=[_CONFLICT]) is None:
         change: dict[str, Any] = {"stringData": body["stringData"]}
@@ -173,19 +177,19 @@ def _write_secret(api: Api, namespace: str, order: Order) -> None:
 
 
 def _make_job(api: Api, namespace: str, order: Order, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The Job as the API server has it, now or since an earlier time."""
+    """Create the Job, or return the existing one with the same label."""
     job: Mapping[str, Any] | None = api.call("POST", _jobs(namespace), body, unless=[_CONFLICT])
     if job is None:
         name = manifests.name_of(order)
         job = api.call("GET", _jobs(namespace, name))
         assert job is not None
         if job["metadata"].get("labels", {}).get(manifests.LABEL) != order.label:
-            raise EngineRefusedError(f"there is a Job {name} already, which is not ours")
+            raise EngineRefusedError(f"a Job {name} exists already, and is not Paceline's")
     return job
 
 
 def _refusals(api: Api, namespace: str) -> Sequence[Mapping[str, Any]]:
-    """What kept Jobs from having pods; nothing if the server may not list events."""
+    """Return events about pods that could not be created; none if events may not be listed."""
     listed = api.call("GET", _events(namespace), params=_NO_PODS, unless=[_FORBIDDEN])
     items: list[Mapping[str, Any]] = [] if listed is None else listed["items"]
     return items

@@ -1,4 +1,4 @@
-"""What the API server's lists of Jobs and pods mean. Pure."""
+"""Interpretation of the API server's lists of Jobs, pods and events. All functions are pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ def jobs(
     pods: Sequence[Mapping[str, Any]],
     events: Sequence[Mapping[str, Any]] = (),
 ) -> list[Job]:
-    """The Jobs whose label begins like this.
+    """Return the Jobs whose label starts with `prefix`.
 
-    Args:
-        prefix: of the label.
-        listed: Jobs that have a label.
-        pods: those of these Jobs.
-        events: why Jobs did not get their pods.
+    `listed` are Jobs with a label, `pods` their pods, and `events` give reasons why pods could not
+    be created.
     """
     refusals = _refusals(events)
     return [_job(job, own, refusals) for job, own in _with_pods(prefix, listed, pods)]
@@ -33,7 +30,7 @@ def jobs(
 def lack_pods(
     prefix: str, listed: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether one of these Jobs has fewer pods than it wants, so that events may say why."""
+    """Return True if a Job has fewer pods than requested, so that events may give the reason."""
     return any(
         len(_present(own)) < _parallelism(job) and not {*_ENDED, "Suspended"} & _true(job).keys()
         for job, own in _with_pods(prefix, listed, pods)
@@ -55,7 +52,8 @@ def _with_pods(
 def _job(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusals: Mapping[str, str]
 ) -> Job:
-    """A Job runs once all of its pods have begun: a node alone would wait, and then fail."""
+    # A Job counts as running once all of its pods have started: a single node would wait for the
+    # others, and then fail.
     meta = job["metadata"]
     label, ref = str(meta["labels"][LABEL]), f"{meta['namespace']}/{meta['name']}"
     present = _present(pods)
@@ -70,7 +68,7 @@ def _job(
     if ended is not None:
         return Job(label, ref, "ended", _end(ended, pods))
     if ends and not waiting:
-        return Job(label, ref, "ended", "it is deleted", cancelled=True)
+        return Job(label, ref, "ended", "it was deleted", cancelled=True)
     refusal = refusals.get(str(meta.get("uid")), "") if lacks else ""
     why = _why(conditions, waiting, refusal)
     some = f"{len(running)} of {_parallelism(job)} pods run; " if running else ""
@@ -82,12 +80,12 @@ def _parallelism(job: Mapping[str, Any]) -> int:
 
 
 def _present(pods: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The pods that are there or have done their work: others come in place of failed ones."""
+    # Kubernetes replaces failed pods, so they do not count.
     return [pod for pod in pods if pod["status"].get("phase") != "Failed"]
 
 
 def _waits(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod waits for something, also to start a container that has failed once more."""
+    # A pod in phase Running can wait, too: to restart a container that has failed.
     status = pod["status"]
     waiting = (each.get("state", {}).get("waiting") for each in _containers(pod))
     return status.get("phase") == "Pending" or (status.get("phase") == "Running" and any(waiting))
@@ -98,13 +96,13 @@ def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _refusals(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What was last said about Jobs that did not get a pod, by the Job's uid."""
+    """Return the newest reason why a Job did not get a pod, by the Job's uid."""
     in_order = sorted(events, key=lambda event: event.get("lastTimestamp") or "")
     return {event["involvedObject"].get("uid"): _words(event) for event in in_order}
 
 
 def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions that are met, by type."""
+    """Return the conditions that are met, by type."""
     return {
         condition["type"]: condition
         for condition in object_.get("status", {}).get("conditions") or ()
@@ -113,17 +111,14 @@ def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _why(conditions: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusal: str) -> str:
-    """Why pods of a Job do not run, in the words of Kubernetes.
+    """Return the reason why pods of a Job do not run, in Kubernetes' words.
 
-    Args:
-        conditions: of the Job, that are met.
-        pods: those that wait.
-        refusal: why there are fewer than the Job wants; empty: that is not known.
+    `refusal` is the reason why the Job has fewer pods than requested, or empty if unknown.
     """
     if "Suspended" in conditions:
         return _words(conditions["Suspended"])
     reasons = [reason for pod in pods for reason in _reasons(pod)]
-    unknown = "its pods start" if pods else "it has no pod yet"
+    unknown = "its pods are starting" if pods else "it has no pod yet"
     return next(filter(None, [*reasons, refusal]), unknown)
 
 
@@ -138,14 +133,16 @@ def _reasons(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _end(condition: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
-    """How a Job ended. Its pods end well also when their processes were killed."""
+    # Pods whose processes were killed also end successfully (see `manifests._script`), so take the
+    # reason from their containers' last states.
     killed = next((words for pod in pods for words in _killed(pod)), "")
     return "; ".join(filter(None, (str(condition["type"]), _words(condition), killed)))
 
 
 def _killed(pod: Mapping[str, Any]) -> Iterator[str]:
     name = pod["metadata"]["name"]
-    if pod["status"].get("phase") == "Failed":  # such as evicted
+    # The pod was evicted, for example.
+    if pod["status"].get("phase") == "Failed":
         yield f"pod {name}: {_words(pod['status'])}"
     for container in _containers(pod):
         last = container.get("lastState", {}).get("terminated")

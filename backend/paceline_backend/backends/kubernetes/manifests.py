@@ -1,4 +1,7 @@
-"""What a run's Job and its Secret look like: fields that Kubernetes has had since 1.20. Pure."""
+"""Manifests of a run's Job and Secret, with fields that Kubernetes 1.20 and later have.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from typing import Any
 from paceline_backend.backends.engine import Order
 from paceline_backend.backends.kubernetes.options import KubernetesOptions
 
-LABEL = "paceline-label"  # what the control plane calls the job
+# Kubernetes label with the label of the `Order`.
+LABEL = "paceline-label"
 RUN = "paceline-run"
-STATE = "/paceline"  # lasts as long as the pod
+# Directory that survives restarts of the container, but not the pod.
+STATE = "/paceline"
 GRACE_S = 30
-# Restarts of containers count towards it, and a Job that exceeds it ends all of its pods.
+# Very high, because restarts of containers count, and a Job that exceeds it ends all of its pods.
 _BACKOFF = 1_000_000
-_KEPT_S = 86_400  # an ended Job
+# Lifetime of an ended Job.
+_KEPT_S = 86_400
 _TOKEN = "token"
 
 
 def name_of(order: Order) -> str:
-    """The Job's name: the label without the control plane, so the same label has no other name."""
+    """Return the Job's name, which is derived from the label without the control plane's id."""
     kind, _, rest = order.label.split(".", 2)
     return f"{kind}-{rest.replace('.', '-')}".lower()
 
 
 def secret(order: Order) -> dict[str, Any]:
-    """What only the pods and those who may read the namespace's Secrets see."""
+    """Return the Secret with the token of the job's nodes."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -36,14 +42,14 @@ def secret(order: Order) -> dict[str, Any]:
 
 
 def owned_by(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A patch of something that goes when the Job goes."""
+    """Return a patch for an object that Kubernetes must delete together with the Job."""
     meta = job["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {"metadata": {"ownerReferences": [owner]}}
 
 
 def job(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]:
-    """The Job, in work-queue mode: it ends when all of its pods have ended."""
+    """Return the Job, in work-queue mode: it ends when all of its pods have ended."""
     labels = {**options.labels, **_labels(order)}
     return {
         "apiVersion": "batch/v1",
@@ -64,10 +70,11 @@ def _labels(order: Order) -> dict[str, str]:
 
 def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        # The container that is started again ends at once: see `_script`.
+        # A restarted container ends at once: see `_script`.
         "restartPolicy": "OnFailure",
         "terminationGracePeriodSeconds": GRACE_S,
-        "enableServiceLinks": False,  # a service "paceline" would set variables of ours
+        # A service named "paceline" would set variables that start with PACELINE_.
+        "enableServiceLinks": False,
         "containers": [_container(order, options, image)],
         "volumes": [
             {"name": "state", "emptyDir": {}},
@@ -92,7 +99,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
 
 
 def _away_from(machines: Sequence[str]) -> dict[str, Any]:
-    """Not on these machines; a requirement on the name takes one of them."""
+    # A requirement on the name accepts only one value, so each machine needs its own.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in machines]
     required = {"nodeSelectorTerms": [{"matchFields": fields}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -100,7 +107,7 @@ def _away_from(machines: Sequence[str]) -> dict[str, Any]:
 
 
 def _apart(order: Order) -> dict[str, Any]:
-    """Each of a run's pods is on another machine, also pods of different jobs."""
+    # Each pod of a run must be on another machine, including pods of different jobs of the run.
     term = {
         "labelSelector": {"matchLabels": {RUN: order.run}},
         "topologyKey": "kubernetes.io/hostname",
@@ -131,7 +138,8 @@ def _container(order: Order, options: KubernetesOptions, image: str) -> dict[str
         "resources": {"requests": amounts | limits, "limits": limits},
         "volumeMounts": [
             {"name": "state", "mountPath": STATE},
-            {"name": "shm", "mountPath": "/dev/shm"},  # data loading processes use it
+            # Data loading processes use shared memory.
+            {"name": "shm", "mountPath": "/dev/shm"},
             *(
                 {"name": f"claim-{i}", "mountPath": path}
                 for i, path in enumerate(options.volumes.values())
@@ -141,16 +149,17 @@ def _container(order: Order, options: KubernetesOptions, image: str) -> dict[str
 
 
 def _script(order: Order, options: KubernetesOptions) -> str:
-    """What a pod's container runs.
+    """Return the script of a pod's container.
 
-    A pod that fails would be replaced, or the Job would end the others. So a container whose
-    processes were killed is started again, and ends well: then Kubernetes starts no further pod.
+    If a pod failed, Kubernetes would replace it, or the Job would end the other pods. So a
+    container whose processes were killed is restarted, and then ends with exit code 0, after which
+    Kubernetes starts no more pods.
 
-    The first process of a container does not die of a signal that it has no handler for, and a
-    shell heeds its handler only once the command that it runs has ended. So the first process only
-    waits, and hands SIGTERM on to the one with the setup, which becomes the node.
+    The first process of a container ignores signals without a handler, and a shell runs its handler
+    only after the current command has ended. So the first process only waits, and forwards SIGTERM
+    to the process with the setup, which becomes the node.
     """
-    again = "its container was started before: the log is that of kubectl logs --previous"
+    again = "its container was started before: for its log, use kubectl logs --previous"
     node = f'exec {options.paceline} node --run {order.run} --slot "$POD_NAME" --host "$NODE_NAME"'
     lines = [options.setup, node]
     return f"""\

@@ -1,4 +1,4 @@
-"""What a run may ask of Kubernetes."""
+"""Options of runs on Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Toleration = dict[Word, Word | int]
 
 
 class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of Kubernetes; what is left out, the cluster decides."""
+    """Options of a run on Kubernetes. The cluster's defaults apply to missing options."""
 
     namespace: (
-        Annotated[Word, Meta(description="one that the server may use; default: its first")] | None
+        Annotated[Word, Meta(description="a namespace that the server may use; default: its first")]
+        | None
     ) = None
     image: (
         Annotated[Word, Meta(description="of the pods; default: PACELINE_KUBERNETES_IMAGE")] | None
@@ -26,7 +27,7 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
     ) = None
     gpus_per_node: Annotated[int, Meta(ge=0, le=1000, description="of `gpu_resource`")] = 0
-    gpu_resource: Annotated[Word, Meta(description="what the cluster calls a GPU")] = (
+    gpu_resource: Annotated[Word, Meta(description="the cluster's resource name of a GPU")] = (
         "nvidia.com/gpu"
     )
     memory: Annotated[Word, Meta(description="of a node, such as 64Gi")] | None = None
@@ -34,7 +35,8 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         dict[Word, Word], Meta(description="labels of the machines", max_length=100)
     ] = msgspec.field(default_factory=dict)
     tolerations: Annotated[
-        list[Toleration], Meta(description="taints that the pods bear, as in a pod", max_length=100)
+        list[Toleration],
+        Meta(description="the pods' tolerations, as in a pod spec", max_length=100),
     ] = msgspec.field(default_factory=list)
     labels: Annotated[
         dict[Word, Word], Meta(description="further labels of Job and pods", max_length=100)
@@ -49,11 +51,13 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
     image_pull_secrets: Annotated[
         list[Word], Meta(description="Secrets for the image's registry", max_length=100)
     ] = msgspec.field(default_factory=list)
-    host_network: Annotated[bool, Meta(description="the machines' network, as for NCCL")] = False
+    host_network: Annotated[
+        bool, Meta(description="use the machines' network, such as for NCCL")
+    ] = False
     setup: Annotated[
         str,
         Meta(
-            description="lines of sh in each pod before its node starts",
+            description="shell commands in each pod before its node starts",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),

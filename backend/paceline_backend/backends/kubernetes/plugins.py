@@ -1,4 +1,4 @@
-"""Commands that a kubeconfig names, which print credentials (``client.authentication.k8s.io``)."""
+"""Credential plugins of a kubeconfig: commands that follow ``client.authentication.k8s.io``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ import msgspec
 from paceline.node.processes import die_with_parent
 
 _TIMEOUT_S = 20.0
-_EARLY_S = 60.0  # before its end, a credential is asked for anew
+# A credential is renewed this long before it expires.
+_EARLY_S = 60.0
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """Of the command's environment."""
+    """Variable of the command's environment."""
 
     name: str
     value: str
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """`users[].user.exec` of a kubeconfig."""
+    """Entry `users[].user.exec` of a kubeconfig."""
 
     command: str
     api_version: str
@@ -35,7 +36,7 @@ class Plugin(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """What a command printed."""
+    """Credential that a command printed."""
 
     token: str = ""
     certificate: str = msgspec.field(default="", name="clientCertificateData")
@@ -51,14 +52,14 @@ asked: dict[tuple[bytes, Path], Credential] = {}
 
 
 def ask(plugin: Plugin, folder: Path) -> Credential:
-    """What a command says, or said if that still counts.
+    """Return the credential of a plugin, from the cache if it has not expired.
 
     Args:
         plugin: the command.
-        folder: of the kubeconfig: a relative path begins there.
+        folder: folder of the kubeconfig, to which paths are relative.
 
     Raises:
-        OSError, ValueError: it does not work.
+        OSError, ValueError: the command failed.
     """
     key = (msgspec.json.encode(plugin), folder)
     credential = asked.get(key)
@@ -89,10 +90,10 @@ def _run(plugin: Plugin, folder: Path) -> Credential:
             preexec_fn=die_with_parent,
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{command} had no answer within {_TIMEOUT_S:g} s") from None
+        raise ValueError(f"{command} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())[:500]
-        raise ValueError(f"{command} ended with {done.returncode}: {said}")
+        raise ValueError(f"{command} exited with {done.returncode}: {said}")
     try:
         return msgspec.json.decode(done.stdout, type=_Answer).status
     except msgspec.ValidationError as error:

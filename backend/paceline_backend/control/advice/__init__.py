@@ -1,5 +1,5 @@
-"""What a worker makes of the runs that it plans: advice on their policies, and what switches did.
+"""Advice on the policies of runs, and the measured effects of switches.
 
 - `advisor`: forecasts and decides for runs whose `auto` is on.
-- `effects`: keeps the effect of each switch.
+- `effects`: stores the effect of each switch.
 """

@@ -1,4 +1,8 @@
-"""`auto`: forecasts what other policies would take, and switches where that is allowed."""
+"""`auto`: forecasts the step times of other policies, and switches if the run allows it.
+
+The worker calls `Advisor.scan` about every second. Forecasts run in the child process of a
+`Forecaster`, and `insight.whatif.auto` decides by them. Decisions are stored with their forecasts.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +36,24 @@ from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0  # the first and the longest pause between two looks at a run
+# First and longest pause between two checks of a run.
+FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25
 
 
 @dataclass(frozen=True)
 class NextLook:
-    """When `auto` looks at a run next.
+    """Schedule of the next check of a run.
 
     Args:
-        attempt: the run's.
-        step: the first step at which it is due.
-        at: the earliest time, in s of a monotonic clock.
-        pause_s: how long the look after it is put off, in s.
-        option: label of the only option to forecast, to see whether a promise holds; None: all.
-        relaxed: whether presets that change the training may be chosen.
+        attempt: the run's current attempt.
+        step: the first step at which the check is due.
+        at: the earliest time, in seconds of a monotonic clock.
+        pause_s: delay in seconds between this check and the one after it.
+        option: label of the only option to forecast, when checking whether an earlier forecast
+            holds. None means all options.
+        relaxed: the run allows presets that change the training.
     """
 
     attempt: int | None
@@ -59,17 +65,17 @@ class NextLook:
 
     @property
     def presets(self) -> list[str] | None:
-        """What to forecast; None: all. Harm is told by what `PLAIN` takes."""
+        """Presets to forecast; None means all. `PLAIN` is the baseline that shows harm."""
         return None if self.option is None else [self.option, PLAIN]
 
     def after(self, made: Forecast | None, step: int, now: float, longest_s: float) -> NextLook:
-        """The look after this one.
+        """Return the schedule of the check after this one.
 
         Args:
-            made: this look's forecast, with its decision; None: there is none.
-            step: the run's newest step at this look.
-            now: when this look ended.
-            longest_s: the longest pause.
+            made: forecast of this check, with its decision, or None if there is none.
+            step: the run's newest step at this check.
+            now: end of this check, in seconds of a monotonic clock.
+            longest_s: longest pause, in seconds.
         """
         decision = None if made is None else made.decision
         switched = decision is not None and decision.decided in ("switch", "back")
@@ -77,40 +83,40 @@ class NextLook:
         soon = replace(
             self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
         )
-        if made is None or decision is None:  # for want of steps, say
+        # No forecast was possible, for example because there are too few steps.
+        if made is None or decision is None:
             return soon
         if self.option is not None and decision.decided in ("stay", "wait"):
-            return soon  # the promise is broken: look at all options
+            # The earlier forecast does not hold, so check all options.
+            return soon
         assert made.step is not None
         if decision.decided == "wait" and decision.policy is not None:
             promise = made.of(decision.policy, decision.parameters)
             assert promise is not None
             return replace(soon, step=made.step + steps_to_hold(promise), option=promise.label)
-        # Of twice as many steps a forecast says more.
+        # A forecast from twice as many steps is more certain.
         steps = AUTO_STEPS if switched else min(AUTO_STEPS, max(FIRST_STEP, made.steps))
         return replace(soon, step=made.step + steps)
 
 
 class Advisor:
-    """Looks at runs whose `auto` is on: at the step `FIRST_STEP`, and then every `AUTO_STEPS`.
+    """Advisor of runs whose `auto` is on, at step `FIRST_STEP` and then every `AUTO_STEPS` steps.
 
-    Where a forecast rests on fewer steps than that, as at a run's begin and after a change of
-    speed, the next one follows once there are twice as many.
+    If a forecast has fewer steps than that, as at a run's start and after a change of speed, the
+    next forecast follows once there are twice as many.
 
-    A promise is looked at again as soon as it must have held (`steps_to_hold`), without the other
-    options, which takes a tenth to a fifth of the time.
+    A promising forecast is checked again as soon as it must have held for long enough
+    (`steps_to_hold`). That check leaves out the other options, which takes a tenth to a fifth of
+    the time.
 
-    A forecast takes seconds of a core, whatever a step takes. So each look doubles the pause before
-    the next one, up to `pause_s`, until `auto` switches: what that brought is looked at soon.
+    A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
+    pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
+    short again, so that its effect is checked soon.
 
-    The advisor keeps nothing of its own but when it looks next: decisions are stored with their
-    forecasts.
+    The advisor keeps no state except the schedule of the next checks.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: this worker; runs that another one plans are that one's.
-        pause_s: the longest pause before a run's next look.
+        pause_s: longest pause before a run's next check, in seconds.
     """
 
     def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
@@ -118,15 +124,11 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        self._next: dict[int, NextLook] = {}  # by run
+        # By key of the run.
+        self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Look at all runs whose turn it is; return whether `auto` is on in any.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-            redis.RedisError: the bus is away.
-        """
+        """Check all runs that are due, and return True if `auto` is on in any run."""
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -138,7 +140,7 @@ class Advisor:
             if look is None or (look.attempt, look.relaxed) != (run.attempt, run.relaxed):
                 look = NextLook(run.attempt, run.relaxed)
             if step >= look.step and (now := time.monotonic()) >= look.at:
-                # Kept before the look: one that fails must not hold up the looks at other runs.
+                # Reschedule before the check, so that a check that fails cannot block other runs.
                 self._next[run.key] = look.after(None, step, now, self._pause_s)
                 made = self._advise(run, look, forecaster, stop)
                 self._next[run.key] = look.after(made, step, time.monotonic(), self._pause_s)
@@ -149,13 +151,14 @@ class Advisor:
     def _advise(
         self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        """A forecast, and what was decided after it; None: there is no decision."""
+        """Return a forecast with its decision, or None if there is no decision."""
         try:
             return self._look(run, look, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):
             raise
-        except Exception:  # advice is not worth a worker, which plans runs
-            logger.exception("run %s: no advice", run.id)
+        # A failed forecast must not end the worker, which also plans runs.
+        except Exception:
+            logger.exception("run %s: the policy forecast failed", run.id)
             return None
 
     def _look(
@@ -177,7 +180,8 @@ class Advisor:
             bodies = forecasts.bodies(connection, run.key)
         earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
-            return None  # switched meanwhile
+            # The policy was switched during the forecast.
+            return None
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
         made = replace(made, decision=decision)
@@ -190,7 +194,7 @@ class Advisor:
         return made
 
     def _switch(self, run: AdvisedRun, decision: Decision, body: dict[str, Any]) -> None:
-        """Switches and keeps the forecast, unless somebody has changed policy or mind since."""
+        """Switch and store the forecast, unless an operator has changed policy or `auto` since."""
         assert decision.policy is not None
 
         def unless(connection: Connection) -> bool:
@@ -209,5 +213,6 @@ class Advisor:
 def _start(forecaster: Forecaster) -> None:
     try:
         forecaster.start()
-    except Exception:  # the first forecast tries again, and then the error is logged
-        logger.debug("the child that forecasts cannot be started", exc_info=True)
+    # The first forecast tries to start the child again, and logs the error.
+    except Exception:
+        logger.debug("the forecast process cannot be started", exc_info=True)

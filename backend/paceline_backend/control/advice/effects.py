@@ -1,4 +1,8 @@
-"""Keeps what switches changed, once it is known, and at the run's end."""
+"""Measurement of the effects of policy switches.
+
+The worker calls `Effects.look` every few seconds. It stores the effect of each switch once enough
+steps have followed, or at the run's end.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +17,28 @@ from paceline_backend.store.outcomes.effects import Due
 
 log = logging.getLogger(__name__)
 
-LOOK_STEPS = 20  # between two looks at an active run, at least
+# Minimum number of steps between two checks of an active run.
+LOOK_STEPS = 20
 
-_MOST_ENDED = 20  # ended runs in one look, as after an upgrade of a database with many
+# Maximum number of ended runs per round. There can be many after an upgrade of the database.
+_MOST_ENDED = 20
 
 
 class Effects:
-    """Looks at runs whose switches have no final effect yet. For one thread.
+    """Updater of the effects of switches that are not final yet. Not thread-safe.
 
-    A look reads at most 400 steps of a switch, in one short transaction. Plans, ingest and other
-    parts do not wait for it.
-
-    Args:
-        store: the database.
-        owner: this worker; runs that another one plans are that one's.
+    A check reads at most 400 steps of a switch in one short transaction, so it does not block
+    planning or ingest.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
         self._owner = owner
-        self._looked: dict[int, int] = {}  # active run → its newest step at the last look
+        # By active run: its newest step at the last check.
+        self._looked: dict[int, int] = {}
 
     def look(self, stop: threading.Event) -> None:
-        """Keeps the effects of all runs that are due.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Store the effects in all runs that are due."""
         with self._store.read() as connection:
             due = kept.due(connection, self._owner, _MOST_ENDED)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in due}
@@ -48,7 +47,7 @@ class Effects:
         for run in due:
             if stop.is_set():
                 return
-            # Fewer steps than before: another attempt.
+            # Fewer steps than before mean that a new attempt has started.
             before, step = self._looked.get(run.key, -LOOK_STEPS), newest[run.key]
             if run.ended or not before <= step < before + LOOK_STEPS:
                 if not run.ended:
@@ -60,5 +59,6 @@ class Effects:
             effects.note(self._store, run.key, ended=run.ended)
         except StoreError:
             raise
-        except Exception:  # an effect is not worth a worker, which plans runs
-            log.exception("run %s: no effects", run.id)
+        # A failure here must not end the worker, which also plans runs.
+        except Exception:
+            log.exception("run %s: measuring the effects of changes failed", run.id)

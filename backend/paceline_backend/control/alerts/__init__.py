@@ -1,1 +1,1 @@
-"""Alerts: `watch` raises and resolves them, `sender` tells webhooks."""
+"""Alerts: `watch` raises and resolves them, `sender` delivers them to webhooks."""

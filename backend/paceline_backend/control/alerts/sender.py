@@ -1,4 +1,4 @@
-"""Tells webhooks of alerts. Any worker may: a delivery is claimed before it is sent."""
+"""Delivery of alerts to webhooks. Any worker may send, because it claims a delivery first."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from paceline_backend.store.alerts.deliveries import DueDelivery
 
 log = logging.getLogger(__name__)
 
-CLAIM_S = 60.0  # longer than a delivery takes
-MOST_TRIES = 12  # over about five hours
-FIRST_S = 10.0  # until the second try; doubled from try to try,
-LONGEST_S = 3_600.0  # up to this
+# Longer than a delivery takes.
+CLAIM_S = 60.0
+# All tries together take about five hours.
+MOST_TRIES = 12
+# The pause between two tries doubles from `FIRST_S` up to `LONGEST_S`.
+FIRST_S = 10.0
+LONGEST_S = 3_600.0
 
 
 class Sender:
-    """Sends what is due, and tries again later what was not taken. For one thread.
+    """Sender of due deliveries, which retries failed ones later. Not thread-safe.
 
-    A worker that dies between sending and noting it leaves the delivery to another one, which
-    sends it again with the same `webhook-id`.
+    If a worker dies after sending a delivery and before recording that, another worker sends it
+    again with the same `webhook-id`.
 
     Args:
-        store: the database.
-        allowed: where webhooks may be.
+        allowed: origins that webhooks may have.
     """
 
     def __init__(self, store: Store, allowed: Origins) -> None:
@@ -36,11 +38,7 @@ class Sender:
         self._allowed = allowed
 
     def send(self, stop: threading.Event) -> int:
-        """Sends what is due now; how many deliveries were tried.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Send all due deliveries, and return the number of tries."""
         tried = 0
         while not stop.is_set():
             with self._store.write() as connection:
@@ -57,19 +55,20 @@ class Sender:
         name = webhooks.delivery_id(delivery.key)
         try:
             sent = webhooks.post(delivery.url, delivery.body, name, key, self._allowed)
-        except Exception as error:  # the other deliveries are still sent
+        # One failure must not block the other deliveries.
+        except Exception as error:
             log.exception("webhook %s: delivery %s failed", delivery.webhook, name)
             sent = webhooks.Sent(None, f"the request failed: {type(error).__name__}")
         again_s = None if sent.error is None else back_off(delivery.tries + 1)
         if sent.error is not None:
-            end = "it is given up" if again_s is None else f"the next try is in {again_s:.0f} s"
-            log.warning("webhook %s was not told: %s; %s", delivery.webhook, sent.error, end)
+            end = "no more retries" if again_s is None else f"next retry in {again_s:.0f} s"
+            log.warning("webhook %s: delivery failed: %s; %s", delivery.webhook, sent.error, end)
         with self._store.write() as connection:
             deliveries.note(connection, delivery.key, sent.status, sent.error, again_s)
 
 
 def back_off(tries: int) -> float | None:
-    """Seconds until the next try after so many; None: there is none."""
+    """Return the seconds until the next try after `tries` tries, or None if there is no other."""
     if tries >= MOST_TRIES:
         return None
     return float(min(FIRST_S * 2 ** (tries - 1), LONGEST_S))

@@ -1,4 +1,7 @@
-"""Raises alerts and resolves them, for all workers: one holds the duty."""
+"""Raising and resolving of alerts by rules.
+
+Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the duty acts.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,19 @@ from paceline_backend.store.database import now
 log = logging.getLogger(__name__)
 
 DUTY = "alerts"
-HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
-KEEP_S = 90 * 86_400.0  # resolved alerts are forgotten after so long
+# A worker that has not acted for this long loses the duty.
+HOLD_S = 30.0
+# Retention of resolved alerts.
+KEEP_S = 90 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
 
 
 class AlertWatch:
-    """Looks at what the rules look at, and changes the alerts accordingly. For one thread.
+    """Evaluator of the alert rules, which updates the alerts. Not thread-safe.
 
-    An alert and what webhooks are to be told of it are written in one transaction, in which this
-    worker holds the duty. So nothing is raised or told twice.
-
-    Args:
-        store: the database.
-        owner: this worker.
+    An alert and its webhook deliveries are written in one transaction, in which this worker holds
+    the duty. So no alert is raised or sent twice.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -45,13 +46,10 @@ class AlertWatch:
         duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, at: float | None = None) -> bool:
-        """Looks at all runs once; False: another worker does.
+        """Evaluate all rules once; return False if another worker holds the duty.
 
         Args:
-            at: the look's Unix time; None: now, by the database's clock.
-
-        Raises:
-            StoreError: the database did not answer.
+            at: Unix time of the evaluation. None means now, by the database's clock.
         """
         with self._store.write() as connection:
             if not duties.hold(connection, DUTY, self._owner, HOLD_S):
@@ -81,7 +79,6 @@ def _apply(
     running: set[str],
     at: float,
 ) -> None:
-    """Changes the alerts by what a look saw."""
     present = {(row["rule"], row["run"]): row for row in rows.unresolved(connection)}
     seen = {(condition.rule, condition.run): condition for condition in conditions}
     for subject, condition in seen.items():
@@ -93,7 +90,7 @@ def _apply(
         if rule is None or not rule.enabled:
             _end(connection, row, at, "The rule is disabled.")
         elif run and run not in running:
-            _end(connection, row, at, "The run does not train any more.")
+            _end(connection, row, at, "The run is no longer training.")
 
 
 def _change(
@@ -127,7 +124,7 @@ def _change(
 
 
 def _end(connection: Connection, row: dict[str, Any], at: float, why: str) -> None:
-    """Resolves an alert whose condition can no longer be looked at."""
+    """Resolve an alert whose condition can no longer be evaluated."""
     if row["raised_at"] is None:
         rows.remove(connection, row["key"])
         return

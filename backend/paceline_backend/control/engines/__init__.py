@@ -1,7 +1,7 @@
-"""What the worker does about jobs of engines.
+"""Management of runs' jobs on engines (Slurm, Ray, Kubernetes) by the worker.
 
-- `engines`: compares all runs on engines with the engines' jobs, again and again;
-- `attending`: does what a single run needs;
-- `engine_jobs`: what the jobs of a run say;
-- `claims`: which worker acts for which runs.
+- `engines`: reconciles all runs on engines with the engines' jobs.
+- `attending`: submits, stops and judges the jobs of a single run.
+- `engine_jobs`: derives a run's state from its jobs.
+- `claims`: ensures that only one worker acts for a run.
 """

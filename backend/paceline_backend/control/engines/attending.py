@@ -1,4 +1,8 @@
-"""Does what single runs on engines need: submits jobs, stops them, and says how they end."""
+"""Reconciliation of a single run with its engine: submits jobs, stops them, and ends the run.
+
+`Engines` calls `Attendant.attend` for each run after it has listed the engine's jobs. A *part* is
+one of a run's jobs: part "0" starts the run, and the others bring nodes that join later.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +25,16 @@ from paceline_backend.store.nodes.engine_runs import Leftover
 
 log = logging.getLogger(__name__)
 
-_SETTLE_S = 5.0  # what the nodes of an ended job reported may still be on its way
-_DELIVER_S = 20.0  # nodes of an ended run have so long to go by themselves
+# Reports from the nodes of an ended job may take this long to arrive.
+_SETTLE_S = 5.0
+# Time for the nodes of an ended run to leave on their own.
+_DELIVER_S = 20.0
 
 
 class Attendant:
-    """Looks after runs as an engine has just shown their jobs. For one thread.
+    """Reconciler of single runs with the jobs that their engine has just listed. Not thread-safe.
 
-    Args:
-        store: the database.
-        claims: of this worker.
-        pause_s: between two looks at an engine.
-        clock: monotonic time in seconds.
+    `pause_s` is the interval in seconds at which an engine is queried.
     """
 
     def __init__(
@@ -42,26 +44,27 @@ class Attendant:
         self._claims = claims
         self._listened = ListeningClock(pause_s, clock)
         self._plane_id = ""
-        # Since when a run's jobs have ended, or the run has; what it had said by then.
+        # By run: time since which its jobs or the run itself have ended, and the time of the run's
+        # last message by then.
         self._since: dict[str, tuple[float, object]] = {}
-        # Of runs that this worker saw going on, and whose jobs it has not stopped since: the parts
-        # whose jobs were the last that the engine had.
+        # By run that this worker has seen active, and whose jobs it has not stopped since: the
+        # parts whose jobs the engine listed last.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forgets runs that nobody has to look after any more; called at each look."""
+        """Forget runs that need no more attention. Must be called in every round."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
 
     @property
     def plane(self) -> str:
-        """The control plane's id."""
+        """ID of the control plane."""
         self._plane_id = self._plane_id or meta.control_id(self._store)
         return self._plane_id
 
     def claim(self, own: Sequence[EngineRun], left: Sequence[Leftover]) -> None:
-        """Claims runs with jobs to submit, and those that may have none any more."""
+        """Claim runs with jobs to submit, and runs that may have no jobs left."""
         keys = {run.id: run.key for run in own if run.final or None in run.jobs.values()}
         keys |= {each.run: each.key for each in left if each.key is not None}
         self._claims.take(keys)
@@ -69,10 +72,10 @@ class Attendant:
     def attend(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Does what a run needs.
+        """Reconcile one run with the jobs that the engine has for it.
 
         Raises:
-            EngineAwayError: the engine does not answer any more.
+            EngineAwayError: the engine does not answer.
         """
         if run.final:
             self._finish(client, engine, run, known)
@@ -81,12 +84,13 @@ class Attendant:
         left = [part for part, job in by_part.items() if job.state != "ended"]
         self._last[run.id] = left or self._last.get(run.id, ())
         kept = {job.ref for job in by_part.values()}
-        # Of an earlier launch, withdrawn, or submitted twice.
+        # Surplus jobs are from an earlier launch, were withdrawn, or were submitted twice.
         surplus = [job.ref for job in known if job.state != "ended" and job.ref not in kept]
         if surplus and self._mine(run):
             log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
             engine.stop(surplus)
-        if new := seen_to_begin(run, by_part):  # first: nodes that are there wait for no other job
+        # Record this before submitting jobs, so that nodes that have arrived need not wait.
+        if new := seen_to_begin(run, by_part):
             with self._store.write() as connection:
                 jobs.note_begun(connection, run, new)
         for part, ref in run.jobs.items():
@@ -98,7 +102,7 @@ class Attendant:
         self._judge(client, engine, run, by_part)
 
     def _submit(self, client: redis.Redis, engine: Engine, run: EngineRun, part: str) -> None:
-        """Submits a job, unless another worker may have, or nobody wants it any more."""
+        """Submit a job, unless another worker may have done so or the job is no longer wanted."""
         options = backends.options_of(engine.options, run.options)
         if not self._claims.alone(run.id):
             return
@@ -141,12 +145,13 @@ class Attendant:
     def _judge(
         self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
     ) -> None:
-        """Says why a run waits, or that it has failed since none of its jobs is left."""
+        """Record why a run waits, or end the run if none of its jobs is left."""
         left = [job for job in by_part.values() if job.state != "ended"]
         last = self._last[run.id]
         begins_with = by_part.get("0")
         if run.state in jobs.WAITING and begins_with and begins_with.state == "ended":
-            left, last = [], ["0"]  # no node of it came: those that were to join would be alone
+            # No node of the first job arrived, so the nodes of other jobs have nothing to join.
+            left, last = [], ["0"]
         if left or run.jobs.get("0") is None:
             self._since.pop(run.id, None)
             if left and all(job.state == "queued" for job in left):
@@ -157,7 +162,8 @@ class Attendant:
                 self._queue(client, run, f"waits for the nodes of job {ref} of {engine.title}")
             return
         since, said = self._since.setdefault(run.id, (self._listened(), run.seen_at))
-        if said != run.seen_at:  # its nodes are still heard
+        # Messages from the run's nodes still arrive.
+        if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
         elif self._listened() - since >= _SETTLE_S and self._mine(run):
             self._end(client, run, *end(engine, run, by_part, last))
@@ -171,14 +177,14 @@ class Attendant:
             streams.tell_change(client, run.id)
 
     def tell_away(self, client: redis.Redis, run: EngineRun, why: str) -> None:
-        """Says of a run that waits that its engine does not answer."""
+        """Record in a waiting run that its engine does not answer."""
         if run.state in jobs.WAITING and run.message != why:
             with self._store.write() as connection:
                 runs.tell(connection, run.id, why)
             streams.tell_change(client, run.id)
 
     def _end(self, client: redis.Redis, run: EngineRun, state: State, why: str) -> None:
-        """Its nodes may still tell another end: then theirs counts."""
+        # The run's nodes may still report another end, which then replaces this one.
         with self._store.write() as connection:
             current = jobs.current(connection, run)
             ended = current and runs.end(connection, run.id, state, why, lost=True)
@@ -189,7 +195,7 @@ class Attendant:
     def _finish(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Stops what an ended run has left; nodes that go by themselves are waited for."""
+        """Stop the remaining jobs of an ended run, after its nodes had time to leave."""
         left = [job for job in known if job.state != "ended"]
         since, _ = self._since.setdefault(run.id, (self._listened(), None))
         by_part = self._by_part(run, known)
@@ -200,7 +206,8 @@ class Attendant:
         if due and self._mine(run):
             self._last.pop(run.id, None)
             engine.stop(due)
-        if left or not self._claims.alone(run.id):  # a job may be submitted just now
+        # Without the claim, another worker may be submitting a job now.
+        if left or not self._claims.alone(run.id):
             return
         untouched = run.id in self._last
         last = self._last.get(run.id, ())
@@ -216,7 +223,6 @@ class Attendant:
             streams.tell_change(client, run.id)
 
     def _mine(self, run: EngineRun) -> bool:
-        """Whether this worker may act for a run."""
         return self._claims.hold(run.id, run.key)
 
     def _note(self, run: EngineRun, part: str, ref: str) -> None:
@@ -224,7 +230,7 @@ class Attendant:
             jobs.note(connection, run, part, ref)
 
     def _forget_replaced(self, run: EngineRun, by_part: Mapping[str, Job]) -> None:
-        """Jobs that were to bring another node in place of one, and have ended, bring none."""
+        # Jobs that were to bring a replacement node, and have ended, can no longer bring it.
         for part in run.replaces:
             over = part not in by_part or by_part[part].state == "ended"
             if over and run.jobs.get(part) is not None:
@@ -232,7 +238,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """The jobs of the run's latest launch: of several of one label the first submitted."""
+        """Return the jobs of the run's latest launch, and the oldest if a label occurs twice."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=age):

@@ -1,4 +1,4 @@
-"""What the jobs of a run on an engine say, and what is done about those that nobody wants."""
+"""Conclusions about a run from its jobs on an engine, and removal of leftover jobs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ log = logging.getLogger(__name__)
 
 
 def timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
-    """Whether it is time for a job: a node that joins would only wait before the others train."""
+    """Return True if a job may be submitted now.
+
+    Jobs of nodes that join are submitted only once the run trains, because they could only wait
+    before.
+    """
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING
 
 
 def seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
-    """The parts whose jobs have begun or ended, as is not noted yet.
+    """Return the parts whose jobs have started or ended without this being recorded yet.
 
-    An engine has forgotten jobs that were submitted and that it does not show.
+    A job that was submitted and that the engine does not list has ended.
     """
     waiting = {part for part, job in by_part.items() if job.state == "queued"}
     waiting |= {part for part, ref in run.jobs.items() if ref is None and part not in by_part}
@@ -32,21 +36,24 @@ def seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
 
 
 def age(job: Job) -> tuple[int, str]:
-    """Engines count their jobs: of two with the same label the first submitted stays."""
+    """Return a sort key by age, because engines number their jobs.
+
+    Of two jobs with the same label, the older one is kept.
+    """
     return len(job.ref), job.ref
 
 
 def end(
     engine: Engine, run: EngineRun, by_part: Mapping[str, Job], last: Collection[str]
 ) -> tuple[State, str]:
-    """How a run ends of which no job is left, and why; see `telling`.
+    """Return the final state of a run without jobs, and the reason; see `telling`.
 
-    What somebody cancelled on the engine's side is stopped, as what somebody stops here.
+    A run whose job was cancelled with the engine's own tools is stopped, not failed.
     """
     job = telling(engine, run, by_part, last)
     if job is None:
         names = ", ".join(ref for ref in run.jobs.values() if ref) or "none"
-        return State.FAILED, f"{engine.title} does not know the run's jobs any more: {names}"
+        return State.FAILED, f"{engine.title} no longer lists the run's jobs: {names}"
     why = f"job {job.ref} of {engine.title} ended before the run did: {job.reason}"
     return (State.STOPPED if job.cancelled else State.FAILED), why
 
@@ -54,14 +61,10 @@ def end(
 def telling(
     engine: Engine, run: EngineRun, by_part: Mapping[str, Job], last: Collection[str]
 ) -> Job | None:
-    """The job whose end says why a run ended; None: the engine has forgotten it.
+    """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
 
-    Args:
-        engine: of the run.
-        run: none of its jobs is left.
-        by_part: the jobs that the engine still knows.
-        last: the parts whose jobs were the last to end: one of them that somebody cancelled counts
-            most. Empty: nobody has seen which.
+    `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
+    a cancelled job among them takes precedence. It is empty if no worker has observed that.
     """
     parts = sorted(last or run.jobs, key=int)
     known = [by_part[part] for part in parts if part in by_part]
@@ -70,29 +73,24 @@ def telling(
     refs = [ref for part in parts if (ref := run.jobs.get(part)) is not None]
     if not refs or not engine.keeps_ended:
         return None
-    return Job("", refs[0], "ended", "somebody removed it", cancelled=True)
+    return Job("", refs[0], "ended", "it was removed", cancelled=True)
 
 
 def stop_left(
     store: Store, engine: Engine, left: Leftover, known: Sequence[Job], *, alone: bool
 ) -> None:
-    """Stops the jobs of a run that went elsewhere or was deleted; notes when there are none.
+    """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
 
-    Args:
-        store: the database.
-        engine: that may have them.
-        left: the run.
-        known: the run's jobs, as the engine has them.
-        alone: no other worker may just submit one.
+    `known` are the jobs that the engine lists for the run. With `alone`, no other worker can be
+    submitting a job of the run now.
 
     Raises:
-        EngineAwayError: the engine does not answer any more.
-        StoreError: or one of its kinds.
+        EngineAwayError: the engine does not answer.
     """
     refs = [job.ref for job in known if job.state != "ended"]
     if refs:
         log.warning(
-            "run %s is not on %s any more: jobs are stopped: %s",
+            "run %s is no longer on %s: its jobs are stopped: %s",
             *(left.run, engine.title, ", ".join(refs)),
         )
         engine.stop(refs)

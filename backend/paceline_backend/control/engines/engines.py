@@ -1,21 +1,21 @@
-"""Sees to it that engines have the jobs that runs ask for, and no others.
+"""Reconciliation of engines with the database: engines have the jobs that runs request, no others.
 
-What runs ask for stands in the database (`store.jobs`), and `Engine.look` says what there is. The
-two are compared again and again, so it does not matter what was done when a worker was killed:
+The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the existing ones. The
+worker compares the two every few seconds, so it can be killed at any time:
 
-* A job that was asked for and that the engine does not have is submitted. A worker that was killed
-  after it submitted one finds it by its label.
-* A run whose jobs have all ended, and that says nothing more, has failed, for the engine's reason;
-  or it is stopped, if somebody cancelled them.
-* Jobs of a run that has ended are stopped, once its nodes had time to deliver what they have. Those
-  of a run that went elsewhere or was deleted are stopped at once (`store.nodes.engine_runs`).
-* An engine is told of cordons of its machines, and of their ends.
+* It submits a requested job that the engine does not have. A job that a killed worker had submitted
+  is found by its label.
+* If all jobs of a run have ended and no more messages arrive, the run fails with the engine's
+  reason, or is stopped if the jobs were cancelled.
+* It stops the jobs of an ended run, after its nodes had time to deliver their telemetry. Jobs of a
+  run that moved elsewhere or was deleted are stopped at once (`store.nodes.engine_runs`).
+* It passes cordons of machines, and their ends, to the engine.
 
-A worker acts for a run while it has a claim on it (`claims`). Before it submits a job, or concludes
-that none is left, it has had the claim since before it asked the engine: so what another worker did
-for the run shows in the answer. A worker that is killed leaves its claims for `claims.LEASE_S`: so
-long nothing is submitted or concluded for these runs. A worker that ends gives them back. While an
-engine does not answer, nothing is concluded about its runs.
+A worker acts for a run only while it holds a claim on it (`claims`). It submits a job, or concludes
+that none is left, only if it has held the claim since before it queried the engine, so that the
+answer includes everything that other workers did. The claims of a killed worker last for
+`claims.LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
+gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations
@@ -42,17 +42,12 @@ from paceline_backend.store.nodes.engine_runs import Leftover
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 3.0  # an engine is asked so often, and at once for a job to submit
+# Interval at which an engine is queried. Jobs to submit cause a query at once.
+_LOOK_S = 3.0
 
 
 class Engines:
-    """Compares the runs on all engines with the engines' jobs. For one thread.
-
-    Args:
-        store: the database.
-        owner: this worker's name.
-        clock: monotonic time in seconds.
-    """
+    """Reconciler of all runs on engines. Not thread-safe."""
 
     def __init__(
         self,
@@ -65,11 +60,13 @@ class Engines:
         self._clock = clock
         self._claims = Claims(store, owner)
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
-        self._look_at: dict[str, float] = {}  # by engine
-        self._outages: dict[str, Outage] = {}  # by engine, of its cordons, and by run
+        # By engine: time of the next query.
+        self._look_at: dict[str, float] = {}
+        # By engine, by engine and kind of work (cordons, leftovers), and by run.
+        self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
-        """Extend the claims on runs, while a look may take long."""
+        """Extend the claims on runs; another thread than that of `look` calls this."""
         self._claims.keep()
 
     def end(self) -> None:
@@ -77,12 +74,7 @@ class Engines:
         self._claims.give_back()
 
     def look(self, client: redis.Redis) -> bool:
-        """Look once at the engines whose turn it is; return whether there is any.
-
-        Raises:
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
-        """
+        """Reconcile the engines that are due, and return True if there is any work for engines."""
         engines = backends.engines()
         with self._store.read() as connection:
             known = jobs.open_runs(connection, list(engines))
@@ -123,16 +115,16 @@ class Engines:
         return self._pauses(engine.name, begins, f"{engine.title} answers again")
 
     def _trouble(self, run: EngineRun) -> Outage:
-        begins = f"run {run.id}: its jobs cannot be looked after"
-        return self._pauses(run.id, begins, f"run {run.id}: its jobs are looked after again")
+        begins = f"run {run.id}: managing its jobs failed"
+        return self._pauses(run.id, begins, f"run {run.id}: managing its jobs works again")
 
     def _pauses(self, what: str, begins: str, ends: str) -> Outage:
         return self._outages.setdefault(what, Outage(log, begins, ends, most_s=10.0))
 
     def _tell(self, engine: Engine, untold: Sequence[Word]) -> None:
-        begins, ends = "is told of cordons later", "is told of cordons again"
+        begins, ends = "forwarding cordons is delayed", "forwarding cordons works again"
         outage = self._pauses(
-            f"{engine.name} cordons", f"{engine.title} {begins}", f"{engine.title} {ends}"
+            f"{engine.name} cordons", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
             return
@@ -151,7 +143,8 @@ class Engines:
     ) -> None:
         outage = self._outage(engine)
         prefix = f"paceline.{self._attendant.plane}."
-        self._attendant.claim(own, left)  # before the engine is asked
+        # Claims must be older than the engine's answer.
+        self._attendant.claim(own, left)
         try:
             of_run: dict[str, list[Job]] = defaultdict(list)
             for job in engine.look(prefix):
@@ -161,9 +154,10 @@ class Engines:
             for run in own:
                 self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
             return
-        except Exception as error:  # of somebody's own engine: the others go on
+        # Engines can be plug-ins; a faulty one must not block the others.
+        except Exception as error:
             if not outage.active:
-                log.exception("what looks after runs on %s has a fault", engine.title)
+                log.exception("managing runs on %s failed", engine.title)
             outage.failed(error)
             return
         outage.over()
@@ -175,7 +169,7 @@ class Engines:
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Does what a run needs. What goes wrong with one run holds up no other."""
+        """Reconcile one run. Its errors do not affect other runs."""
         trouble = self._trouble(run)
         if trouble.paused:
             return
@@ -187,19 +181,20 @@ class Engines:
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
-        except Exception as error:  # of somebody's own engine
+        # Engines can be plug-ins with faults of their own.
+        except Exception as error:
             if not trouble.active:
-                log.exception("run %s: what looks after its jobs has a fault", run.id)
+                log.exception("run %s: managing its jobs failed", run.id)
             trouble.failed(error)
 
     def _clear_up(
         self, engine: Engine, left: Sequence[Leftover], of_run: Mapping[str, Sequence[Job]]
     ) -> None:
-        """Stops what an engine has of runs that are not there any more.
+        """Stop the engine's jobs of runs that have moved away or were deleted.
 
-        Those that came back while it was asked are left alone.
+        Runs that came back during the engine's query are left alone.
         """
-        begins, ends = "leftovers are stopped later", "leftovers are stopped again"
+        begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
         outage = self._pauses(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
@@ -214,5 +209,6 @@ class Engines:
             outage.over()
         except (StoreError, redis.RedisError):
             raise
-        except Exception as error:  # the engine is away, or somebody's own one has a fault
+        # The engine does not answer, or it is a plug-in with a fault.
+        except Exception as error:
             outage.failed(error)

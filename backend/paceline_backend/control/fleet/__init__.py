@@ -1,1 +1,1 @@
-"""What one worker does for all runs: keeps verdicts and progress."""
+"""Work that one worker does for all runs: storing verdicts and progress."""

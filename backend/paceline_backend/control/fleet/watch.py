@@ -1,4 +1,7 @@
-"""Keeps verdicts about all runs that train, and how far they have come."""
+"""Stored verdicts and progress of all active runs, for the fleet page.
+
+Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the duty acts.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +22,42 @@ from paceline_backend.store.fleet.progress import Running
 log = logging.getLogger(__name__)
 
 DUTY = "fleet"
-HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
-JUDGE_S = 10.0  # between two verdicts about a run, at least
-COVERAGE_S = 60.0  # coverage reads the whole run
-KEEP_S = 400 * 86_400.0  # verdicts are forgotten after so long
+# A worker that has not acted for this long loses the duty.
+HOLD_S = 30.0
+# Minimum time between two verdicts about a run.
+JUDGE_S = 10.0
+# Minimum time between two checks of a run's coverage, which read the whole run.
+COVERAGE_S = 60.0
+# Retention of verdicts.
+KEEP_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
-_GAPS = 12  # times the shortest time between two verdicts: a row without one so long has ended
-_OVERDUE_S = 600.0  # without a new step for so long, a verdict goes on no longer
-_SHARE = 0.05  # of this process's time, at most, goes to the verdicts of a run
-_TURN_S = 1.0  # verdicts of one look take no longer, unless a single one does
+# A verdict's row ends after this many times the pause between two verdicts without another one.
+_GAPS = 12
+# Minimum time without a new step after which a verdict is no longer extended.
+_OVERDUE_S = 600.0
+# Maximum fraction of this process's time that the verdicts of a run take.
+_SHARE = 0.05
+# Maximum time of the verdicts of one round, unless a single verdict takes longer.
+_TURN_S = 1.0
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A run's last verdict. The times are the worker's clock's."""
+    """Last verdict about a run. Times are on the worker's clock."""
 
-    place: tuple[int, int] = (-1, -1)  # the run's newest step then
-    due_at: float = 0.0  # from when on the next may be made; without a new step, this one goes on
-    gap_s: float = 0.0  # how long it lasts without another
-    overdue_at: float = 0.0  # from when on it goes on no longer without a new step
+    # Attempt and newest step of the run at the verdict.
+    place: tuple[int, int] = (-1, -1)
+    # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
+    due_at: float = 0.0
+    # Longest time for which the verdict lasts without another one.
+    gap_s: float = 0.0
+    # Time after which the verdict is no longer extended without a new step.
+    overdue_at: float = 0.0
 
 
 class FleetWatch:
-    """Looks at all runs that train, for all workers: one holds the duty. For one thread.
-
-    Args:
-        store: the database.
-        owner: this worker.
-        clock: monotonic time in seconds.
-    """
+    """Updater of verdicts, progress and coverage of all active runs. Not thread-safe."""
 
     def __init__(
         self, store: Store, owner: str, *, clock: Callable[[], float] = time.monotonic
@@ -57,19 +66,17 @@ class FleetWatch:
         self._owner = owner
         self._clock = clock
         self._forget_at = clock()
-        self._judged: dict[int, _Judged] = {}  # by run
-        self._covered: dict[int, float] = {}  # run → from when on its coverage is due
+        # By key of the run.
+        self._judged: dict[int, _Judged] = {}
+        # By key of the run: time of the next check of its coverage.
+        self._covered: dict[int, float] = {}
 
     def end(self) -> None:
         """Give the duty back, so that another worker need not wait."""
         duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, stop: threading.Event) -> bool:
-        """Looks at all runs once; False: another worker does.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
+        """Update all runs once; return False if another worker holds the duty."""
         seen = self._note_progress()
         if seen is None:
             return False
@@ -92,7 +99,7 @@ class FleetWatch:
             verdicts.forget(connection, now(connection) - KEEP_S)
 
     def _note_progress(self) -> list[Running] | None:
-        """Notes how far runs have come; the runs that train, None: another worker's duty."""
+        """Store the runs' progress; return the active runs, or None without the duty."""
         with self._store.write() as connection:
             if not duties.hold(connection, DUTY, self._owner, HOLD_S):
                 return None
@@ -108,8 +115,9 @@ class FleetWatch:
             self._cover(run)
         except StoreUnavailableError:
             raise
-        except Exception:  # a verdict is not worth a worker, which plans runs
-            log.exception("run %s: no verdict is kept", run.id)
+        # A failed verdict must not end the worker, which also plans runs.
+        except Exception:
+            log.exception("run %s: updating its verdict failed", run.id)
 
     def _last(self, run: Running) -> _Judged:
         return self._judged.get(run.key, _Judged())
@@ -136,9 +144,9 @@ class FleetWatch:
                     verdicts.keep(connection, made, max(last.gap_s, _GAPS * pause_s))
 
     def _go_on(self, run: Running, last: _Judged) -> None:
-        """No step is new: the last verdict lasts until now, unless a step is overdue.
+        """Extend the last verdict to now if no step is new, unless a step is overdue.
 
-        A run that hangs is held up by something else than what the verdict named.
+        A run that hangs has another cause than the one that its last verdict names.
         """
         self._judged[run.key] = replace(last, due_at=self._clock() + JUDGE_S)
         if self._clock() >= last.overdue_at:

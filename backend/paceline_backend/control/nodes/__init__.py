@@ -1,5 +1,5 @@
-"""What the worker does about nodes of runs that train on several.
+"""Management of the nodes of multi-node runs by the worker.
 
-`Replacements` lets a node leave once the node that replaces it is there, and spares join where
-nodes were lost. `Watch` notes which node verdicts name slow, and replaces it where that is allowed.
+`Replacements` lets a node leave once its replacement has arrived, and lets spares join after nodes
+were lost. `Watch` records which node verdicts name as slow, and replaces it if the run allows it.
 """

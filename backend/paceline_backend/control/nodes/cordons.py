@@ -1,4 +1,4 @@
-"""Tells engines which of their machines are cordoned."""
+"""Passing of cordons to engines: an engine must not start jobs on cordoned machines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def tell(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> None:
-    """Tells an engine what it does not know yet. A worker that is killed has it told twice.
+    """Pass pending cordons, and ends of cordons, to an engine.
 
-    Args:
-        store: the database.
-        engine: to tell.
-        plane: the control plane's id.
-        words: what is to be told.
+    A worker that is killed before it records a cordon passes it again, which changes nothing.
+    `plane` is the id of the control plane.
 
     Raises:
-        EngineAwayError: the engine does not answer: it is told later.
-        StoreError: or one of its kinds.
+        EngineAwayError: the engine does not answer. The rest stays pending.
     """
     for word in words:
         refusal = None

@@ -1,4 +1,4 @@
-"""Lets nodes leave that others replace, and spares stand in for nodes that were lost."""
+"""Replacement of nodes: replaced nodes leave, and spares take the place of lost nodes."""
 
 from __future__ import annotations
 
@@ -17,38 +17,32 @@ from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, Run
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 30.0  # after a spare could not stand in
+# Pause after a spare could not take the place of a lost node.
+_AGAIN_S = 30.0
 
 
 class Replacements:
-    """Looks after the replacements in all unfinished runs. For one thread.
+    """Manager of node replacements in all unfinished runs. Not thread-safe.
 
-    All that it knows is in the database. An order to leave is given before it is noted, so a worker
-    that is killed in between gives it twice, which changes nothing.
-
-    Args:
-        store: the database.
-        bus_url: ``redis://…``.
+    All state is in the database. An order to leave is sent before it is recorded, so a worker that
+    is killed in between sends it twice, which changes nothing.
     """
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        self._failed_at: dict[tuple[str, str], float] = {}  # run and lost node → clock's time
+        # By run and lost node: monotonic time of the last failure.
+        self._failed_at: dict[tuple[str, str], float] = {}
 
     def look(self, client: redis.Redis) -> bool:
-        """Look at all runs once; return whether some are on several nodes.
-
-        Raises:
-            redis.RedisError: the bus is away.
-            StoreError: or one of its kinds.
-        """
+        """Check all runs once, and return True if any run has several nodes."""
         with self._store.read() as connection:
             groups = run_nodes.groups(connection)
             listed = nodes.listed(connection) if groups else []
         for group in groups:
             if group.rendezvous in (GONE, ANEW):
-                continue  # it is just launched anew
+                # The run is being relaunched.
+                continue
             for node in _makes_way(group):
                 self._let_go(client, group, node)
             if spares.of_run(group.id, listed) and not _host_is_gone(group):
@@ -57,7 +51,7 @@ class Replacements:
         return bool(groups)
 
     def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
-        log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)
+        log.info("run %s: %s leaves because its replacement has joined", group.id, row.node)
         order_to_leave(self._store, client, group, row.node)
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
@@ -69,14 +63,14 @@ class Replacements:
             return
         try:
             if stand_in(self._store, self._bus_url, group.id, row.node):
-                log.warning("run %s: a spare stands in for %s", group.id, row.node)
+                log.warning("run %s: a spare replaces %s", group.id, row.node)
         except (ConflictError, InvalidRequestError) as error:
             self._failed_at[name] = at
-            log.warning("run %s: no spare stands in for %s: %s", group.id, row.node, error)
+            log.warning("run %s: no spare can replace %s: %s", group.id, row.node, error)
 
 
 def _makes_way(group: MultiNodeRun) -> list[RunNode]:
-    """The nodes whose replacements are there."""
+    """Return the nodes whose replacements have arrived."""
     going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
     others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
     there = [row for row in others if row.arrived or row.state == State.RUNNING]
@@ -84,5 +78,5 @@ def _makes_way(group: MultiNodeRun) -> list[RunNode]:
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:
-    """Whether the run will be launched anew, with its spares."""
+    # The run is relaunched then, together with its spares.
     return any(row.gone for row in group.nodes if row.node == group.host)

@@ -1,4 +1,8 @@
-"""Notes which nodes verdicts name slow, and replaces them in runs that allow it."""
+"""Detection of slow nodes, and their replacement in runs with `replace_slow_nodes`.
+
+The worker calls `Watch.scan` about every second. Forecasts run in the child process of a
+`Forecaster`.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,24 @@ from paceline_backend.store.outcomes import forecasts
 
 log = logging.getLogger(__name__)
 
-LOOK_STEPS = 20  # between two verdicts about a run, at least
-PAUSE_S = 3.0  # and so long
-_AGAIN = 10  # pauses until the same steps are looked at again, if there is more to do about them
+# Minimum distance between two verdicts about a run, in steps and in seconds.
+LOOK_STEPS = 20
+PAUSE_S = 3.0
+# Number of pauses until the same steps are checked again, if they need another check.
+_AGAIN = 10
 
 _POLL_S = 0.25
 
 
 class Watch:
-    """Makes a verdict about each run on several nodes, every few steps. For one thread.
+    """Judge of multi-node runs, which makes a verdict every few steps. Not thread-safe.
 
-    When a verdict names a node, it makes a forecast of the run without the node's slowness. In a
-    run with `replace_slow_nodes`, a spare replaces the node when verdicts have named it for
-    `AUTO_STEPS` steps, and the forecast's saving is surely above `MARGIN`.
+    When a verdict names a node as slow, the watch forecasts the run without the node's slowness. In
+    a run with `replace_slow_nodes`, a spare replaces the node once verdicts have named it for
+    `AUTO_STEPS` steps and the lower bound of the forecast's saving exceeds `MARGIN`.
 
     Args:
-        store: the database.
-        bus_url: ``redis://…``.
-        owner: this worker; runs that another one plans are that one's.
-        pause_s: see `PAUSE_S`.
+        pause_s: minimum pause in seconds between two verdicts about a run.
     """
 
     def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
@@ -51,16 +54,12 @@ class Watch:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        # Run → attempt, step and the clock's time from which the next look is due.
+        # By key of the run: attempt, and the step and monotonic time at which the next check is
+        # due.
         self._next: dict[int, tuple[int, int, float]] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> bool:
-        """Look at all runs that are due; return whether there are runs to look after.
-
-        Raises:
-            StoreUnavailableError: the database is away.
-            redis.RedisError: the bus is away.
-        """
+        """Check all runs that are due, and return True if there are any runs to watch."""
         with self._store.read() as connection:
             watched = slowness.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -81,11 +80,10 @@ class Watch:
     def _guarded(
         self, run: RunOnNodes, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Makes a verdict and acts on it.
+        """Make a verdict and act on it; return True if these steps need no other verdict.
 
-        Returns:
-            Whether these steps need no further verdict. They need one if the ranks have just been
-            placed, if the verdict failed, or if there is no spare now.
+        They need one if the ranks have just been placed, if the verdict failed, or if there is no
+        spare now.
         """
         try:
             with self._store.read() as connection:
@@ -98,21 +96,21 @@ class Watch:
             return True
         except (StoreUnavailableError, redis.RedisError):
             raise
-        except Exception:  # a verdict is not worth a worker, which plans runs
-            log.exception("run %s: no verdict", run.id)
+        # A failed verdict must not end the worker, which also plans runs.
+        except Exception:
+            log.exception("run %s: the slow-node check failed", run.id)
             return False
 
     def look(self, run: RunOnNodes, step: int) -> Slow | None:
-        """Notes the verdict about a run's newest steps; the node that it names.
+        """Record the verdict about a run's newest steps, and return the node that it names.
 
-        Args:
-            run: which.
-            step: its newest complete one.
+        `step` is the run's newest complete step.
         """
         with self._store.read() as connection:
             placement = attempts.placement(connection, run.key)
             if placement is None or placement.attempt != run.attempt:
-                return None  # its ranks have just been placed
+                # The ranks have just been placed, so no step of this placement is complete.
+                return None
             seen = read_observed(connection, run.key, (None, None), placement)
         made = judge(seen)
         if made.steps < FEWEST_STEPS:
@@ -132,12 +130,12 @@ class Watch:
     def _has_forecast(
         self, run: RunOnNodes, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Whether a forecast of the newest steps says what the node costs; makes one if not."""
+        """Return True if a recent forecast shows the node's cost, and make one if there is none."""
         since = max(slow.step, step - AUTO_STEPS)
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
                 return True
-        # Other presets would take most of the time, on cores that the run may need.
+        # Leave out other presets: they would take most of the time, on cores that the run may need.
         future = forecaster.submit(run.id, STEPS, presets=())
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
@@ -150,10 +148,9 @@ class Watch:
         return made.slow_node.node == slow.node
 
     def _replace(self, run: RunOnNodes, slow: Slow, step: int) -> bool:
-        """Lets a spare take the node's place, if that is allowed and surely worth it.
+        """Replace the node with a spare, if the run allows it and the forecast's saving is certain.
 
-        Returns:
-            False if it is, and no spare is there now.
+        Return False if the node should be replaced but no spare is available now.
         """
         if not run.replace_slow_nodes or step < slow.step + AUTO_STEPS:
             return True

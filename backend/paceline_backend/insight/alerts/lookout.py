@@ -94,7 +94,7 @@ def _of_run(
     if "run-hangs" in wanted:
         hang = hangs.look(connection, run.key, _ANY_S)
         since_s = hang.since_s if hang.hung and not hang.scripted else 0.0
-        yield Condition("run-hangs", run.id, since_s, hang.words or "Its ranks go on.")
+        yield Condition("run-hangs", run.id, since_s, hang.words or "Its ranks make progress.")
 
 
 def _of_verdict(seen: _Seen) -> Iterator[Condition]:
@@ -114,10 +114,14 @@ def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:
     if known is None:
         return
     stands_s = max(at - known.step_at, 0.0) if run.step == known.step else 0.0
-    step = "No step has been completed yet" if run.step < 0 else f"Step {run.step:,} was the last"
+    step = (
+        "No step has been completed since the run started"
+        if run.step < 0
+        else f"Step {run.step:,} was the last"
+    )
     yield Condition("run-stands", run.id, stands_s, f"{step}, {stands_s:,.0f} s ago.")
     lost = known.lost if known.lost_at is not None and at - known.lost_at < _LOST_S else 0
-    words = f"A full spool has lost {known.lost:,} records."
+    words = f"{known.lost:,} records were lost because a spool was full."
     yield Condition("records-lost", run.id, float(lost), words)
     if known.inexact is not None:
         words = f"Epochs with samples that were used twice or skipped: {known.inexact}."
@@ -128,7 +132,7 @@ def _of_steps(connection: Connection, run: Running) -> Iterator[Condition]:
     span = (max(0, run.step - STEPS + 1), run.step)
     columns = reads.step_columns(connection, run.key, span, STEPS)
     for rule, name, words in (
-        ("run-waste", "waste", "Ranks wait for {:.0%} of their time, over the last {} steps."),
+        ("run-waste", "waste", "Ranks spend {:.0%} of their time waiting, over the last {} steps."),
         ("run-straggler-effect", "se", "SE is {:.2f}, over the last {} steps."),
     ):
         known = [value for value in columns[name] if value is not None]

@@ -56,12 +56,12 @@ class Rule:
 _RULES = (
     Rule(
         "run-held-up",
-        "causes that a verdict names cost more than this share of the wall time",
+        "more than this share of the wall time is lost to causes that a verdict names",
         *("share", 0.1, 600.0, 300.0, "warning"),
     ),
     Rule(
         "run-waste",
-        "ranks wait for slower ranks for more than this share of their time",
+        "ranks spend more than this share of their time waiting for slower ranks",
         *("share", 0.2, 600.0, 300.0, "warning"),
     ),
     Rule(
@@ -71,17 +71,17 @@ _RULES = (
     ),
     Rule(
         "rank-slow",
-        "a verdict names ranks that are more than so many times slower than the median rank",
+        "a verdict names ranks that are more than N times slower than the median rank",
         *("factor", 1.5, 600.0, 300.0, "warning"),
     ),
     Rule(
         "run-stands",
-        "no step has been completed for so many seconds",
+        "no step has been completed for N seconds",
         *("seconds", 900.0, 0.0, 0.0, "warning"),
     ),
     Rule(
         "run-hangs",
-        "ranks wait for ranks that do nothing, for more than so many seconds",
+        "ranks have waited more than N seconds for ranks that make no progress",
         *("seconds", 30.0, 15.0, 0.0, "critical"),
     ),
     Rule(
@@ -91,12 +91,12 @@ _RULES = (
     ),
     Rule(
         "coverage-inexact",
-        "more than so many epochs have samples that were used twice or skipped",
+        "more than N epochs have samples that were used twice or skipped",
         *("count", 0.0, 300.0, 300.0, "critical"),
     ),
     Rule(
         "records-lost",
-        "a full spool has lost more than so many records since the last look",
+        "more than N records were lost to a full spool since the last check",
         *("count", 0.0, 0.0, 900.0, "warning"),
     ),
     Rule(

@@ -104,24 +104,24 @@ def _nodes(kept: Iterable[Kept]) -> list[dict[str, Any]]:
 def _words(made: Mapping[str, Any]) -> str:
     runs = made["runs"]
     if not runs:
-        return "No run trains."
+        return "No run is training."
     held = [run for run in runs if run["level"] == "held-up"]
     total = f"{len(runs)} run{'s' * (len(runs) > 1)} on {made['workers']:,} workers"
     hung = [run for run in runs if run["hung_s"]]
     if hung:
         verb = "hangs" if len(hung) == 1 else "hang"
-        also = f" {len(held)} {'is' if len(held) == 1 else 'are'} held up." if held else ""
+        also = f" {len(held)} {'is' if len(held) == 1 else 'are'} slowed down." if held else ""
         return f"{len(hung)} of {total} {verb}: {', '.join(r['name'] for r in hung[:3])}.{also}"
     if not held:
-        return f"Nothing holds {total} up{_to_watch(runs)}."
-    lost = f"{made['lost_workers']:.1f} workers are lost to waiting and to slowness"
+        return f"Nothing slows down {total}{_to_watch(runs)}."
+    lost = f"{made['lost_workers']:.1f} workers are lost to waiting and slow ranks"
     costliest = held[0]["name"]
     verb = "is" if len(held) == 1 else "are"
-    return f"{len(held)} of {total} {verb} held up; {lost}. The costliest is {costliest}."
+    return f"{len(held)} of {total} {verb} slowed down; {lost}. The costliest run is {costliest}."
 
 
 def _to_watch(runs: Sequence[Mapping[str, Any]]) -> str:
     levels = [run["level"] for run in runs]
     watch, unknown = levels.count("watch"), levels.count("unknown")
-    words = f"; {watch} {'is' if watch == 1 else 'are'} to watch" if watch else ""
+    words = f"; {watch} {'has' if watch == 1 else 'have'} a warning" if watch else ""
     return words + (f"; {unknown} without a verdict yet" if unknown else "")

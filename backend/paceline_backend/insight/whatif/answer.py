@@ -35,32 +35,37 @@ class PresetForecast:
     """Forecast of the step time under a preset; `low` and `high` bound 95 %."""
 
     policy: str = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(description="{}: its defaults", examples=[{}])
-    step_time_s: float = Field(description="mean, at a mean batch's load", examples=[0.25])
+    parameters: dict[str, Any] = Field(description="{}: the defaults", examples=[{}])
+    step_time_s: float = Field(description="mean, at the load of a mean batch", examples=[0.25])
     low_s: float = Field(examples=[0.24])
     high_s: float = Field(examples=[0.26])
     saving: float = Field(description="1 − step_time_s / that of the policy in force")
     saving_low: float = Field(examples=[0.36])
     saving_high: float = Field(examples=[0.41])
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
-    relaxed: bool = Field(description="ranks do not wait for all: another training")
+    relaxed: bool = Field(
+        description="ranks do not wait for all others, which changes the training"
+    )
     changes: Changes = Field(
-        description="in the training: nothing, which samples share a batch, or when gradients meet"
+        description="effect on the training: nothing, which samples share a batch, or when "
+        "gradients are reduced"
     )
     label: str = Field(
         description="the preset, with its parameters", examples=["paceline (mode free)"]
     )
     in_force: bool = Field(description="this is the policy in force")
     warnings: list[str] = Field(
-        description="what to know before a switch to it, those of harm first", examples=[[]]
+        description="warnings about a switch to the preset, those about harm first", examples=[[]]
     )
     harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
     alone: int | None = Field(
-        description="most steps or rounds after which a rank's work reaches other ranks; null: "
-        "only at an epoch's end",
+        description="maximum number of steps or rounds after which a rank's work reaches other "
+        "ranks; null: only at the end of an epoch",
         examples=[0],
     )
-    stale: bool = Field(description="rounds may apply gradients that were computed rounds before")
+    stale: bool = Field(
+        description="rounds may apply gradients that were computed in earlier rounds"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,11 @@ class Saving:
     """Newest forecast of a run if its slow node were as fast as the others."""
 
     step_time_s: float = Field(examples=[0.11])
-    low_s: float = Field(description="`low` and `high` bound 95 %", examples=[0.1])
+    low_s: float = Field(
+        description="`low` and `high` bound the 95 % confidence interval", examples=[0.1]
+    )
     high_s: float = Field(examples=[0.12])
-    saving: float = Field(description="1 − this time ÷ the present one", examples=[0.6])
+    saving: float = Field(description="1 − this time ÷ the current one", examples=[0.6])
     saving_low: float = Field(examples=[0.57])
     saving_high: float = Field(examples=[0.63])
     words: str = Field(
@@ -83,8 +90,10 @@ class NodeForecast(Saving):
     """Forecast of the step time if a slow node's ranks were as fast as the others' median."""
 
     node: str = Field(examples=["n2"])
-    ranks: list[int] = Field(description="that are slow", examples=[[2, 3]])
-    factor: float = Field(description="their time ÷ the others', at equal load", examples=[3.0])
+    ranks: list[int] = Field(description="slow ranks", examples=[[2, 3]])
+    factor: float = Field(
+        description="their time ÷ the other ranks', at equal load", examples=[3.0]
+    )
 
 
 @dataclass(frozen=True)
@@ -103,10 +112,10 @@ class PolicyInForce:
     parameters: dict[str, Any] = Field(examples=[{}])
     version: int = Field(examples=[0])
     step_time_s: float | None = Field(
-        description="forecast, on batches alike the presets'", examples=[0.41]
+        description="forecast, on the same kind of batches as for presets", examples=[0.41]
     )
     measured_s: float | None = Field(
-        description="of its last steady steps, at a mean batch's load; null: too few",
+        description="measured in its last steady steps, at the load of a mean batch; null: too few",
         examples=[0.42],
     )
     measured_steps: int = Field(examples=[64])
@@ -118,7 +127,7 @@ class Decision:
 
     decided: Decided = Field(examples=["switch"])
     reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
-    policy: str | None = Field(description="the one to go on with", examples=["chronica"])
+    policy: str | None = Field(description="policy to continue with", examples=["chronica"])
     parameters: dict[str, Any] = Field(examples=[{}])
     saving: float | None = Field(examples=[0.38])
     low: float | None = Field(examples=[0.36])

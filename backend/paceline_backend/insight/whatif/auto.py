@@ -64,7 +64,7 @@ def decide(
     last = switches[-1]
     assert forecast.step is not None
     if last.effective_step is None:
-        return _without_preset("wait", f"the switch to {last.policy} has yet to take effect")
+        return _without_preset("wait", f"the switch to {last.policy} has not taken effect yet")
     if last.by == BY and (verdict := _verdict(forecast, earlier, switches, mode)):
         return verdict
     if last.version > 0 and forecast.step < last.effective_step + HOLD_STEPS:
@@ -73,7 +73,7 @@ def decide(
         )
     if last.by == BY and (unchanged := _unchanged_again(forecast)):
         why = (
-            f"{unchanged.label} leaves the training as it is, for less than {MARGIN:.0%} more time"
+            f"{unchanged.label} does not change the training, for less than {MARGIN:.0%} more time"
         )
         return _with(unchanged, mode, why)
     barred = _barred(forecast, earlier, switches)
@@ -92,7 +92,7 @@ def decide(
         why = f"{others[0].words}: not clearly more than {MARGIN:.0%}"
         return _with(others[0], "stay", why)
     if not _promised_before(best, forecast, earlier):
-        return _with(best, "wait", f"{best.words}, if the next forecast says so too")
+        return _with(best, "wait", f"{best.words}, if the next forecast confirms it")
     return _with(best, mode, best.words)
 
 
@@ -184,7 +184,7 @@ def _verdict(
         return None
     measured = forecast.current.measured_s
     if measured is None:
-        return _without_preset("wait", f"{last.policy} has yet to show what it takes")
+        return _without_preset("wait", f"the step time under {last.policy} is not known yet")
     saved = 1 - measured / made.current.step_time_s
     if measured <= promised.high_s or saved >= MARGIN:
         return None

@@ -71,7 +71,7 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
     try:
         made: PresetForecast = warned(preset)
     except Exception:
-        log.warning("no warnings of %s", preset.policy, exc_info=True)
+        log.warning("cannot compute warnings about %s", preset.policy, exc_info=True)
         return preset
     return made
 

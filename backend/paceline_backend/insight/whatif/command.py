@@ -52,7 +52,7 @@ def _print(body: dict[str, Any], as_json: bool) -> int:
         return 0
     typer.echo(
         f"run {body['run']}, {current['policy']} in force, from steps {body['first_step']} to "
-        f"{body['step']}; the models are {100 * body['fit_error']:.1f} % off on these"
+        f"{body['step']}; the models have an error of {100 * body['fit_error']:.1f} % on these"
     )
     table = Table("policy", "step time, s", "95 %", "", box=box.SIMPLE)
     for preset in body["forecasts"]:

@@ -110,7 +110,7 @@ def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
         if option != in_force and option not in known:
             name = policies.get(option.partition(" (")[0]).name
             legal = ", ".join(called for called, (of, _) in known.items() if of == name)
-            raise ValueError(f"presets: {option!r} is no variant of {name}; known: {legal}")
+            raise ValueError(f"presets: {option!r} is not a variant of {name}; known: {legal}")
 
 
 def of_state(
@@ -131,7 +131,7 @@ def of_state(
     try:
         in_force = policies.make(state.policy, state.parameters)
     except ValueError as error:
-        why = f"the policy in force cannot be made here: {error}"
+        why = f"the policy in force cannot be created here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
     simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s, relaxed=relaxed)
     name = label(state.policy, state.parameters)
@@ -177,9 +177,9 @@ def _basis(state: PlanningState) -> Basis | str:
     if state.history is None or measured is None:
         return "the run has not begun to train"
     if state.history.hello.stream:
-        return "the data is a stream: which samples come is not known, so nothing can be foretold"
+        return "the data is a stream: its next samples are unknown, so no forecast is possible"
     if state.history.hello.world == 1:
-        return "there is one rank only: nobody waits for it, and there is nothing to balance"
+        return "the run has only one rank: no rank waits for it, and there is nothing to balance"
     warm = int(np.searchsorted(measured.step, state.history.hello.step + _COLD))
     if len(measured) >= FEWEST + warm:
         measured = measured.since(warm)

@@ -16,8 +16,8 @@ from paceline_backend.store import Connection, attempts
 # The script divides its batches like this preset.
 PLAIN = "bsp"
 ASSUMES = (
-    "every sample counts alike, because an observed script tells no sizes: where sizes differ, a "
-    "managed run can save more; where time does not go with samples, less"
+    "all samples count the same, because an observed script reports no sizes: if sizes differ, a "
+    "managed run can save more; if the time does not depend on the samples, less"
 )
 
 

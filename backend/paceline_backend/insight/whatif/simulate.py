@@ -152,7 +152,7 @@ def simulate(
             version = state.version + (not option.in_force)
             late = time.process_time() - began > WHOLE_S
             if late and replicate == 0 and not option.in_force:
-                left_out[name] = f"no time was left: others took {WHOLE_S:g} s to simulate"
+                left_out[name] = f"no time was left: simulating other presets took {WHOLE_S:g} s"
                 del simulated[name]
                 continue
             try:

@@ -123,9 +123,9 @@ REGRESSORS: Mapping[str, Callable[[], Estimator]] = MappingProxyType(
 Regressor = Annotated[
     Literal["tracking", "linear", "huber", "quantile", "isotonic", "cross-validated"],
     Meta(
-        description="What learns the ranks' times. tracking: Paceline's own regression, which "
-        "follows changes of speed. linear, huber, quantile, isotonic: scikit-learn's, on the "
-        "window's steps. cross-validated: that of these which forecasts the run's own steps best."
+        description="Regression that predicts the ranks' step times. tracking: Paceline's own, "
+        "which follows changes of speed. linear, huber, quantile, isotonic: scikit-learn's, on the "
+        "window's steps. cross-validated: whichever of these four forecasts the run's steps best."
     ),
 ]
 

@@ -22,13 +22,13 @@ from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Mode
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
-    int, Meta(ge=4, le=64, description="Steps of feedback that the predictor looks at.")
+    int, Meta(ge=4, le=64, description="Number of newest steps that the predictor is fitted to.")
 ]
 CostModel = Annotated[
     Literal["auto", "sum", "padded"],
     Meta(
-        description="What a batch's time is linear in: the sum of its sizes, its padded size "
-        "(samples times the longest), or whichever of these, quadratic in length or not, fits best."
+        description="Cost model of a batch. sum: the sum of its sizes. padded: samples times the "
+        "longest size. auto: whichever of these fits best, quadratic in length or not."
     ),
 ]
 

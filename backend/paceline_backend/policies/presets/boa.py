@@ -123,7 +123,7 @@ def make(parameters: counts.CountsParameters) -> Policy:
 
 preset = Preset(
     name="boa",
-    summary="Batch sizes that make the slowest rank's expected time least, by an integer program.",
+    summary="Batch sizes that minimise the slowest rank's expected time, by an integer program.",
     source="BOA: batch orchestration algorithm for straggler mitigation of distributed DL training",
     make=make,
     combines=True,

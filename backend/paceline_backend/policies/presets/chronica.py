@@ -200,15 +200,15 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
     ett: Annotated[
         Literal["per-step", "per-sample"],
         Meta(
-            description="What the predictor fits: a step's time T = a·Λ + c·n + b, or as in the "
-            "paper a·λ + b for each sample, by a fit of its own: `regressor` is not used then."
+            description="Model of the predictor. per-step: a step's time T = a·Λ + c·n + b. "
+            "per-sample: a·λ + b for each sample, as in the paper; `regressor` is not used."
         ),
     ] = "per-step"
     picks: Annotated[
         Literal["levelled", "paper"],
         Meta(
-            description="How samples are picked and placed: representative batches levelled "
-            "exactly, or Algorithms 2 and 3 as printed."
+            description="How samples are picked and placed. levelled: representative batches, "
+            "balanced exactly. paper: Algorithms 2 and 3 as printed."
         ),
     ] = "levelled"
     window: WindowSteps = 64
@@ -233,7 +233,7 @@ def make(parameters: ChronicaParameters) -> Policy:
 
 preset = Preset(
     name="chronica",
-    summary="Learns each worker's speed and gives each as much load per step as it can take.",
+    summary="Learns each worker's speed and gives each as much load per step as its speed allows.",
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
     combines=True,

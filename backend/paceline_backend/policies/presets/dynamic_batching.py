@@ -223,13 +223,13 @@ def _rate(memory: _Memory) -> Floats:
 class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
     """Parameters of `dynamic-batching`."""
 
-    capacity: Annotated[PerRank, Meta(description=f"To begin with. {CAPACITY}")] = ()
+    capacity: Annotated[PerRank, Meta(description=f"For the first batches. {CAPACITY}")] = ()
     dead_band: Annotated[
         float,
         Meta(
             ge=0,
             le=1,
-            description="Change nothing unless some worker's batch changes by more, relatively.",
+            description="Change batches only if some worker's changes by more than this fraction.",
         ),
     ] = 0.05
     smoothing: Annotated[
@@ -241,22 +241,22 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
         ),
     ] = 0.3
     every_steps: Annotated[
-        int, Meta(ge=1, le=10_000, description="Steps that must be known between two changes.")
+        int, Meta(ge=1, le=10_000, description="Least number of measured steps between changes.")
     ] = 4
     b_min: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Samples that each worker gets at least.")
+        int, Meta(ge=1, le=1_000_000, description="Least number of samples per worker.")
     ] = 1
     b_max: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="Samples that each worker gets at most; 0: no bound."),
+        Meta(ge=0, le=1_000_000, description="Most samples per worker; 0: no limit."),
     ] = 0
     forget_steps: Annotated[
         int,
         Meta(
             ge=0,
             le=1_000_000,
-            description="How long an upper bound holds that was learned from a worker's slowing "
-            "down with larger batches; 0: for good.",
+            description="Steps for which a worker that slowed down with larger batches keeps "
+            "a learned upper bound; 0: forever.",
         ),
     ] = 1000
     times: counts.Times = "typical"

@@ -219,16 +219,14 @@ def serial_share(ratio: Floats, threads: Ints) -> float:
 class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of `ep4ddl`."""
 
-    most_threads: Annotated[
-        int, Meta(ge=1, le=64, description="CPU threads that a rank may use.")
-    ] = 4
+    most_threads: Annotated[int, Meta(ge=1, le=64, description="Most CPU threads of a rank.")] = 4
     cores: Annotated[
         int,
         Meta(
             ge=0,
             le=65_536,
-            description="CPU threads of all ranks together; 0: no bound. Ranks that share a node "
-            "slow each other down beyond its cores.",
+            description="Most CPU threads of all ranks together; 0: no limit. With more threads "
+            "than cores, ranks on the same node slow each other down.",
         ),
     ] = 0
     serial: Annotated[
@@ -236,8 +234,8 @@ class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1,
-            description="Share of a step's computing that more threads do not shorten, until the "
-            "first change of threads has shown it.",
+            description="Fraction of compute time that more threads do not shorten, until the "
+            "first change of threads shows it.",
         ),
     ] = 0.1
 

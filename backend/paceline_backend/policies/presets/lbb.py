@@ -253,7 +253,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=10,
-            description="Straggler effect from which on all batch sizes are solved for anew.",
+            description="Straggler effect from which on all batch sizes are recomputed.",
         ),
     ] = 0.3
     step: Annotated[
@@ -277,7 +277,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Steps after which a rank that was left out is tried again.",
+            description="Steps after which a rank without samples is tried again.",
         ),
     ] = 200
     times: counts.Times = "typical"
@@ -302,7 +302,7 @@ def make(parameters: LbbParameters) -> Policy:
 
 preset = Preset(
     name="lbb",
-    summary="Levels the ranks' times: moves single samples, or solves for all batch sizes at once.",
+    summary="Balances the ranks' times: moves single samples, or recomputes all batch sizes.",
     source="LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU "
     "Cluster",
     make=make,

@@ -96,8 +96,8 @@ class PacelineParameters(Parameters, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["exact", "free"],
         Meta(
-            description="exact: every global batch holds the samples that plain DDP with the same"
-            " seed gives it. free: batches are composed such that they divide well."
+            description="exact: every global batch holds the same samples as under plain DDP with"
+            " the same seed. free: batches are composed so that they can be balanced well."
         ),
     ] = "exact"
     cost: CostModel = "auto"
@@ -141,7 +141,7 @@ def warm_up() -> None:
 
 preset = Preset(
     name="paceline",
-    summary="Each global batch divided such that all workers end together, to within a sample.",
+    summary="Divides each global batch so that all workers finish together, to within a sample.",
     source="Paceline",
     make=make,
     combines=True,

@@ -151,15 +151,15 @@ class Measured:
         """See `Chooser.choose`."""
         now = _recall(memory)
         if world == 1:
-            return self._choice(now, "there is one rank only")
+            return self._choice(now, "there is only one rank")
         # In the first segment of a relaxed synchroniser, ranks do not share batches yet.
         if now.segments <= 1:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {_FEWEST} of its steps are known"
+            words = f"fewer than {_FEWEST} of its steps have been measured"
             if now.relaxed and now.segments >= _BLIND:
-                words, now.tried_s = f"pairwise means were tried, but {words}", _BLIND_S
+                words, now.tried_s = f"pairwise averaging was tried, but {words}", _BLIND_S
                 self._change(now)
             return self._choice(now, words)
         self._count_time(now, steps, int(feedback.step[-1]))
@@ -168,7 +168,7 @@ class Measured:
             now.rest_s = max(0.0, steps.taken_s - steps.slowest_s - now.exchange_s)
         gain = self._gain(steps, now)
         error = _half_interval(len(steps.step_s), lambda rows: self._gain(steps.only(rows), now))
-        words = self._words(steps, now, f"{gain:.2f} times the work (± {error:.2f})")
+        words = self._words(steps, now, f"{gain:.2f} times the throughput (± {error:.2f})")
         saves, loses = 1 / (1 - self.saving), 1 / (1 - min(self.back, self.saving))
         if now.relaxed:
             now.against = now.against + 1 if gain + error < loses else 0
@@ -230,17 +230,17 @@ class Measured:
         if now.relaxed:
             reduced_s = self._gain(steps, now) * steps.taken_s
             return (
-                f"the work of a step takes {_in_ms(steps.taken_s)}, under the all-reduce it would "
-                f"take {_in_ms(reduced_s)}: {gain}"
+                f"the work of a step takes {_in_ms(steps.taken_s)}; with all-reduce it would take "
+                f"{_in_ms(reduced_s)}: {gain}"
             )
         alone_s = steps.computing_s(shared=self.uneven) + now.rest_s
         words = (
-            f"a step takes {_in_ms(steps.taken_s)}: its slowest rank computes "
+            f"a step takes {_in_ms(steps.taken_s)}: its slowest rank computes for "
             f"{_in_ms(steps.slowest_s)}, the exchange takes {_in_ms(now.exchange_s)}; without "
-            f"waiting, ranks would need {_in_ms(alone_s)}: pairwise means might do {gain}"
+            f"waiting, ranks would need {_in_ms(alone_s)}: pairwise averaging might give {gain}"
         )
         if now.wait_s:
-            words += f"; they were tried and saved too little: not again for {now.wait_s:.0f} s"
+            words += f"; it was tried and saved too little: next try in {now.wait_s:.0f} s"
         return words
 
     def _choice(self, now: _Memory, words: str) -> Choice:
@@ -280,8 +280,8 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=0.9,
-            description="Share of the time for the same work that pairwise means must save: the"
-            " lower bound of the 95 % interval.",
+            description="Fraction of the time for the same work that pairwise averaging must save,"
+            " by the lower bound of the 95 % interval.",
         ),
     ] = 0.15
     back: Annotated[
@@ -289,15 +289,15 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=0.9,
-            description="Share below which, by the upper bound, the all-reduce comes back; not "
-            "above `saving`.",
+            description="Saved fraction below which, by the upper bound, the run returns to "
+            "all-reduce; at most `saving`.",
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="The newest steps, whose times it rests on.")
+        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps whose times decide.")
     ] = 32
     hold: Annotated[
-        int, Meta(ge=1, le=1024, description="Segments that a choice is kept for, at least.")
+        int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")
     ] = 4
     batches: BatchesOf = "paceline"
 
@@ -317,8 +317,8 @@ def make(parameters: PacelineRelaxedParameters) -> Policy:
 
 preset = Preset(
     name="paceline-relaxed",
-    summary="Batches that fit speeds and sizes; while ranks still wait for each other, each steps "
-    "by itself and two replicas at a time become their mean.",
+    summary="Batches that fit speeds and sizes; while ranks still wait for each other, they step "
+    "independently and average replicas in pairs.",
     source="Paceline; the pairwise means are AD-PSGD's",
     make=make,
     parameters=PacelineRelaxedParameters,

@@ -25,7 +25,7 @@ from paceline_backend.policies.parameters import BatchesOf, Parameters
 from paceline_backend.policies.registry import make as policy_of
 
 Staleness = Annotated[
-    int, Meta(ge=0, le=64, description="Rounds after which a gradient is too old, and dropped.")
+    int, Meta(ge=0, le=64, description="Rounds after which a gradient is dropped as too old.")
 ]
 
 
@@ -57,7 +57,7 @@ def _preset(
 
 ad_psgd = _preset(
     "ad-psgd",
-    "Each rank steps by itself; after each step two replicas become their mean.",
+    "Ranks step independently; after each step, two replicas are averaged.",
     "Lian et al., Asynchronous decentralized parallel stochastic gradient descent",
     lambda values: Pairwise(),
     RelaxedParameters,
@@ -103,8 +103,8 @@ class DilocoParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="P: parts of the parameters that have their outer steps in turn, so that"
-            " less is sent at a time. More than every are as many as every.",
+            description="P: parts of the parameters that take their outer steps in turn, so that"
+            " less is sent at a time. Values above `every` count as `every`.",
         ),
     ] = 1
     overlap: Annotated[
@@ -112,8 +112,8 @@ class DilocoParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0,
             le=10_000,
-            description="τ: steps that ranks make while a part is on its way. More than"
-            " every / parts are as many as that. 0: ranks wait for each exchange.",
+            description="τ: steps that ranks make while a part is being exchanged. Values above"
+            " `every` / `parts` count as that. 0: ranks wait for each exchange.",
         ),
     ] = 0
     mix: Annotated[
@@ -121,8 +121,8 @@ class DilocoParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0,
             lt=1,
-            description="α: share of its own parameters that a rank keeps when what was on its way"
-            " has come. Without overlap it keeps none.",
+            description="α: fraction of its own parameters that a rank keeps after an overlapped"
+            " exchange. Without overlap it keeps none.",
         ),
     ] = 0.5
 
@@ -145,7 +145,7 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
 # far longer than most.
 diloco = _preset(
     "diloco",
-    "As local-sgd; an outer optimiser with momentum steps along what the mean has changed.",
+    "As local-sgd, but an outer optimiser with momentum applies the averaged change.",
     "Douillard et al., DiLoCo: Distributed low-communication training of language models; "
     "parts, overlap and mix: Streaming DiLoCo",
     _streaming,
@@ -159,8 +159,8 @@ class EagerSgdParameters(RelaxedParameters, frozen=True):
     mode: Annotated[
         Literal["solo", "majority"],
         Meta(
-            description="solo: the first rank ready calls a round; majority: one drawn at random,"
-            " so that half of them are ready in the mean."
+            description="solo: the first ready rank starts a round. majority: a rank drawn at"
+            " random does, so half of the ranks are ready on average."
         ),
     ] = "majority"
     staleness: Staleness = 4
@@ -170,7 +170,7 @@ class EagerSgdParameters(RelaxedParameters, frozen=True):
 # next round. Stale gradients are summed without weights.
 eager_sgd = _preset(
     "eager-sgd",
-    "Partial all-reduce as soon as the first rank is ready, or one drawn at random.",
+    "Partial all-reduce as soon as the first rank, or a rank drawn at random, is ready.",
     "Eager-SGD: Taming unbalanced training workloads in deep learning with partial "
     "collective operations",
     lambda values: Partial(
@@ -194,7 +194,7 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=64,
-            description="Steps that a rank may be ahead of the slowest, where the script does not"
+            description="Steps that a rank may be ahead of the slowest rank, if the script does not"
             " let ranks take over batches.",
         ),
     ] = 2
@@ -227,7 +227,7 @@ class Flexrr:
 # (`paceline.core.pool`).
 flexrr = _preset(
     "flexrr",
-    "Each rank's gradient is applied as it comes; fast ranks take over batches of slow ones.",
+    "Each gradient is applied as soon as it arrives; fast ranks take over batches of slow ranks.",
     "FlexRR: Addressing the straggler problem for iterative convergent parallel ML",
     lambda values: Flexrr(values.staleness),
     FlexrrParameters,
@@ -237,12 +237,12 @@ flexrr = _preset(
 class LocalSgdParameters(RelaxedParameters, frozen=True):
     """Parameters of `local-sgd`."""
 
-    every: Annotated[int, Meta(ge=1, le=10_000, description="H: steps between two means.")] = 8
+    every: Annotated[int, Meta(ge=1, le=10_000, description="H: steps between two averages.")] = 8
 
 
 local_sgd = _preset(
     "local-sgd",
-    "Each rank steps by itself; every few steps their replicas become the mean.",
+    "Ranks step independently; every few steps, all replicas are averaged.",
     "Local SGD converges fast and communicates little",
     lambda values: Averaging(AveragingRules(every=values.every)),
     LocalSgdParameters,
@@ -254,7 +254,9 @@ class NSoftParameters(RelaxedParameters, frozen=True):
 
     n: Annotated[
         int,
-        Meta(ge=1, le=1024, description="An update takes the gradients of M/n ranks, rounded up."),
+        Meta(
+            ge=1, le=1024, description="An update uses the gradients of M/n of M ranks, rounded up."
+        ),
     ] = 2
     staleness: Staleness = 4
 
@@ -263,7 +265,7 @@ class NSoftParameters(RelaxedParameters, frozen=True):
 # update themselves with the sum of the gradients that have arrived.
 n_soft = _preset(
     "n-soft",
-    "An update as soon as one n-th of the ranks have a gradient; the others' come late.",
+    "Updates as soon as one n-th of the ranks have a gradient; other gradients follow later.",
     "n-softsync: Staleness-aware async-SGD for distributed deep learning",
     lambda values: Partial(PartialRules(parts=values.n, staleness=values.staleness, mean=False)),
     NSoftParameters,
@@ -272,7 +274,7 @@ n_soft = _preset(
 # One-shot averaging.
 osa = _preset(
     "osa",
-    "Each rank trains by itself; replicas become their mean at the end of an epoch.",
+    "Ranks train independently; replicas are averaged at the end of each epoch.",
     "Zinkevich et al., Parallelized stochastic gradient descent",
     lambda values: Averaging(AveragingRules(every=None)),
     RelaxedParameters,
@@ -287,7 +289,8 @@ class RnaParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="Ranks, drawn anew for each round; the first that is ready calls it.",
+            description="Number of ranks drawn again for each round. The first ready one starts"
+            " it.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -297,7 +300,8 @@ class RnaParameters(RelaxedParameters, frozen=True):
 # staleness. Learning rates are scaled linearly by the contributors' share of the work.
 rna = _preset(
     "rna",
-    "Partial all-reduce, called by the first of a few probed ranks; nobody waits for all.",
+    "Partial all-reduce, started by the first ready rank of a few probed ones; no rank waits for "
+    "all others.",
     "Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     lambda values: Partial(
@@ -311,14 +315,14 @@ class SspParameters(RelaxedParameters, frozen=True):
     """Parameters of `ssp`."""
 
     staleness: Annotated[
-        int, Meta(ge=0, le=64, description="Steps that a rank may be ahead of the slowest.")
+        int, Meta(ge=0, le=64, description="Steps that a rank may be ahead of the slowest rank.")
     ] = 3
 
 
 # A gradient is never too old: the lead bounds its age.
 ssp = _preset(
     "ssp",
-    "Each rank's gradient is applied as it comes; none leads the slowest by too much.",
+    "Each gradient is applied as soon as it arrives; no rank gets too far ahead of the slowest.",
     "SSP: More effective distributed ML via a stale synchronous parallel parameter server",
     lambda values: Partial(
         PartialRules(quorum=1, staleness=None, lead=values.staleness, mean=False)

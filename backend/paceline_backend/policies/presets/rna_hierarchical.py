@@ -122,8 +122,8 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
     groups: Annotated[
         Literal["auto", "speed"],
         Meta(
-            description="What makes a group: the ranks of a node where a run is on several nodes, "
-            "and else their speed (auto); or always their speed."
+            description="How ranks are grouped. auto: by node if the run has several nodes, "
+            "otherwise by speed. speed: always by speed."
         ),
     ] = "auto"
     spread: Annotated[
@@ -131,8 +131,8 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0.05,
             le=10,
-            description="In a group the slowest rank's step may take longer than the fastest "
-            "one's by this part of their mean.",
+            description="Largest difference between the slowest and the fastest rank's step time "
+            "in a group, as a fraction of their mean.",
         ),
     ] = 1.0
     every: Annotated[
@@ -144,8 +144,8 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="Ranks of the group, drawn anew for each round, of which the first that "
-            "is ready calls it.",
+            description="Number of ranks of the group drawn again for each round; the first ready "
+            "one starts it.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -166,8 +166,8 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
 
 preset = Preset(
     name="rna-hierarchical",
-    summary="As rna, in groups of ranks of a node, or of about the same speed, with a parameter "
-    "server between.",
+    summary="As rna, within groups of ranks of one node, or of similar speed; a parameter server "
+    "connects the groups.",
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,

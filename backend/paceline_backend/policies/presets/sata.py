@@ -120,7 +120,7 @@ class SataParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="Redistribute only if some worker's share changed by more, relatively.",
+            description="Redistribute only if a worker's share changed by more than this fraction.",
         ),
     ] = 0.01
     every_steps: Annotated[
@@ -128,7 +128,7 @@ class SataParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=100_000,
-            description="Redistribute after so many steps; 0: once an epoch, as in the paper.",
+            description="Steps between redistributions; 0: once per epoch, as in the paper.",
         ),
     ] = 0
 
@@ -142,7 +142,7 @@ def make(parameters: SataParameters) -> Policy:
 
 preset = Preset(
     name="sata",
-    summary="Each epoch, divides the global batch by the speeds seen in the epoch before.",
+    summary="Each epoch, divides the global batch by the speeds measured in the previous epoch.",
     source="SATA: Self-Adaptive Task Allocation for Decentralized Deep Learning in Heterogeneous "
     "Environments",
     make=make,

@@ -25,8 +25,8 @@ from paceline_backend.policies.parameters import PerRank
 from paceline_backend.policies.solve import counts
 
 CAPACITY = (
-    "What each rank can do relative to the others: its CPU cores, or its FLOP/s. One number for "
-    "each rank; none: found out from the ranks' devices."
+    "Capacity of each rank relative to the others, such as CPU cores or FLOP/s. One number per "
+    "rank; none: derived from the ranks' devices."
 )
 
 
@@ -71,7 +71,7 @@ def make(parameters: StaticBatchingParameters) -> Policy:
 
 preset = Preset(
     name="static-batching",
-    summary="Divides the global batch by what the ranks' devices can do: CPU cores or FLOP/s.",
+    summary="Divides the global batch in proportion to the ranks' CPU cores or FLOP/s.",
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "open loop",
     make=make,

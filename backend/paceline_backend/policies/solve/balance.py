@@ -56,7 +56,7 @@ def partition(
     """
     samples, world = len(sizes), models.world
     if counts is not None and int(np.sum(counts)) != samples:
-        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; give {samples}, one a size")
+        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; there are {samples} sizes")
     workers = Workers.of(models, most_of(limits if counts is None else counts, samples, world))
     effective = np.array(models.cost.sizes(sizes), np.float64)
     if samples == 0:

@@ -29,8 +29,8 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
     which: Annotated[
         Literal["order", "levelled"],
         Meta(
-            description="Which samples of a global batch each rank gets: in the epoch's order, or "
-            "such that loads come out in proportion to the counts."
+            description="Samples of a global batch that each rank gets. order: in the epoch's "
+            "order. levelled: chosen so that loads are proportional to the counts."
         ),
     ] = "order"
     window: WindowSteps = 64
@@ -43,9 +43,9 @@ LEVELLED = ({"which": "levelled"},)
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
-        description="Which times of the ranks count. typical: what each rank takes for a batch of "
-        "typical samples, by the predictor. measured: what its steps took, whatever their samples, "
-        "as in the paper."
+        description="Times from which batch sizes are computed. typical: each rank's predicted "
+        "time for a batch of typical samples. measured: the times of its steps, whatever their "
+        "samples, as in the paper."
     ),
 ]
 
@@ -183,7 +183,9 @@ class CountedScheduler:
         """
         whole = equal(problem) if problem.counts is None else problem.counts
         if whole.sum() != problem.global_batch:
-            raise ValueError(f"counts: {whole.sum()} in all; the batch has {problem.global_batch}")
+            raise ValueError(
+                f"counts: their sum is {whole.sum()}; the batch has {problem.global_batch} samples"
+            )
         counts, samples, start = [], [], 0
         for size in problem.batch_sizes():
             counts.append(scaled(whole, size))

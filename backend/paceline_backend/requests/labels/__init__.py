@@ -1,7 +1,8 @@
-"""What people say of runs: tags, notes, and targets; a run that has ended keeps taking them.
+"""Labels that users give to runs: tags, notes and targets. Ended runs accept them, too.
 
-A tag comes and goes by itself, so two people cannot undo each other's, and no revision is needed.
-A note is replaced as a whole: who writes it says which revision of the run it is meant for.
+A tag is added and removed on its own, so two users cannot overwrite each other's tags, and no
+revision is needed. A note is replaced as a whole, so its writer passes the revision of the run that
+the note is meant for.
 """
 
 from paceline_backend.requests.labels.labelling import annotate, tag, untag

@@ -1,4 +1,4 @@
-"""Gives runs tags and notes, and takes them away."""
+"""Tags and notes of runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ from paceline_backend.store.history import labels
 
 
 def tag(store: Store, run: str, word: str, by: Requester) -> None:
-    """Gives a run a tag; nothing changes if it has it already.
-
-    Args:
-        store: the database.
-        run: the run's public id.
-        word: the tag.
-        by: who asks.
+    """Add the tag `word` to a run. Idempotent.
 
     Raises:
-        UnknownRunError: no such run.
         ConflictError: the run has too many tags.
-        StoreError: or one of its kinds.
     """
     with store.write() as connection:
         key = runs.key_of(connection, run)
@@ -33,36 +25,14 @@ def tag(store: Store, run: str, word: str, by: Requester) -> None:
 
 
 def untag(store: Store, run: str, word: str, by: Requester) -> None:
-    """Takes a tag from a run; nothing changes if it does not have it.
-
-    Args:
-        store: the database.
-        run: the run's public id.
-        word: the tag.
-        by: who asks.
-
-    Raises:
-        UnknownRunError: no such run.
-        StoreError: or one of its kinds.
-    """
+    """Remove the tag `word` from a run. Idempotent."""
     with store.write() as connection:
         if labels.remove_tag(connection, runs.key_of(connection, run), word):
             record(connection, by, "run.untag", run=run, target=word)
 
 
 def annotate(store: Store, change: RequestedChange, note: str) -> None:
-    """Writes a run's note in place of the one before.
-
-    Args:
-        store: the database.
-        change: the run, and who asks.
-        note: the whole text; empty: none.
-
-    Raises:
-        UnknownRunError: no such run.
-        RevisionError: the run has another revision than expected.
-        StoreError: or one of its kinds.
-    """
+    """Replace the note of a run. An empty text removes it."""
     with store.write() as connection:
         record_change(connection, change, "run.note")
         labels.set_note(connection, runs.key_of(connection, change.run), note)

@@ -1,4 +1,4 @@
-"""What an operator wants of a run's model; a run that has ended takes it, too."""
+"""Target of a run: the value of a metric that its evaluations should reach."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ from paceline_backend.store.quality import target as stored
 
 
 def set_target(store: Store, change: RequestedChange, target: Mapping[str, Any] | None) -> None:
-    """Sets a run's target in place of the one before.
+    """Replace the target of a run, which may have ended.
 
-    Args:
-        store: the database.
-        change: the run, and who asks.
-        target: `{metric, value, direction}`; None: none any more.
-
-    Raises:
-        UnknownRunError: no such run.
-        RevisionError: the run has another revision than expected.
-        StoreError: or one of its kinds.
+    `target` has the keys `metric`, `value` and `direction`; None removes the target.
     """
     with store.write() as connection:
         details = {"target": None if target is None else dict(target)}

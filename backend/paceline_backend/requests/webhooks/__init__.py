@@ -1,8 +1,8 @@
-"""Webhooks: what they are told, how it is signed, and where it may be sent.
+"""Webhooks: bodies, signatures, permitted addresses, and the request itself.
 
 Signatures follow Standard Webhooks (https://www.standardwebhooks.com), for which receivers have
-libraries: `webhook-id`, `webhook-timestamp` and `webhook-signature`, which is `v1,` and the Base64
-of HMAC-SHA256 over "id.timestamp.body". The worker's sender and the API's test call `post`::
+libraries: `webhook-id`, `webhook-timestamp` and `webhook-signature`, which is `v1,` followed by the
+Base64 of HMAC-SHA256 over "id.timestamp.body". The worker's sender and the API's test call `post`::
 
     sent = post(url, body_of("raised", alert, at), "msg_7", key, allowed)
 """

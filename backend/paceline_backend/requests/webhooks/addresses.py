@@ -1,4 +1,7 @@
-"""Where a webhook may be: at an origin that the operator allows, at an address of a usual kind."""
+"""Permitted webhook addresses: an origin that the operator allows, at an ordinary address.
+
+The checks protect against server-side request forgery.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from paceline_backend.server.origins import Origin, Origins, origin_of
 
 
 class AddressError(PacelineError):
-    """Nothing may be sent there."""
+    """Requests to this URL are not permitted."""
 
 
 def check(url: str, allowed: Origins) -> Origin:
-    """The origin of a webhook's URL.
+    """Return the origin of a webhook's URL.
 
     Raises:
-        AddressError: it is not allowed, or no URL.
+        AddressError: the origin is not allowed, or the text is not a URL.
     """
     try:
         covered, origin = allowed.covers(url), origin_of(url)
@@ -26,27 +29,27 @@ def check(url: str, allowed: Origins) -> Origin:
     if not covered:
         shown = f"{origin.scheme}://{origin.host}:{origin.port}"
         raise AddressError(
-            f"{shown} is not allowed: an operator lists it with `paceline server --webhook-to "
+            f"{shown} is not allowed: an operator can allow it with `paceline server --webhook-to "
             f"{shown}`"
         )
     return origin
 
 
 def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
-    """The origin of a webhook's URL, and the address to connect to.
+    """Return the origin of a webhook's URL, and the address to connect to.
 
-    Whoever connects has to use this address, and not look the name up again: its owner may have
-    changed it meanwhile.
+    The caller must connect to this address and must not resolve the name again, because its owner
+    may have changed it meanwhile (DNS rebinding).
 
     Raises:
-        AddressError: it is not allowed, its name is unknown, or it is an address of a kind that no
-            webhook has.
+        AddressError: the origin is not allowed, its name is unknown, or its address is link-local,
+            multicast, unspecified or reserved.
     """
     origin = check(url, allowed)
     try:
         known = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise AddressError(f"{origin.host}: the name is not known: {error}") from error
+        raise AddressError(f"{origin.host}: the name cannot be resolved: {error}") from error
     addresses = [str(info[4][0]) for info in known]
     for address in addresses:
         if reason := _refused(address):
@@ -55,13 +58,15 @@ def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
 
 
 def _refused(address: str) -> str | None:
-    """Why nothing is sent to an address; None: it may be."""
+    """Return why an address is refused, or None."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     parsed = parsed if mapped is None else mapped
-    if parsed.is_loopback:  # reserved, too, in IPv6; it counts where the operator lists it
+    # The operator may list loopback origins. In IPv6 loopback is also reserved, so test it first.
+    if parsed.is_loopback:
         return None
-    if parsed.is_link_local:  # where clouds tell machines their credentials
+    # Cloud providers serve credentials of machines at link-local addresses.
+    if parsed.is_link_local:
         return "link-local"
     if parsed.is_multicast:
         return "multicast"

@@ -1,4 +1,4 @@
-"""What a webhook is told, its signature, and the request itself."""
+"""Body and signature of webhook requests, and the request itself."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from paceline.core.version import __version__
 from paceline_backend.requests.webhooks.addresses import AddressError, address_of
 from paceline_backend.server.origins import Origins
 
-TIMEOUT_S = 5.0  # from connecting to the head of the answer, all together
+# Total time from connecting to the headers of the answer.
+TIMEOUT_S = 5.0
 _DONE = range(200, 300)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of a request.
+    """Result of a request.
 
     Args:
-        status: of the answer; None: there was none.
-        error: why it was not taken; None: it was. It never holds anything of the answer.
+        status: HTTP status of the answer, or None without an answer.
+        error: reason why the delivery failed, or None. It never contains text of the answer.
     """
 
     status: int | None
@@ -39,34 +40,34 @@ class Sent:
 
 
 def body_of(event: str, alert: Mapping[str, Any] | None, at: float) -> bytes:
-    """What a webhook is told, as JSON.
+    """Return the JSON body of a webhook request.
 
     Args:
         event: ``raised``, ``resolved`` or ``test``.
-        alert: as GET /alerts tells it; None: of a test.
+        alert: the alert as GET /alerts returns it, or None in a test.
         at: Unix time of the event.
     """
     return orjson.dumps({"type": f"alert.{event}", "timestamp": at, "data": alert})
 
 
 def delivery_id(key: int) -> str:
-    """The `webhook-id` of a delivery: the same in each of its tries."""
+    """Return the `webhook-id` of a delivery, which is the same in all tries."""
     return f"msg_{key}"
 
 
 def secret_text(key: bytes) -> str:
-    """A webhook's secret as its receiver is given it."""
+    """Return a webhook's secret in the format that its receiver uses."""
     return f"whsec_{base64.b64encode(key).decode()}"
 
 
 def signature(key: bytes, name: str, timestamp: int, body: bytes) -> str:
-    """The `webhook-signature` of a request.
+    """Return the `webhook-signature` of a request.
 
     Args:
-        key: of the webhook.
+        key: key of the webhook.
         name: the `webhook-id`.
         timestamp: the `webhook-timestamp`, Unix time in seconds.
-        body: exactly as it is sent.
+        body: exact bytes of the request's body.
     """
     signed = f"{name}.{timestamp}.".encode() + body
     return f"v1,{base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}"
@@ -80,18 +81,18 @@ def post(
     allowed: Origins,
     timeout_s: float = TIMEOUT_S,
 ) -> Sent:
-    """Sends a signed body once.
+    """Send a signed body once.
 
-    Redirects are not followed, proxies of the environment are not used, and of the answer only the
-    status is read.
+    Redirects are not followed, proxies of the environment are not used, and only the status of the
+    answer is read.
 
     Args:
-        url: of the webhook.
-        body: what is sent.
+        url: URL of the webhook.
+        body: body of the request.
         name: the `webhook-id`.
-        key: of the webhook.
-        allowed: where webhooks may be.
-        timeout_s: see `TIMEOUT_S`.
+        key: key of the webhook.
+        allowed: origins that webhooks may have.
+        timeout_s: total time from connecting to the headers of the answer, in seconds.
     """
     try:
         origin, address = address_of(url, allowed)
@@ -106,7 +107,7 @@ def post(
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature(key, name, timestamp, body),
     }
-    # The name is in the certificate's check, but not looked up again.
+    # Connect to the checked address. The host name is used only to verify the certificate.
     there = {"sni_hostname": origin.host}
     direct = _at(url, address, origin.port)
     try:
@@ -123,12 +124,8 @@ def post(
 async def _status(
     url: str, body: bytes, headers: dict[str, str], there: dict[str, str], timeout_s: float
 ) -> int:
-    """The status of the answer.
-
-    Raises:
-        TimeoutError: there was none in time. httpx's own limits are for each read alone, so a
-            receiver that sends byte after byte would never reach them.
-    """
+    # httpx's own timeouts apply to each read, so a receiver that sends byte after byte would never
+    # reach them.
     async with (
         asyncio.timeout(timeout_s),
         httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=None) as client,
@@ -138,7 +135,6 @@ async def _status(
 
 
 def _at(url: str, address: str, port: int) -> str:
-    """A URL whose host is an address."""
     parts = urlsplit(url)
     host = f"[{address}]" if ":" in address else address
     return urlunsplit(parts._replace(netloc=f"{host}:{port}"))

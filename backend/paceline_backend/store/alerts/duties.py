@@ -40,4 +40,4 @@ def give_back(store: Store, duty: str, owner: str) -> None:
         with store.write() as connection:
             connection.execute(sa.delete(duties).where(*mine))
     except StoreError as error:
-        log.warning("the duty %s stays until it expires: %s", duty, error)
+        log.warning("cannot release the duty %s, so it is held until it expires: %s", duty, error)

@@ -144,7 +144,7 @@ def acknowledge(connection: sa.Connection, key: int, by: str, why: str) -> dict[
     if not done:
         who = alert["acknowledged_by"]
         what = "is resolved" if who is None else f"was acknowledged by {who}"
-        raise AcknowledgedError(f"alert {key} {what}: nothing is left to acknowledge")
+        raise AcknowledgedError(f"alert {key} {what}: it needs no acknowledgement")
     return alert
 
 

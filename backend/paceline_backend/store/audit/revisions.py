@@ -49,9 +49,7 @@ class RevisionError(PacelineError):
         self.revision = revision
         self.change = change
         by = f" by {self.who} ({change['action']})" if change else ""
-        super().__init__(
-            f"run {run} was changed{by} since it was read: read it again, then decide anew"
-        )
+        super().__init__(f"run {run} was changed{by} since you read it: reload it and retry")
 
     @property
     def who(self) -> str | None:

@@ -12,8 +12,8 @@ from paceline.wire import OBSERVED, State
 PATIENCE_S = 60.0
 
 _HELPS = (
-    "`paceline run --observe` and `paceline observe -- torchrun …` show such a script as it is, "
-    "and a Session lets Paceline plan its batches"
+    "use a Session to let Paceline plan batches, or `paceline run --observe` or "
+    "`paceline observe -- torchrun …` to only measure the script"
 )
 
 
@@ -24,7 +24,7 @@ def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     the policy plans, empty if they do not.
     """
     if equal_because:
-        return f"Ranks train with equal parts, whatever the policy: {equal_because}"
+        return f"Ranks train with equal local batches, whatever the policy: {equal_because}"
     observed = run["policy"] == OBSERVED
     if run["attempt"] is None:
         if not _trained_unseen(run):
@@ -32,11 +32,11 @@ def of_run(run: Mapping[str, Any], equal_because: str = "") -> str | None:
         if observed:
             return (
                 "No rank has stepped an optimiser of a model that DistributedDataParallel or FSDP2 "
-                "wraps, so nothing is known of its steps."
+                "wraps, so Paceline cannot measure steps."
             )
         return (
-            "No rank has begun a loop over the loader of a paceline.Session, so nothing is planned "
-            f"and nothing is known of its steps: {_HELPS}."
+            "No rank has iterated over the loader of a paceline.Session, so Paceline neither plans "
+            f"batches nor measures steps: {_HELPS}."
         )
     if observed:
         return (

@@ -20,7 +20,7 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store.database import insert
 from paceline_backend.store.schema import cordons, nodes
 
-_NO_HOST = "the node did not say what the engine calls its machine"
+_NO_HOST = "the node did not report the engine's name of its machine"
 
 
 class UnknownNodeError(PacelineError):

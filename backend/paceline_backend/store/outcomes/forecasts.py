@@ -106,7 +106,7 @@ def set_auto(
     """
     key = runs.key_of(connection, run)
     if state(connection, key) in ENDED:
-        raise runs.RunEndedError(f"run {run} has ended: nothing about it can change any more")
+        raise runs.RunEndedError(f"run {run} has ended: it can no longer be changed")
     if relaxed is None:
         relaxed = auto(connection, key)["relaxed"]
     connection.execute(sa.delete(autos).where(autos.c.run == key))

@@ -35,4 +35,4 @@ def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
 def check_staleness(record: RoundRecord) -> None:
     """Refuse a record whose `staleness` has numbers that are no counts."""
     if not all(0 <= count < 2**31 for count in record.staleness):
-        raise StoreRefusedError(f"staleness holds what is no count in {record}")
+        raise StoreRefusedError(f"staleness contains a number that is not a count in {record}")

@@ -28,7 +28,7 @@ def backup(store: Store, file: Path) -> None:
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError as error:
-        raise BackupError(f"{file} is there: name a new file") from error
+        raise BackupError(f"{file} already exists: choose another file") from error
     except OSError as error:
         raise BackupError(f"cannot write {file}: {error.strerror}") from error
     try:
@@ -52,7 +52,7 @@ def restore(store: Store, file: Path, *, replace: bool) -> None:
     if not file.is_file():
         raise BackupError(f"there is no file {file}")
     if not replace and _in_use(store):
-        raise BackupError(f"database {store.name} has tables: --replace gives them up")
+        raise BackupError(f"database {store.name} has tables: use --replace to overwrite them")
     if not store.is_sqlite:
         options = ("--clean", "--if-exists", "--no-owner", "--single-transaction")
         _postgres("pg_restore", store, *options, str(file))
@@ -62,7 +62,7 @@ def restore(store: Store, file: Path, *, replace: bool) -> None:
             whole = source.execute("PRAGMA quick_check").fetchone() == ("ok",)
             source.execute("SELECT version_num FROM alembic_version")
         except sqlite3.DatabaseError as error:
-            raise BackupError(f"{file} is no copy of Paceline's database: {error}") from error
+            raise BackupError(f"{file} is not a backup of a Paceline database: {error}") from error
     if not whole:
         raise BackupError(f"{file} is damaged")
     _copy(file, _path(store))
@@ -96,8 +96,8 @@ def _postgres(program: str, store: Store, *options: str) -> None:
     path = shutil.which(program)
     if path is None:
         raise BackupError(
-            f"{program} is not installed: it comes with PostgreSQL's client "
-            "(postgresql-client), of the server's version or newer"
+            f"{program} is not installed: install PostgreSQL's client (postgresql-client) "
+            "of the server's version or newer"
         )
     url = store.url.set(drivername="postgresql", password=None)
     name = url._replace(password=None).render_as_string(hide_password=False)

@@ -33,7 +33,7 @@ def _file(connection: sa.Connection) -> Iterator[str]:
             yield f"the file is damaged: {line}"
     orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_SHOWN)
     for table, _, parent, _ in orphans:
-        yield f"{table} has a row without its row in {parent}"
+        yield f"{table} has a row that refers to a missing row of {parent}"
 
 
 def _untrue(connection: sa.Connection) -> Iterator[str]:
@@ -54,4 +54,4 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
         step_rollups.outerjoin(row.run.table, (r.run == row.run) & (r.step == row.block))
     )
     for run, step in connection.execute(query.where(wrong).limit(_SHOWN)):
-        yield f"the roll-up of run {run} (its key) from step {step} on is not true"
+        yield f"the roll-up of the run with key {run} from step {step} on does not match its steps"

@@ -123,25 +123,25 @@ def test_reasons_tell_the_figures() -> None:
     assert policy.name == "paceline-relaxed" and policy.relaxed and policy.plain_batches
     few = chosen(Feedback.empty(), {}, 0)
     assert few.synchroniser == ALLREDUCE
-    assert few.why == "all-reduce: fewer than 16 of its steps are known"
+    assert few.why == "all-reduce: fewer than 16 of its steps have been measured"
     # 60 ms of computing, 15 of exchange, 5 of loading; 30 + 5 would do.
     reduced = steps_of(IN_TURN, 0.015, 0.08)
     held = chosen(reduced, {"segments": 3}, 66)
     assert held.synchroniser == ALLREDUCE
     assert held.why == (
-        "all-reduce: a step takes 80 ms: its slowest rank computes 60 ms, the exchange takes "
-        "15 ms; without waiting, ranks would need 35 ms: pairwise means might do 2.29 times the "
-        "work (± 0.00)"
+        "all-reduce: a step takes 80 ms: its slowest rank computes for 60 ms, the exchange takes "
+        "15 ms; without waiting, ranks would need 35 ms: pairwise averaging might give 2.29 times "
+        "the throughput (± 0.00)"
     )
     made = chosen(reduced, held.memory, 70)
     assert made.synchroniser == PAIRWISE
     # In the first segment ranks did not share batches yet.
     made = chosen(later(reduced, 70), made.memory, 134)
-    assert made.why == "pairwise: fewer than 16 of its steps are known"
+    assert made.why == "pairwise: fewer than 16 of its steps have been measured"
     made = chosen(later(steps_of(IN_TURN, 0.0, 0.04), 134), made.memory, 198)
     assert made.why == (
-        "pairwise: the work of a step takes 40 ms, under the all-reduce it would take 80 ms: "
-        "2.00 times the work (± 0.00)"
+        "pairwise: the work of a step takes 40 ms; with all-reduce it would take 80 ms: "
+        "2.00 times the throughput (± 0.00)"
     )
 
 
@@ -190,7 +190,7 @@ def test_what_proves_wrong_is_given_up_and_tried_again_ever_later() -> None:
     # A segment takes 3.2 s in a try, else 2.56: 20 and 40 times the try are waited for.
     assert second - first > 20 * 3.2 / 2.56
     assert third - second > 1.8 * (second - first)
-    assert made[12].why.endswith("they were tried and saved too little: not again for 184 s")
+    assert made[12].why.endswith("it was tried and saved too little: next try in 184 s")
     assert sum(count for _, count in tries(made)) < 0.05 * len(made)
 
 
