@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.amounts.budget import counts_within
 from paceline.core.errors import PacelineError
-from paceline.train.plan.epochs import epoch_order
+from paceline.train.epochs import epoch_order
 from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store

@@ -14,10 +14,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.terms import Terms
 from paceline.data.stream import Stream
+from paceline.train.checkpoint.position import Position
+from paceline.train.environment import Environment
 from paceline.train.plan.leader import Leader
 from paceline.train.streams import news
-from paceline.train.streams.gathering import Gathering
 from paceline.wire import Hello, Proposal, Segment, StepRecord, decode
+from support.contexts import met, run_context
 from support.records import hello, record
 from support.sharded import shards
 
@@ -175,34 +177,38 @@ def leading(
         shapes=kind.shapes,
         token_budget=kind.token_budget,
     )
-    store, gathering = HashStore(), None
+    store, reader = HashStore(), None
     if kind.stream:
         source: Any = range(kind.samples)
         stream = Stream(source, size=float, split="ranks", buffer=8 * kind.batch)
-        gathering = Gathering(stream, terms, said.world, store, None)
+        reader = SimpleNamespace(stream=stream)
         for epoch in range(kind.epochs):
             for rank in range(said.world):
                 read = news.News(_sizes(rng, kind.samples // said.world).tolist(), ended=True)
                 word: Any = news.encode(read)
                 store.set(news.news_key(epoch, rank, 0), word)
+    # A `Limits` has either limits or cuts, and some kinds have both.
+    limits = SimpleNamespace(
+        of_parts=said.limits,
+        of_micro_batches=kind.micro[: said.world],
+        tokens_of_parts=said.token_limits,
+        tokens_of_micro_batches=[],
+    )
+    context = run_context(
+        terms,
+        Environment(attempt=said.attempt),
+        limits=limits,
+        data=None if said.shards is None else SimpleNamespace(shards=said.shards),
+        reader=reader,
+    )
     proposals: Any = bus
     return Leader(
-        terms,
-        said.world,
-        said.sizes_array(),
-        store,
-        proposals,
-        attempt=said.attempt,
+        context,
+        met(said.world, said.sizes_array(), store),
+        Position(start.epoch, start.step, start.used),
+        proposals=proposals,
         announce=announce,
-        epoch=start.epoch,
-        step=start.step,
-        used=start.used,
-        limits=said.limits,
-        micro=kind.micro[: said.world],
-        token_limits=said.token_limits,
         uneven=lambda: kind.uneven_steps,
-        shards=said.shards,
-        stream=gathering,
     )
 
 

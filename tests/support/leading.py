@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from paceline.core.terms import Terms
+from paceline.train.checkpoint.position import Position
+from paceline.train.environment import Environment
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.wire import (
@@ -36,6 +38,7 @@ from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.store import Store, new_runs, runs, schema, switches
 from paceline_backend.store.new_runs import NewRun
+from support.contexts import met, run_context
 from support.waiting import DEADLINE_S, until
 
 Floats = npt.NDArray[np.float64]
@@ -126,16 +129,11 @@ class Leading:
             coast_steps=2,
         )
         self.leader = Leader(
-            terms,
-            self.world,
-            sizes,
-            HashStore(),
-            self.heard,
-            attempt=attempt,
+            run_context(terms, Environment(attempt=attempt)),
+            met(self.world, sizes, HashStore()),
+            Position(epoch, step, used),
+            proposals=self.heard,
             announce=self._announced,
-            epoch=epoch,
-            step=step,
-            used=used,
         )
         self.segments: list[Segment] = []
         self.reported = -1  # last step

@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.train.parts import Step
 from paceline.train.sync import make
-from paceline.train.sync.base import Round, Synchroniser
+from paceline.train.sync.base import Channel, Replica, Round, Synchroniser
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
@@ -165,7 +165,11 @@ def train(
         optimiser = torch.optim.SGD(parameters, 1.0)
         records: list[Round] = []
         synchroniser: Synchroniser = make(
-            what, of, "train", parameters, optimiser, 1, Outer(), records.append
+            what,
+            Channel(of, "train", records.append),
+            Replica(parameters, optimiser),
+            1,
+            Outer(),
         )
         weight = weights[of.rank] if weights else 1 / of.world
         factor = weight * of.world if synchroniser.weighs else 1.0  # as wrapped models weigh
@@ -228,7 +232,7 @@ def leave_on_the_way(leaver: int) -> str:
     with ranks() as of:
         parameters = [nn.Parameter(torch.zeros(2))]
         optimiser = torch.optim.SGD(parameters, 1.0)
-        synchroniser = make(what, of, "leave", parameters, optimiser, 1, Outer())
+        synchroniser = make(what, Channel(of, "leave"), Replica(parameters, optimiser), 1, Outer())
         message = ""
 
         def end(number: int) -> None:

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from paceline.core.errors import PacelineError
 from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
-from paceline.train.sync.base import Ranks, Round
+from paceline.train.sync.base import Channel, Ranks, Replica, Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.rounds import Rounds, Sum
@@ -51,7 +51,7 @@ def make(
     rules = convert(given, PartialRules)
     take = None if records is None else records.append
     call, drift = Call.of(rules, of.world, seed=3), Drift.of(rules)
-    return Rounds(of, "rounds", length, call, drift, take)
+    return Rounds(Channel(of, "rounds", take), length, call, drift)
 
 
 def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def leftover() -> list[float]:
         call = Call(probes=of.world)  # any rank that is ready calls
         seen = list[Sum]()
         if of.rank == 0:
-            rounds = Rounds(of, "rounds", 1, call, Drift(mean=False))
+            rounds = Rounds(Channel(of, "rounds"), 1, call, Drift(mean=False))
             rounds.offer(Gradient(torch.tensor([1.0]), 1))
             while not rounds._progress.reducing:
                 time.sleep(0.001)
@@ -100,7 +100,7 @@ def leftover() -> list[float]:
             rounds.offer(Gradient(torch.tensor([4.0]), 1))
         else:
             dist.barrier()
-            rounds = Rounds(of, "rounds", 1, call, Drift(mean=False))
+            rounds = Rounds(Channel(of, "rounds"), 1, call, Drift(mean=False))
         dist.barrier()  # who is through calls, too
         seen += rounds.finish()
     return [float(result.total) for result in seen if result.contributors]
@@ -114,7 +114,7 @@ def aged() -> tuple[list[list[float]], list[list[int]]]:
 
         def made() -> Rounds:
             call, drift = Call(probes=of.world), Drift(staleness=4, mean=True)
-            return Rounds(of, "rounds", 2, call, drift, records.append)
+            return Rounds(Channel(of, "rounds", records.append), 2, call, drift)
 
         if of.rank == 0:
             rounds = made()
@@ -146,7 +146,8 @@ def arriving() -> tuple[list[float], list[float]]:
             assert here.wait(DEADLINE_S)
             return 0.5
 
-        rounds = Rounds(of, "rounds", 1, Call(quorum=1), Drift(mean=False), records.append)
+        channel = Channel(of, "rounds", records.append)
+        rounds = Rounds(channel, 1, Call(quorum=1), Drift(mean=False))
         if of.rank == 0:
             rounds.offer(Gradient(torch.ones(1), 1, arrive=arrive))
         dist.barrier()
@@ -168,7 +169,7 @@ def undrawn() -> bool:
         call = Call(probes=1, seed=0)
         drawn = call.drawn(0, list(range(of.world)))
         assert drawn is not None and len(drawn) == 1
-        rounds = Rounds(of, "rounds", 1, call, Drift())
+        rounds = Rounds(Channel(of, "rounds"), 1, call, Drift())
         if of.rank not in drawn:
             rounds.offer(Gradient(torch.ones(1), 1))
         dist.barrier()
@@ -190,7 +191,7 @@ def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
         }[optimiser]()
         rules = convert(given, PartialRules)
         call, drift = Call.of(rules, of.world, 3), Drift.of(rules)
-        partial = Partial(of, "rounds", [parameter], made, call, drift)
+        partial = Partial(Channel(of, "rounds"), Replica([parameter], made), call, drift)
         weight = 1 / of.world
         for step in range(steps):
             plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)

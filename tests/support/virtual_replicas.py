@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.train.parts import Step
 from paceline.train.sync import averaging, gradients, make, peers
-from paceline.train.sync.base import Ranks, Round
+from paceline.train.sync.base import Channel, Ranks, Replica, Round
 from paceline.train.sync.outer import Outer
 from paceline.wire.synchronisation import Synchronisation
 from support import virtual
@@ -223,7 +223,11 @@ def train(
                 optimiser = torch.optim.SGD(parameters, 1.0, momentum=0.5)
                 optimiser.state[parameters[0]]["momentum_buffer"] = torch.zeros(2)
                 synchroniser = make(
-                    what, made[rank], "s", parameters, optimiser, seed, Outer(), tell
+                    what,
+                    Channel(made[rank], "s", tell),
+                    Replica(parameters, optimiser),
+                    seed,
+                    Outer(),
                 )
                 for number, lasts_s in enumerate(work_s[rank]):
                     ends = scheduler.now + lasts_s

@@ -12,7 +12,7 @@ import torch
 from paceline.core.errors import PacelineError
 from paceline.core.rounds import Call, Drift
 from paceline.train.sync import rounds as rank_rounds
-from paceline.train.sync.base import Round
+from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.rounds import Rounds
 from support import virtual
@@ -88,7 +88,8 @@ def train(
             ran.totals[rank] += [each.total.tolist() for each in rounds.finish()]
 
         def trains(rank: int) -> None:
-            rounds = Rounds(made[rank], "r", world, call, drift, None if rank else tell)
+            channel = Channel(made[rank], "r", None if rank else tell)
+            rounds = Rounds(channel, world, call, drift)
             try:
                 steps(rank, rounds)
             except PacelineError as error:

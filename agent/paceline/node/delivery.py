@@ -113,18 +113,32 @@ class Delivery:
         attempt: int = 0,
         exit_code: int | None = None,
         message: str | None = None,
-        place: tuple[str, int] = ("", 0),
         *,
-        arrived: bool = False,
         at: float | None = None,
     ) -> RunState:
         """Record a state and deliver it, at once if the bus is available.
 
-        Arguments are those of `RunState`; `place` is its `address` and `port`. `at` None: now.
+        Arguments are those of `RunState`. `at` None: now.
         """
-        lost = spool.dropped(self.directory / "spool")
         node, at = self.record.node, time.time() if at is None else at
-        entry = RunState(state, at, node, attempt, exit_code, message, lost, *place, arrived)
+        return self._recorded(RunState(state, at, node, attempt, exit_code, message))
+
+    def report_start(
+        self, attempt: int, place: tuple[str, int] = ("", 0), *, arrived: bool = False
+    ) -> RunState:
+        """Record that the run starts, and deliver it as `report` does.
+
+        `place` is the address and the port at which this node can serve the rendezvous.
+        """
+        address, port = place
+        started = RunState(State.STARTING, time.time(), self.record.node, attempt)
+        return self._recorded(
+            msgspec.structs.replace(started, address=address, port=port, arrived=arrived)
+        )
+
+    def _recorded(self, state: RunState) -> RunState:
+        lost = spool.dropped(self.directory / "spool")
+        entry = msgspec.structs.replace(state, dropped=lost)
         self.record.states = [*self.record.states, entry]
         # After the end of a run, open chunks are sent, too.
         self._chunks = None

@@ -159,9 +159,9 @@ class Supervisor:
             if self._launch.nodes_max > 1:
                 self._door = self._opened_door()
                 place = self._door.getsockname()[:2]
-                self.last = self.delivery.report(State.STARTING, self._launch.attempt, place=place)
+                self.last = self.delivery.report_start(self._launch.attempt, place)
             else:
-                self.last = self.delivery.report(State.STARTING, self._launch.attempt)
+                self.last = self.delivery.report_start(self._launch.attempt)
                 self._start()
         # A ValueError means that the text cannot be passed to a process.
         except (OSError, ValueError) as error:
@@ -186,7 +186,7 @@ class Supervisor:
                 )
             elif status is None and self._has_just_arrived():
                 attempt = self._launch.attempt
-                self.last = self.delivery.report(State.STARTING, attempt, arrived=True)
+                self.last = self.delivery.report_start(attempt, arrived=True)
         self.delivery.pump()
 
     def obey(self, command: Kill | EndRanks | Meet) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from paceline.core.terms import Terms
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.epochs import EpochSteps
 from paceline.train.nodedata.node import NodeData
-from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
 from paceline.train.streams.reader import Reader
 

@@ -97,10 +97,10 @@ class Device:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:
             return None
-        moments = step.samples, step.load, step.squares, step.longest
+        batch: Any = (step.samples, step.load, step.squares, step.longest)
         # Batches that are taken over share one step number, but may have different delays.
         at = step.step if step.planned is None else step.planned
-        return self._seconds(at, *moments, step.threads, delayed=step.place == 0)
+        return self._seconds(at, Features(*batch), step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would be done with a trial batch.
@@ -114,8 +114,8 @@ class Device:
 
         def hold(samples: int, began: float) -> None:
             if self._emulation is not None:
-                load, squares = samples * mean, samples * square
-                of = (next(steps), samples, load, squares, mean, 1)
+                batch: Any = (samples, samples * mean, samples * square, mean)
+                of = (next(steps), Features(*batch), 1)
                 seconds = self._seconds(*of, delayed=overhead, overhead=overhead)
                 time.sleep(max(0.0, began + seconds - time.perf_counter()))
 
@@ -124,10 +124,7 @@ class Device:
     def _seconds(
         self,
         step: int,
-        samples: int,
-        load: float,
-        squares: float,
-        longest: float,
+        batch: Features,
         threads: int,
         *,
         delayed: bool = True,
@@ -140,8 +137,7 @@ class Device:
         # A step is delayed once, whatever its number of micro-batches.
         if not delayed:
             emulation = replace(emulation, delay_s=(0.0, 0.0))
-        batch: Any = (samples, load, squares, longest)
-        return emulation.rank_s(self._rank, step, Features(*batch), threads)
+        return emulation.rank_s(self._rank, step, batch, threads)
 
     def _take_threads(self, wanted: int) -> None:
         """Set the number of CPU threads; 0 restores the script's own number."""

@@ -36,6 +36,7 @@ from torch.distributed import DistError
 from paceline.core import lockstep
 from paceline.core.errors import PacelineError
 from paceline.core.lockstep import Progress
+from paceline.train.meeting import Meeting
 from paceline.wire import Phase
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class Lockstep:
     `begin_step`, `reducing`, `end_body` and `leave` raise a PacelineError if ranks are out of step.
 
     Args:
-        store: the ranks' store.
-        rank: this rank.
-        world: number of ranks.
+        meeting: the result of the ranks' rendezvous.
         place: machine and network of this process. Processes with the same place, in the same PID
             namespace, can look up each other's PIDs.
         activity: returns the step and the phase of this rank; the thread calls it.
@@ -85,15 +84,13 @@ class Lockstep:
 
     def __init__(
         self,
-        store: Store,
-        rank: int,
-        world: int,
+        meeting: Meeting,
         place: str,
         activity: Callable[[], Activity],
         fail: Callable[[PacelineError], None],
         end: Callable[[], None],
     ) -> None:
-        self._rank, self._world = rank, world
+        self._rank, self._world = meeting.rank, meeting.world
         self._activity, self._fail, self._end = activity, fail, end
         # This rank asks for the end of the plan.
         self._asked = False
@@ -129,7 +126,7 @@ class Lockstep:
         self._stored = 0
         self._failed_at = 0.0
         self._thread = threading.Thread(
-            target=self._run, args=(store,), name="paceline-lockstep", daemon=True
+            target=self._run, args=(meeting.store,), name="paceline-lockstep", daemon=True
         )
         self._thread.start()
 

@@ -589,9 +589,7 @@ class Loop:
         if self.meeting.world == 1:
             return
         self.lockstep = Lockstep(
-            self.meeting.store,
-            self.rank,
-            self.meeting.world,
+            self.meeting,
             place(),
             self.activity,
             self._fail,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from paceline.core.amounts.devices import summary
@@ -29,7 +28,6 @@ from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
-from paceline.train.streams.gathering import Gathering
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
@@ -96,7 +94,14 @@ def connect(
             proposals = _proposals(environment)
             if proposals is not None:
                 exit_stack.callback(proposals.close)
-            leader = _leader(context, meeting, proposals, emitter, start, uneven)
+            leader = Leader(
+                context,
+                meeting,
+                start,
+                proposals=proposals,
+                announce=emitter.send if emitter is not None else None,
+                uneven=uneven,
+            )
         follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         exit_stack.callback(follower.close)
         if run is not None and meeting.lanes is not None:
@@ -254,40 +259,3 @@ def _proposals(environment: Environment) -> Proposals | None:
         return None
     first_attempt = environment.first_attempt
     return Proposals(bus, run, environment.attempt, environment.key, first_attempt=first_attempt)
-
-
-def _leader(
-    context: RunContext,
-    meeting: Meeting,
-    proposals: Proposals | None,
-    emitter: Emitter | None,
-    start: Position,
-    uneven: Callable[[], bool],
-) -> Leader:
-    terms, limits, environment = context.terms, context.limits, context.environment
-    assert meeting.sizes is not None, "rank 0 has the sizes"
-    gathering = None
-    if context.reader is not None:
-        most = np.array(limits.of_parts) if limits.of_parts else None
-        gathering = Gathering(context.reader.stream, terms, meeting.world, meeting.store, most)
-    return Leader(
-        terms,
-        meeting.world,
-        meeting.sizes,
-        meeting.store,
-        proposals,
-        attempt=environment.attempt,
-        announce=emitter.send if emitter is not None else None,
-        epoch=start.epoch,
-        step=start.step,
-        used=start.used,
-        limits=limits.of_parts,
-        micro=limits.of_micro_batches or limits.tokens_of_micro_batches,
-        token_limits=limits.tokens_of_parts,
-        epoch_steps=context.epoch_steps,
-        reforms=(lambda: False) if environment.reform is None else environment.reform.exists,
-        uneven=uneven,
-        shards=None if context.data is None else context.data.shards,
-        stream=gathering,
-        copies=meeting.stores[1:],
-    )

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from paceline_backend import requests
 from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, QueryRequester, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.quality_models import (
     BestValue,
@@ -21,9 +21,10 @@ from paceline_backend.api.quality_models import (
 )
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.api.telemetry import Points, Steps
 from paceline_backend.insight import quality
 from paceline_backend.store import attempts, runs
+from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality import metrics as stored
 
@@ -75,13 +76,11 @@ def list_best(request: Request, run: str) -> Any:
     response_model_exclude_unset=True,
     dependencies=[Depends(VIEWER)],
 )
-def get_metrics(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
-) -> Any:
+def get_metrics(request: Request, run: str, steps: Steps, points: Points = 1000) -> Any:
     """Return training metrics other than the loss, up to the newest complete step."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        return stored.columns(connection, key, (first, to), points)
+        return stored.columns(connection, key, steps.span, points)
 
 
 @router.put(
@@ -96,7 +95,7 @@ def set_target(
     """Set or replace the target of a run."""
     by = requester_of(request, body.by, body.why, body.operator)
     target = {"metric": body.metric, "value": body.value, "direction": body.direction}
-    requests.set_target(store_of(request), run, target, by, expected=expected)
+    requests.set_target(store_of(request), RequestedChange(run, by, expected), target)
     return _changed(request, response, run)
 
 
@@ -107,16 +106,10 @@ def set_target(
     dependencies=[Depends(OPERATOR)],
 )
 def remove_target(
-    request: Request,
-    response: Response,
-    run: str,
-    expected: Expected,
-    by: Annotated[models.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[models.Why, Query(description="reason, for the audit log")] = "",
+    request: Request, response: Response, run: str, expected: Expected, by: QueryRequester
 ) -> Any:
     """Remove the target of a run."""
-    asks = requester_of(request, by, why)
-    requests.set_target(store_of(request), run, None, asks, expected=expected)
+    requests.set_target(store_of(request), RequestedChange(run, by, expected), None)
     return _changed(request, response, run)
 
 

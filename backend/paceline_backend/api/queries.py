@@ -12,6 +12,7 @@ from http import HTTPStatus
 from fastapi import Request, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
+from pydantic.fields import FieldInfo
 
 from paceline_backend.api.errors import FieldError, ProblemError, short
 
@@ -46,4 +47,11 @@ def _message(name: str, place: str, known: tuple[str, ...]) -> str:
 
 def _names(route: APIRoute) -> tuple[str, ...]:
     fields = get_flat_params(route.dependant)
-    return tuple(field.alias for field in fields if isinstance(field.field_info, params.Query))
+    return tuple(field.alias for field in fields if _in_query(field.field_info))
+
+
+def _in_query(info: FieldInfo) -> bool:
+    """Return whether a parameter is of the query, by itself or as a field of a query model."""
+    # FastAPI returns the fields of a query model as pydantic has them, which do not say where they
+    # are from. No route has a model of another kind of parameters.
+    return isinstance(info, params.Query) or not isinstance(info, params.Param)

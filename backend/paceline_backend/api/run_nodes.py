@@ -11,12 +11,13 @@ from pydantic import AfterValidator, BaseModel, Field
 from paceline.wire import State
 from paceline_backend import requests
 from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, requester_of
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, QueryRequester, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.insight import replacements
 from paceline_backend.store import runs
+from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.nodes import run_nodes
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
@@ -136,7 +137,7 @@ def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) ->
     """Launch a run on further nodes, up to `nodes_max`. They join when they are ready."""
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
-    requests.join(store, bus, run, body.nodes, body.env, by, expected=expected)
+    requests.join(store, bus, RequestedChange(run, by, expected), body.nodes, body.env)
     return list_run_nodes(request, run)
 
 
@@ -152,14 +153,12 @@ def remove_run_node(
     run: str,
     node: str,
     expected: Expected,
+    by: QueryRequester,
     cordon: Annotated[bool, Query(description="also cordon the node")] = False,
-    by: Annotated[models.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[models.Why, Query(description="reason, for the audit log")] = "",
 ) -> Any:
     """End a run's processes on one of its nodes. The other nodes continue without it."""
     store, bus = store_of(request), settings_of(request).bus
-    who = requester_of(request, by, why)
-    requests.leave(store, bus, run, node, who, cordon=cordon, expected=expected)
+    requests.leave(store, bus, RequestedChange(run, by, expected), node, cordon=cordon)
     return list_run_nodes(request, run)
 
 
@@ -180,13 +179,9 @@ def replace_run_node(
     """
     body = body or Replace()
     store, bus = store_of(request), settings_of(request).bus
-    requests.replace(
-        *(store, bus, run, node, requester_of(request, body.by, body.why, body.operator)),
-        other=body.node,
-        cordon=body.cordon,
-        env=body.env,
-        expected=expected,
-    )
+    by = requester_of(request, body.by, body.why, body.operator)
+    wanted = requests.NodeReplacement(node, body.node, body.cordon)
+    requests.replace(store, bus, RequestedChange(run, by, expected), wanted, body.env)
     return list_run_nodes(request, run)
 
 
@@ -198,16 +193,11 @@ def replace_run_node(
     dependencies=[Depends(OPERATOR)],
 )
 def keep_run_node(
-    request: Request,
-    run: str,
-    node: str,
-    expected: Expected,
-    by: Annotated[models.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[models.Why, Query(description="reason, for the audit log")] = "",
+    request: Request, run: str, node: str, expected: Expected, by: QueryRequester
 ) -> Any:
     """Cancel the replacement of a node, as long as the engine has not provided another node."""
     store, bus = store_of(request), settings_of(request).bus
-    requests.withdraw(store, bus, run, node, requester_of(request, by, why), expected=expected)
+    requests.withdraw(store, bus, RequestedChange(run, by, expected), node)
     return list_run_nodes(request, run)
 
 

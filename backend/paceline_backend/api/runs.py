@@ -24,6 +24,7 @@ from paceline_backend.policies.streams import problem_of
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
@@ -231,7 +232,7 @@ def stop_run(
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
     why = "stopped over the API"
-    requests.stop(store, bus, run, why, by, force=body.force, expected=expected)
+    requests.stop(store, bus, RequestedChange(run, by, expected), why, force=body.force)
     return runs_store.get(store, run)
 
 
@@ -256,8 +257,8 @@ def resume_run(
         *(body.backend, body.backend_options, body.nodes_min, body.nodes_max, body.nproc),
         server=own_url(request),
     )
-    asked = (body.env, body.max_restarts, by)
-    requests.resume(store, bus, run, *asked, start=body.launch, to=to, expected=expected)
+    terms = requests.Resumption(body.launch, body.max_restarts, to, body.env)
+    requests.resume(store, bus, RequestedChange(run, by, expected), terms)
     return runs_store.get(store, run)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
 
 from paceline_backend import policies
 from paceline_backend.api import report_models, step_models
@@ -20,6 +21,7 @@ from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store import choices, coverage, data_epochs, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.details.moments import steps_between
+from paceline_backend.store.rollups.reading import RankChoice
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -28,10 +30,6 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 _MOST_CHOICES = 200
 # Greatest integer that a database can store.
 BIGGEST = 2**63 - 1
-From = Annotated[
-    int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
-]
-To = Annotated[int | None, Query(ge=0, le=BIGGEST, description="last step, included")]
 Points = Annotated[
     int, Query(ge=2, le=5000, description="maximum number of points; longer ranges are thinned out")
 ]
@@ -52,6 +50,36 @@ Ranks = Annotated[
         examples=["0,3"],
     ),
 ]
+
+
+class StepRange(BaseModel):
+    """Query parameters that select steps of a run."""
+
+    first: Annotated[
+        int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
+    ] = None
+    to: Annotated[int | None, Query(ge=0, le=BIGGEST, description="last step, included")] = None
+
+    @property
+    def span(self) -> reads.Range:
+        """Return the range as the store takes it."""
+        return self.first, self.to
+
+
+class WorkerStepQuery(StepRange):
+    """Query parameters that select steps of ranks, and their columns."""
+
+    points: Points = 1000
+    ranks: Ranks = None
+    since: Since = None
+    until: Until = None
+    columns: Annotated[
+        list[step_models.MoreColumn],
+        Query(max_length=20, description="further columns", examples=[["data_s", "loss"]]),
+    ] = []
+
+
+Steps = Annotated[StepRange, Query()]
 # Maximum number of rows to read for columns that have no roll-ups.
 _MOST_ROWS = 2_000_000
 
@@ -98,8 +126,7 @@ def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
 def list_steps(
     request: Request,
     run: str,
-    first: From = None,
-    to: To = None,
+    steps: Steps,
     points: Points = 1000,
     since: Since = None,
     until: Until = None,
@@ -107,7 +134,7 @@ def list_steps(
     """Return complete steps as columns."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        span = steps_between(connection, key, since, until, (first, to))
+        span = steps_between(connection, key, since, until, steps.span)
         return reads.step_columns(connection, key, span, points)
 
 
@@ -115,37 +142,27 @@ def list_steps(
     "/worker-steps", response_model=step_models.WorkerStepColumns, response_model_exclude_unset=True
 )
 def list_worker_steps(
-    request: Request,
-    run: str,
-    first: From = None,
-    to: To = None,
-    points: Points = 1000,
-    ranks: Ranks = None,
-    since: Since = None,
-    until: Until = None,
-    columns: Annotated[
-        list[step_models.MoreColumn],
-        Query(max_length=20, description="further columns", examples=[["data_s", "loss"]]),
-    ] = [],  # noqa: B006
+    request: Request, run: str, steps: Annotated[WorkerStepQuery, Query()]
 ) -> Any:
     """Return the steps of each rank as columns.
 
     With more than 1,024 ranks, the response has every k-th rank and fewer points, unless the
     request names ranks.
     """
-    only = ranks_of(ranks)
+    only, points = ranks_of(steps.ranks), steps.points
     store = store_of(request)
     world = runs_store.get(store, run)["world"]
-    more = tuple(dict.fromkeys(columns))
+    more = tuple(dict.fromkeys(steps.columns))
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        span = steps_between(connection, key, since, until, (first, to))
+        span = steps_between(connection, key, steps.since, steps.until, steps.span)
         if more:
             _refuse_long(reads.reported_bounds(connection, key, span), world)
         every = reads.shown_every(world)
         if only is None:
             points = reads.shown_steps(world, points)
-        return reads.worker_step_columns(connection, key, span, points, only, every, more)
+        which = RankChoice(only, every)
+        return reads.worker_step_columns(connection, key, span, points, which, more)
 
 
 def _refuse_long(span: reads.Range, world: int | None) -> None:
@@ -164,8 +181,7 @@ def _refuse_long(span: reads.Range, world: int | None) -> None:
 def list_segments(
     request: Request,
     run: str,
-    first: From = None,
-    to: To = None,
+    steps: Steps,
     limit: Annotated[
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
@@ -173,25 +189,22 @@ def list_segments(
     """List the segments that ran, in order."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        return reads.segment_rows(connection, key, (first, to), limit)
+        return reads.segment_rows(connection, key, steps.span, limit)
 
 
 @router.get("/coasts", response_model=list[step_models.Coast])
-def list_coasts(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
-) -> Any:
+def list_coasts(request: Request, run: str, steps: Steps, points: Points = 1000) -> Any:
     """List spans of steps that no controller planned: first and last step of each."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        return reads.coasts(connection, key, (first, to), points)
+        return reads.coasts(connection, key, steps.span, points)
 
 
 @router.get("/rounds", response_model=list[report_models.RoundInfo])
 def list_rounds(
     request: Request,
     run: str,
-    first: From = None,
-    to: To = None,
+    steps: Steps,
     limit: Annotated[
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
@@ -199,7 +212,7 @@ def list_rounds(
     """List rounds of relaxed synchronisers, in order. An all-reduce has no rounds."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        return rounds.rows(connection, key, (first, to), limit)
+        return rounds.rows(connection, key, steps.span, limit)
 
 
 @router.get("/data", response_model=list[report_models.NodeEpoch])
@@ -217,9 +230,7 @@ def list_data(
 
 
 @router.get("/synchronisation", response_model=report_models.Synchronisation)
-def get_synchronisation(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 200
-) -> Any:
+def get_synchronisation(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
     """Return how gradients were synchronised.
 
     The response has sums per policy version, values over time, choices of policies, and fallbacks.
@@ -227,9 +238,9 @@ def get_synchronisation(
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        summary = rounds.summary(connection, key, (first, to), points)
-        summary["chosen"] = choices.chosen(connection, key, (first, to), _MOST_CHOICES)
-        summary["fallbacks"] = choices.fallbacks(connection, key, (first, to))
+        summary = rounds.summary(connection, key, steps.span, points)
+        summary["chosen"] = choices.chosen(connection, key, steps.span, _MOST_CHOICES)
+        summary["fallbacks"] = choices.fallbacks(connection, key, steps.span)
     for version in summary["in_force"]:
         version["words"] = round_words(version)
     return summary

@@ -133,10 +133,10 @@ class Ray(Engine):
         place = f"/api/packages/gcs/{name}"
         # The query also keeps an existing package from being deleted for a while.
         if ask("GET", place, missing_is_none=True) is None:
-            ask("PUT", place, content=content)
+            ask("PUT", place, body=content)
         body = _request(order, f"gcs://{name}")
         try:
-            ask("POST", "/api/jobs/", json=body, timeout_s=_SUBMIT_S, may_refuse=True)
+            ask("POST", "/api/jobs/", body=body, timeout_s=_SUBMIT_S, may_refuse=True)
         except EngineRefusedError as error:
             if "already exists" not in str(error):
                 raise

@@ -34,8 +34,7 @@ def ask(
     method: str,
     path: str,
     *,
-    json: object = None,
-    content: bytes | None = None,
+    body: object = None,
     timeout_s: float | None = None,
     missing_is_none: bool = False,
     may_refuse: bool = False,
@@ -45,8 +44,7 @@ def ask(
     Args:
         method: HTTP method.
         path: path with the query.
-        json: body to encode as JSON, instead of `content`.
-        content: body as bytes.
+        body: body as bytes, or an object to encode as JSON. None: no body.
         timeout_s: timeout in seconds of connecting and of each read and write. Default: 5 s.
         missing_is_none: return None for status 404.
         may_refuse: Ray can refuse this request for good. Otherwise each error counts as an outage.
@@ -59,8 +57,8 @@ def ask(
         answer = httpx.request(
             method,
             f"{_address()}{path}",
-            json=json,
-            content=content,
+            json=None if isinstance(body, bytes) else body,
+            content=body if isinstance(body, bytes) else None,
             headers=_headers(),
             timeout=timeout_s or _TIMEOUT_S,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -150,27 +151,21 @@ def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     holding = sorted({p.rank for p in known} - set(waiting) | set(silent)) if waiting else []
     in_body = does == {Phase.COMPUTE} and expected_s is not None
     hung = bool(waiting) or (in_body and since_s >= BODY_TIMES * bound_s)
-    words = _words(standing, known, waiting, holding, silent, since_s, expected_s)
+    hang = Hang(hung, since_s, expected_s, standing.step, known, waiting, holding, silent, "")
+    words = _words(standing, hang)
     if hung and not waiting:
         words += (
             " No rank waits as far as Paceline knows. They may wait for each other in the "
             "script's own code, such as in a collective that not all of them called; check their "
             "stacks."
         )
-    return Hang(hung, since_s, expected_s, standing.step, known, waiting, holding, silent, words)
+    return replace(hang, words=words)
 
 
-def _words(
-    standing: RunPhases,
-    known: Sequence[RankPhase],
-    waiting: Sequence[int],
-    holding: Sequence[int],
-    silent: Sequence[int],
-    since_s: float,
-    expected_s: float | None,
-) -> str:
-    usual = "" if expected_s is None else f"; a step takes {_seconds(expected_s)}"
-    sentences = [f"No step has ended for {_seconds(since_s)}{usual}."]
+def _words(standing: RunPhases, hang: Hang) -> str:
+    known, waiting, silent = hang.phases, hang.waiting, hang.silent
+    usual = "" if hang.expected_s is None else f"; a step takes {_seconds(hang.expected_s)}"
+    sentences = [f"No step has ended for {_seconds(hang.since_s)}{usual}."]
     named = _names(standing)
     if not waiting:
         sentences += [
@@ -189,7 +184,7 @@ def _words(
         sentences.append(
             f"No reports from {named(silent).lower()}: suspended, or disconnected from the bus."
         )
-    if not holding:
+    if not hang.holding:
         sentences.append(
             "All ranks wait: for the network between them, or in a collective that not all of "
             "them called."

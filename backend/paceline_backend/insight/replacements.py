@@ -54,7 +54,7 @@ def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
 def listed(connection: Connection, run: str) -> list[dict[str, Any]]:
     """Return the node replacements of a run, oldest first, with the step time afterwards."""
     key = runs.key_of(connection, run)
-    changes, _ = audit.page(connection, run=run, action="run.replace", limit=500)
+    changes, _ = audit.page(connection, audit.ChangeFilter(run, action="run.replace"), limit=500)
     rows = {row["node"]: row for row in run_nodes.listed(connection, key)}
     awaited = jobs.awaited(connection, run)
     listed: list[dict[str, Any]] = []

@@ -29,9 +29,8 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
         hello,
         COLUMNS,
         # Read twice the window: the newest steps may be incomplete, and others may lack a record.
-        since=history.step - 2 * WINDOW,
-        before=history.step + AHEAD,
-        also=history.feedback,
+        newest=(history.step - 2 * WINDOW, history.step + AHEAD),
+        older=history.feedback,
     )
     for step, of_step in groupby(rows, itemgetter(0)):
         of_ranks = {rank: values for _, rank, values in of_step if 0 <= rank < hello.world}

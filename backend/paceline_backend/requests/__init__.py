@@ -7,17 +7,17 @@ use the API.
 
     me = Requester("me", "operator")
     run = launch(store, bus_url, new, me, start=True)
-    switch(store, bus_url, run, "paceline", {}, me)
-    stop(store, bus_url, run, "stopped by me", me)
-    resume(store, bus_url, run, {}, None, me, start=True)
+    switch(store, bus_url, RequestedChange(run, me), "paceline", {})
+    stop(store, bus_url, RequestedChange(run, me), "stopped by me")
+    resume(store, bus_url, RequestedChange(run, me), Resumption(start=True))
     session = sessions.of_node(store, bus_url, "node-1")
 
-Common parameters: `run` is the run's public id, `by` the user who makes the request, and `expected`
-the revision of the run that the request is meant for (None: any). `env` holds values of the
+Common parameters: `run` is the run's public id, `by` the user who makes the request, and `change`
+both, with the revision of the run that the request is meant for. `env` holds values of the
 variables that the run was started with, because they are not stored.
 
 Common errors: `InvalidRequestError` (a field is wrong), `ConflictError` (the run's or node's state
-does not allow it), `RevisionError` (the run has another revision than `expected`),
+does not allow it), `RevisionError` (the run has another revision than expected),
 `UnknownRunError`, `RunEndedError`, `redis.RedisError` (the bus is unavailable) and `StoreError`
 (the database failed). Docstrings list only errors that need an explanation.
 """
@@ -38,8 +38,8 @@ from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
 from paceline_backend.requests.labels.target import set_target
 from paceline_backend.requests.launch import launch
-from paceline_backend.requests.replacing import replace, withdraw
-from paceline_backend.requests.resume import resume
+from paceline_backend.requests.replacing import NodeReplacement, replace, withdraw
+from paceline_backend.requests.resume import Resumption, resume
 from paceline_backend.requests.stop import stop
 from paceline_backend.requests.switch import switch
 
@@ -47,6 +47,8 @@ __all__ = [
     "ConflictError",
     "Elsewhere",
     "InvalidRequestError",
+    "NodeReplacement",
+    "Resumption",
     "adopt",
     "check_node",
     "check_policy",

@@ -11,7 +11,7 @@ from paceline.wire.bus import publish
 from paceline_backend.requests import sessions, streams
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Store, runs
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, Requester, record_change
 from paceline_backend.store.nodes import hanging
 
 
@@ -33,7 +33,7 @@ def end_hung(
                 return False
             if noted:
                 details = {"attempt": attempt, "ranks": list(ranks)}
-                record_change(connection, run, by, "run.restart-hung", details=details)
+                record_change(connection, RequestedChange(run, by), "run.restart-hung", details)
             where = runs.launched(connection, run).nodes
         _order(bus, sessions.keys(store, where), run, where, EndRanks(attempt, list(ranks), by.why))
     return True

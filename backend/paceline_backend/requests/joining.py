@@ -28,7 +28,7 @@ from paceline_backend.store import (
     runs,
     telemetry,
 )
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, RunNode
@@ -37,12 +37,9 @@ from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, Run
 def join(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     wanted: int | Sequence[str],
     env: Mapping[str, str],
-    by: Requester,
-    *,
-    expected: int | None = None,
 ) -> None:
     """Launch a run on more nodes, which join at the launchers' next rendezvous.
 
@@ -53,18 +50,19 @@ def join(
         InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env)
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new, _ = new_runs.stored(connection, run)
             group = under_way(connection, run)
             refuse_adopted(new)
             if new.has_jobs:
-                _ask_engine(connection, new, group, wanted, by, expected)
+                _ask_engine(connection, new, group, wanted, change)
                 return
             new = replace(new, env=environment(connection, run, new, env))
             names = _chosen(new, group, wanted, nodes.listed(connection))
             details = {"nodes": names}
-            record_change(connection, run, by, "run.join", expected=expected, details=details)
+            record_change(connection, change, "run.join", details)
             run_nodes.launch(connection, group.key, names, group.first_attempt)
         start(store, bus_url, bus, group, replace(new, nodes=names))
 
@@ -90,12 +88,10 @@ def start(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun, new
 def leave(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     node: str,
-    by: Requester,
     *,
     cordon: bool = False,
-    expected: int | None = None,
 ) -> None:
     """Kill a run's processes on one of its nodes, and let the other nodes continue without it.
 
@@ -104,6 +100,7 @@ def leave(
     Raises:
         ConflictError: the run is not active on this node, or too few nodes would be left.
     """
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new_runs.stored(connection, run)
@@ -117,10 +114,10 @@ def leave(
                     f"{len(staying)}: stop it, or let another node join first"
                 )
             details = {"node": node, "cordon": cordon}
-            record_change(connection, run, by, "run.leave", expected=expected, details=details)
+            record_change(connection, change, "run.leave", details)
             run_nodes.change(connection, leaver, {"leaving": True})
             if cordon:
-                cordon_too(connection, node, by)
+                cordon_too(connection, node, change.by)
         order_to_leave(store, bus, group, node)
         streams.tell_change(bus, run)
 
@@ -176,8 +173,7 @@ def _ask_engine(
     new: NewRun,
     group: MultiNodeRun,
     wanted: int | Sequence[str],
-    by: Requester,
-    expected: int | None,
+    change: RequestedChange,
 ) -> None:
     """Request more nodes from a run's engine. Each node joins when it arrives."""
     if not isinstance(wanted, int):
@@ -185,7 +181,7 @@ def _ask_engine(
     present = sum(not row.ended for row in group.nodes)
     _refuse_more(new, group, present, wanted, expected=jobs.expected(connection, group.id))
     details = {"nodes": wanted}
-    record_change(connection, group.id, by, "run.join", expected=expected, details=details)
+    record_change(connection, change, "run.join", details)
     jobs.add(connection, group.id, wanted)
 
 

@@ -25,7 +25,7 @@ from paceline_backend.requests.launch import credentials, placed
 from paceline_backend.requests.resume import MOST_ATTEMPTS, environment
 from paceline_backend.requests.stop import kill
 from paceline_backend.store import Connection, Store, StoreError, new_runs, nodes, runs
-from paceline_backend.store.audit import CONTROL_PLANE, record_change, stop_asked
+from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
@@ -178,6 +178,6 @@ def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
         runs.end(connection, group.id, State.FAILED, why)
         return False
     details = {"left": group.host, "nodes": list(new.nodes), "first_attempt": new.first_attempt}
-    record_change(connection, group.id, CONTROL_PLANE, "run.regroup", details=details)
+    record_change(connection, RequestedChange(group.id, CONTROL_PLANE), "run.regroup", details)
     new_runs.resume(connection, group.id, new, ANEW)
     return True

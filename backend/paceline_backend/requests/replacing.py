@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.core import logs
@@ -29,35 +30,43 @@ from paceline_backend.requests.joining import (
 )
 from paceline_backend.requests.resume import environment
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes
-from paceline_backend.store.audit import CONTROL_PLANE, Requester, record_change, stop_asked
+from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 
+@dataclass(frozen=True)
+class NodeReplacement:
+    """Replacement of a node of a run.
+
+    Args:
+        node: old node, which leaves the run.
+        other: new node, which joins. If it is None, the engine of the run chooses the new node.
+            Without an engine, it is a spare of the run, or else the least busy node.
+        cordon: also cordon the old node.
+    """
+
+    node: str
+    other: str | None = None
+    cordon: bool = False
+
+
 def replace(
     store: Store,
     bus_url: str,
-    run: str,
-    node: str,
-    by: Requester,
-    *,
-    other: str | None = None,
-    cordon: bool = False,
+    change: RequestedChange,
+    wanted: NodeReplacement,
     env: Mapping[str, str] | None = None,
-    expected: int | None = None,
 ) -> None:
-    """Let another node join a run, after which `node` leaves it.
-
-    `other` joins. If it is None, the engine of the run chooses the new node. Without an engine, it
-    is a spare of the run, or else the least busy node. With `cordon`, the old node is also
-    cordoned.
+    """Let another node join a run, after which `wanted.node` leaves it.
 
     Raises:
         ConflictError: the run is not active on this node, or no other node can join.
         InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env or {})
+    run, node = change.run, wanted.node
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new, _ = new_runs.stored(connection, run)
@@ -65,12 +74,12 @@ def replace(
             refuse_adopted(new)
             _check(connection, group, row_of(group, node), new)
             new = dataclasses.replace(new, env=environment(connection, run, new, env or {}))
-            joins = _joins(connection, new, group, node, other)
+            joins = _joins(connection, new, group, wanted)
             known = replacements.before(connection, group.key, node)
-            details = {"node": node, "other": joins, "cordon": cordon, **known}
-            record_change(connection, run, by, "run.replace", expected=expected, details=details)
-            if cordon:
-                cordon_too(connection, node, by)
+            details = {"node": node, "other": joins, "cordon": wanted.cordon, **known}
+            record_change(connection, change, "run.replace", details)
+            if wanted.cordon:
+                cordon_too(connection, node, change.by)
             if joins is None:
                 jobs.add(connection, run, 1, replaces=node)
             else:
@@ -81,20 +90,13 @@ def replace(
         start(store, bus_url, bus, group, dataclasses.replace(new, nodes=[joins]))
 
 
-def withdraw(
-    store: Store,
-    bus_url: str,
-    run: str,
-    node: str,
-    by: Requester,
-    *,
-    expected: int | None = None,
-) -> None:
+def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> None:
     """Withdraw the request to an engine for a node that replaces `node`. A cordon stays.
 
     Raises:
         ConflictError: no replacement was requested, or it has arrived already.
     """
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new_runs.stored(connection, run)
@@ -107,7 +109,7 @@ def withdraw(
             if node not in jobs.awaited(connection, run):
                 raise ConflictError(f"no replacement of {node} is pending")
             details = {"node": node}
-            record_change(connection, run, by, "run.withdraw", expected=expected, details=details)
+            record_change(connection, change, "run.withdraw", details)
             jobs.withdraw(connection, run, node)
         streams.tell_change(bus, run)
 
@@ -130,16 +132,17 @@ def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
                 return False
             new = dataclasses.replace(new, env=environment(connection, run, new, {}), nodes=names)
             details = {"nodes": names, "lost": lost}
-            record_change(connection, run, CONTROL_PLANE, "run.join", details=details)
+            record_change(connection, RequestedChange(run, CONTROL_PLANE), "run.join", details)
             run_nodes.launch(connection, group.key, names, group.first_attempt, replaces=lost)
         start(store, bus_url, bus, group, new)
     return True
 
 
 def _joins(
-    connection: Connection, new: NewRun, group: MultiNodeRun, node: str, other: str | None
+    connection: Connection, new: NewRun, group: MultiNodeRun, wanted: NodeReplacement
 ) -> str | None:
-    """Return the node that joins in place of `node`, or None if the run's engine chooses it."""
+    """Return the node that joins, or None if the run's engine chooses it."""
+    node, other = wanted.node, wanted.other
     if not new.has_jobs:
         listed = nodes.listed(connection)
         joins = other or _chosen(new, group, listed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from paceline.core import driver, logs
 from paceline.wire import State
@@ -22,7 +22,7 @@ from paceline_backend.requests.errors import (
 )
 from paceline_backend.requests.launch import placed, start_recorded
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs, segments
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 
 # Limit of the database's columns.
@@ -30,58 +30,62 @@ MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 
 
-def resume(
-    store: Store,
-    bus_url: str,
-    run: str,
-    env: Mapping[str, str],
-    max_restarts: int | None,
-    by: Requester,
-    *,
-    start: bool,
-    to: Elsewhere = AS_BEFORE,
-    expected: int | None = None,
-) -> None:
-    """Make an ended run pending again with a new attempt, and start it if `start` is set.
+@dataclass(frozen=True)
+class Resumption:
+    """Terms on which a run is resumed.
 
-    The script continues from its newest checkpoint, if it declares checkpoints. Without `start`,
-    the caller starts the run's processes. `max_restarts` counts from now on; None keeps the value.
+    Args:
+        start: start the run's processes. Otherwise the caller starts them.
+        max_restarts: maximum number of restarts, counted from now on; None keeps the value.
+        to: changes to the run.
+        env: values of the variables that the run was started with, because they are not stored.
+    """
+
+    start: bool
+    max_restarts: int | None = None
+    to: Elsewhere = AS_BEFORE
+    # Values may be secrets, so the representation leaves them out.
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumption) -> None:
+    """Make an ended run pending again with a new attempt, and start it if `terms.start` is set.
+
+    The script continues from its newest checkpoint, if it declares checkpoints.
 
     Raises:
         ConflictError: the run has not ended, has finished or is simulated, or its node does not
             answer.
         InvalidRequestError: a variable has no value, or the new backend does not accept the run.
     """
-    logs.hide_environment(env)
+    logs.hide_environment(terms.env)
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
-            details = {"max_restarts": max_restarts, "launch": start, **to.asked}
-            record_change(connection, run, by, "run.resume", expected=expected, details=details)
-            new = _recorded(connection, run, env, max_restarts, start, to)
+            details = {
+                "max_restarts": terms.max_restarts,
+                "launch": terms.start,
+                **terms.to.asked,
+            }
+            record_change(connection, change, "run.resume", details)
+            new = _recorded(connection, run, terms)
             # Otherwise the leader would read the order that stopped the run before. Delete it in
             # the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
-        if start:
+        if terms.start:
             start_recorded(store, bus_url, bus, run, new)
         streams.tell_change(bus, run)
 
 
-def _recorded(
-    connection: Connection,
-    run: str,
-    env: Mapping[str, str],
-    max_restarts: int | None,
-    start: bool,
-    to: Elsewhere,
-) -> NewRun:
+def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
     new, state = new_runs.stored(connection, run)
     _refuse(run, new, state)
     if state is State.FINISHED and not _stopped_early(connection, run):
         raise ConflictError(f"run {run} has finished: nothing is left to train; start another run")
-    new = moved(connection, run, new, to, start=start)
+    new = moved(connection, run, new, terms.to, start=terms.start)
     check_driver(new)
-    if max_restarts is not None:
-        new = replace(new, max_restarts=max_restarts)
+    if terms.max_restarts is not None:
+        new = replace(new, max_restarts=terms.max_restarts)
     last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
     if last >= MOST_ATTEMPTS:
         raise ConflictError(
@@ -89,8 +93,8 @@ def _recorded(
             f"{MOST_ATTEMPTS:,}; start another run"
         )
     listed = nodes.listed(connection)
-    if start:
-        new = replace(new, env=environment(connection, run, new, env))
+    if terms.start:
+        new = replace(new, env=environment(connection, run, new, terms.env))
         try:
             new = placed(backend_of(new.backend), new, listed)
         except ConflictError as error:

@@ -20,18 +20,16 @@ from paceline.wire.bus import publish
 from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, jobs, runs
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 
 
 def stop(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     why: str,
-    by: Requester,
     *,
     force: bool = False,
-    expected: int | None = None,
 ) -> None:
     """Stop a run at its next segment, or kill its processes at once.
 
@@ -44,6 +42,7 @@ def stop(
             stop, and the caller may retry. A run that had not started counts as stopped then,
             unless its agent reports that it has started the run nevertheless.
     """
+    run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             known = runs.launched(connection, run)
@@ -52,7 +51,7 @@ def stop(
             force |= known.policy == OBSERVED
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
-            record_change(connection, run, by, "run.stop", expected=expected, details=details)
+            record_change(connection, change, "run.stop", details)
             # If the agent has died, the launch may be lost, and nothing else would end the run.
             trains = state is State.RUNNING
             ends = not trains and (state in jobs.WAITING or not where)

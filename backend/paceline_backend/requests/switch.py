@@ -9,18 +9,16 @@ from paceline.wire import SwitchRequested
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import check_policy, check_stream, refuse_observed
 from paceline_backend.store import Connection, Store, runs, switches
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, record_change
 
 
 def switch(
     store: Store,
     bus_url: str,
-    run: str,
+    change: RequestedChange,
     policy: str,
     parameters: Mapping[str, Any],
-    by: Requester,
     *,
-    expected: int | None = None,
     unless: Callable[[Connection], bool] | None = None,
 ) -> dict[str, Any] | None:
     """Record and publish a switch. The new policy plans from the next segment on.
@@ -36,6 +34,7 @@ def switch(
         InvalidRequestError: there is no such policy, it does not accept the parameters, or it
             cannot plan a stream.
     """
+    run, by = change.run, change.by
     with streams.answering(bus_url) as bus:
         known = runs.get(store, run)
         refuse_observed(run, known["policy"])
@@ -47,9 +46,7 @@ def switch(
             if unless is not None and unless(connection):
                 return None
             details = {"policy": policy, "parameters": dict(parameters), "from": known["policy"]}
-            revision = record_change(
-                connection, run, by, "run.policy", expected=expected, details=details
-            )
+            revision = record_change(connection, change, "run.policy", details)
             row = switches.add(connection, run, policy, parameters, by.known_as, by.why)
         made = {**row, "revision": revision}
         message = SwitchRequested(made["version"], policy, made["requested_at"])

@@ -65,8 +65,7 @@ def worker_step_columns(
     run: int,
     span: Range,
     points: int,
-    ranks: Sequence[int] | None = None,
-    every: int = 1,
+    which: rollups.RankChoice = rollups.ALL_RANKS,
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return each rank's steps as ``name[rank][step]`` (None: no record), like `step_columns`.
@@ -76,8 +75,7 @@ def worker_step_columns(
         run: key of the run.
         span: first and last step.
         points: maximum number of steps or buckets.
-        ranks: only these ranks; None: all.
-        every: only every n-th of them; see `shown_every`.
+        which: the ranks; see `shown_every`.
         more: further columns, of `MORE_CELLS`. They are not in roll-ups, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
@@ -87,10 +85,10 @@ def worker_step_columns(
     covered = rollups.cover(connection, run, first, last) if rolled else None
     rows: Sequence[Any]
     if covered is not None:
-        rows = rollups.rank_buckets(connection, covered, bucket, ranks, every)
+        rows = rollups.rank_buckets(connection, covered, bucket, which)
     else:
         where = [worker_steps.c.run == run, *within(worker_steps.c.step, span)]
-        where += rollups.chosen(worker_steps.c.rank, ranks, every)
+        where += which.conditions(worker_steps.c.rank)
         rows = sorted(connection.execute(_cells(where, bucket, more)).all(), key=itemgetter(0, 1))
     shown, at, table = grids(names, rows)
     return {

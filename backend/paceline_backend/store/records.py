@@ -75,21 +75,20 @@ def of_attempt(
     run: int,
     hello: Hello,
     columns: Sequence[str],
-    *,
-    since: int,
-    before: int,
-    also: Steps,
+    newest: tuple[int, int],
+    older: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
     """Yield step, rank and values (`columns`) of an attempt and of earlier steps, by step and rank.
 
-    The steps are those from `since` to `before` (exclusive), and the older ranges `also`.
+    The steps are those in the half-open range `newest`, and those in the ranges `older` before it.
     """
+    since, before = newest
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
         c.run == run,
         _known(connection, run, hello),
         c.step < before,
-        sa.or_(c.step >= since, *(c.step.between(start, end - 1) for start, end in also)),
+        sa.or_(c.step >= since, *(c.step.between(start, end - 1) for start, end in older)),
     )
     for step, rank, *values in connection.execute(query.order_by(c.step, c.rank)):
         yield step, rank, tuple(values)

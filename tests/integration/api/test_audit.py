@@ -16,6 +16,7 @@ from paceline_backend.api.audit import precondition
 from paceline_backend.api.identity import Identity
 from paceline_backend.requests import stop
 from paceline_backend.store import Store, runs, switches
+from paceline_backend.store.audit import RequestedChange
 from support.records import add_run
 from support.web import ANY
 
@@ -180,5 +181,5 @@ def test_a_stop_that_was_not_published_is_in_the_log_all_the_same(
     module = importlib.import_module("paceline_backend.requests.stop")
     monkeypatch.setattr(module, "publish", publish)
     with pytest.raises(redis.ConnectionError):
-        stop(store, bus_url, "r", "by me", precondition.Requester("ada"))
+        stop(store, bus_url, RequestedChange("r", precondition.Requester("ada")), "by me")
     assert runs.get(store, "r")["revision"] == 1, "its caller was told, and asks again"

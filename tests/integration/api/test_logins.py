@@ -95,7 +95,7 @@ def test_rows_of_failed_logins_have_a_bound(store: Store) -> None:
     now[0] += 61
     failed.record("10.0.1.0", None, "login page", "unknown token")
     with store.read() as connection:
-        rows, _ = audit.page(connection, limit=500, action="login.failed")
+        rows, _ = audit.page(connection, audit.ChangeFilter(action="login.failed"), limit=500)
     assert len(rows) == MOST_ROWS + 1
     assert rows[0]["details"]["left_out"] == 7
 

@@ -66,7 +66,7 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     asked = switches_store.rows(store, run)[-1]
     assert asked["requested_by"] == "auto"
     with store.read() as connection:
-        [change], _ = audit.page(connection, run=run)
+        [change], _ = audit.page(connection, audit.ChangeFilter(run))
     assert (change["who"], change["action"], change["revision"]) == ("auto", "run.policy", 1)
     assert "would save" in change["why"]
     last = decided()

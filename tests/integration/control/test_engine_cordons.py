@@ -14,7 +14,7 @@ from paceline_backend.backends import Engine
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.requests import ConflictError, cordon, enlist, leave, uncordon
 from paceline_backend.store import Store, nodes
-from paceline_backend.store.audit import Requester
+from paceline_backend.store.audit import RequestedChange, Requester
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import cordons
 from support.engine import TableEngine, table_engine
@@ -85,7 +85,7 @@ def test_it_stays_after_the_run(
 ) -> None:
     """The node is listed by the name that was cordoned, until the engine has lifted the cordon."""
     report(store, run, "n3", State.RUNNING)
-    leave(store, bus_url, run, "n3", ADA, cordon=True)
+    leave(store, bus_url, RequestedChange(run, ADA), "n3", cordon=True)
     worker.look(bus)
     assert TableEngine.cordons == [("gpu8", "ada: its disk is slow")]
     answer(store, "n1", "n2", "n3", left=True)

@@ -15,9 +15,9 @@ from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.insight import replacements
 from paceline_backend.requests import ConflictError, cordon, enlist, join, leave, withdraw
-from paceline_backend.requests.replacing import replace
+from paceline_backend.requests.replacing import NodeReplacement, replace
 from paceline_backend.store import Store, nodes, runs
-from paceline_backend.store.audit import Requester
+from paceline_backend.store.audit import RequestedChange, Requester
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from support.engine import TableEngine, become, table_engine
@@ -87,12 +87,12 @@ def row(store: Store, run: str, node: str) -> dict[str, Any]:
 def test_the_other_node_joins_and_the_first_leaves(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
-    replace(store, bus_url, run, "n2", ADA, cordon=True)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2", cordon=True))
     assert shown(store, run) == [("n2", None, "waiting")]
     with pytest.raises(ConflictError, match="was already asked for a replacement of n2"):
-        replace(store, bus_url, run, "n2", ADA)
+        replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2"))
     with pytest.raises(ConflictError, match="at most 2"):
-        join(store, bus_url, run, 1, {}, ADA)
+        join(store, bus_url, RequestedChange(run, ADA), 1, {})
     Engines(store, "worker", clock=Clock()).look(bus)  # the first was killed
     worker.look(bus)
     assert TableEngine.cordons == [("gpu2", "ada: its disk is slow")]
@@ -120,7 +120,7 @@ def test_a_node_of_the_same_machine_is_no_other(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
     """An engine may not heed what it is to avoid."""
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     assert not come(store, bus_url, run, "m1").needed
     assert come(store, bus_url, run, "n3").needed
     assert row(store, run, "n3")["replaces"] == "n1"
@@ -129,17 +129,17 @@ def test_a_node_of_the_same_machine_is_no_other(
 def test_a_job_that_brings_no_node_is_asked_for_again(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     become("2", "ended", "CANCELLED")
     worker.look(bus)
     assert shown(store, run) == [("n1", None, "failed")]
     TableEngine.refuses = "no more"
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     assert runs.get(store, run)["message"] == "Table refuses the job: no more"
     TableEngine.refuses = ""
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     assert TableEngine.orders[-1].avoid == ["gpu1"]
     assert len({order.label for order in TableEngine.orders}) == len(TableEngine.orders)
@@ -151,44 +151,44 @@ def test_a_replacement_is_taken_back(
 ) -> None:
     """Its job is stopped, whether the engine had it already, and its number is not used again."""
     with pytest.raises(ConflictError, match="no replacement of n1 is pending"):
-        withdraw(store, bus_url, run, "n1", ADA)
-    replace(store, bus_url, run, "n1", ADA)
-    withdraw(store, bus_url, run, "n1", ADA)
+        withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
+    withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     worker.look(bus)
     assert len(TableEngine.orders) == 1
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
-    withdraw(store, bus_url, run, "n1", ADA)
+    withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     assert not come(store, bus_url, run, "n3").needed
     worker.look(bus)
     assert [job.state for job in TableEngine.jobs.values()] == ["running", "ended"]
     assert [state for _, _, state in shown(store, run)] == ["failed", "failed"]
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     assert TableEngine.jobs["3"].state == "queued"
     assert len({order.label for order in TableEngine.orders}) == 3
     assert come(store, bus_url, run, "n4").needed
     with pytest.raises(ConflictError, match="n4 has already replaced n1: let n4 leave"):
-        withdraw(store, bus_url, run, "n1", ADA)
+        withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     assert TableEngine.jobs["3"].state == "queued"
 
 
 def test_a_node_whose_replacement_died_is_replaced_again(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     become("2", "running")
     assert come(store, bus_url, run, "n3").needed
     report(store, run, "n3", State.FAILED)
     become("2", "ended")
     worker.look(bus)
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     assert TableEngine.jobs["3"].state == "queued"
     with pytest.raises(ConflictError, match="already asked for a replacement of n1"):
-        replace(store, bus_url, run, "n1", ADA)
-    withdraw(store, bus_url, run, "n1", ADA)
+        replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
+    withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
     worker.look(bus)
     assert TableEngine.jobs["3"].state == "ended"
 
@@ -205,11 +205,11 @@ def test_a_replacement_is_taken_back_while_it_is_submitted(
 
     def slowly(self: TableEngine, order: Order) -> str:
         ref = submit(self, order)
-        withdraw(store, bus_url, run, "n1", ADA)
+        withdraw(store, bus_url, RequestedChange(run, ADA), "n1")
         return ref
 
     monkeypatch.setattr(TableEngine, "submit", slowly)
-    replace(store, bus_url, run, "n1", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n1"))
     worker.look(bus)
     worker.look(bus)
     assert TableEngine.jobs["2"].state == "ended"
@@ -219,14 +219,14 @@ def test_a_replacement_is_taken_back_while_it_is_submitted(
 def test_a_node_that_goes_by_itself_is_replaced_all_the_same(
     store: Store, bus: redis.Redis, bus_url: str, worker: Engines, run: str
 ) -> None:
-    replace(store, bus_url, run, "n2", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2"))
     report(store, run, "n2", State.STOPPED)
     assert come(store, bus_url, run, "n3").needed
     assert row(store, run, "n3")["replaces"] is None
     with pytest.raises(ConflictError, match="does not train on n2"):
-        replace(store, bus_url, run, "n2", ADA)
+        replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2"))
     with pytest.raises(ConflictError, match="needs 2 nodes"):
-        leave(store, bus_url, run, "n3", ADA)
+        leave(store, bus_url, RequestedChange(run, ADA), "n3")
 
 
 def test_what_only_we_have_cordoned_is_avoided(
@@ -237,6 +237,6 @@ def test_what_only_we_have_cordoned_is_avoided(
     cordon(store, "n1", ADA)
     worker.look(bus)
     TableEngine.refuses = ""
-    replace(store, bus_url, run, "n2", ADA)
+    replace(store, bus_url, RequestedChange(run, ADA), NodeReplacement("n2"))
     worker.look(bus)
     assert TableEngine.orders[-1].avoid == ["gpu1", "gpu2"]

@@ -22,11 +22,21 @@ from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
-from paceline_backend.requests import ConflictError, enlist, join, leave, resume, spares, stop
-from paceline_backend.requests.replacing import replace
+from paceline_backend.requests import (
+    ConflictError,
+    Resumption,
+    enlist,
+    join,
+    leave,
+    resume,
+    spares,
+    stop,
+)
+from paceline_backend.requests.replacing import NodeReplacement, replace
 from paceline_backend.store import Store, nodes, runs, schema, telemetry
 from paceline_backend.store import leases as stored_leases
 from paceline_backend.store.access import tokens
+from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun
 from support.engine import TableEngine, become, table_engine
@@ -263,7 +273,7 @@ def test_a_run_that_was_stopped_meanwhile_is_not_submitted(
 
     def slowly(self: TableEngine, prefix: str) -> Sequence[Job]:
         monkeypatch.setattr(TableEngine, "look", ask)
-        stop(store, bus_url, run, "stopped", ME)
+        stop(store, bus_url, RequestedChange(run, ME), "stopped")
         return ask(self, prefix)
 
     monkeypatch.setattr(TableEngine, "look", slowly)
@@ -277,7 +287,7 @@ def test_nothing_is_over_while_another_worker_may_submit(
     """Else a job that comes late would belong to a run that nobody looks after any more."""
     run = begin(store, bus_url)
     worker.look(bus)
-    stop(store, bus_url, run, "stopped", ME)
+    stop(store, bus_url, RequestedChange(run, ME), "stopped")
     after(worker, bus, clock, 4)
     with store.read() as connection:
         key = runs.key_of(connection, run)
@@ -326,7 +336,7 @@ def test_nodes_are_launched_at_once_when_all_have_come(
     ]
     for node in ("n1", "n2"):
         report(store, run, node, State.FAILED)
-    resume(store, bus_url, run, {}, None, ME, start=True)
+    resume(store, bus_url, RequestedChange(run, ME), Resumption(start=True))
     come(store, bus_url, run, "n3")
     assert orders(bus, "n3") == []
 
@@ -404,7 +414,7 @@ def test_a_job_that_somebody_ends_says_so(
         become(str(number), "running")
         come(store, bus_url, run, node)
         report(store, run, node, State.RUNNING)
-    stop(store, bus_url, of_node["n3"], "stopped", ME, force=True)
+    stop(store, bus_url, RequestedChange(of_node["n3"], ME), "stopped", force=True)
     for number, (node, run) in enumerate(of_node.items(), 1):
         code = 1 if ends[node] is State.FAILED else None
         report(store, run, node, ends[node], message="the end", exit_code=code)
@@ -591,7 +601,7 @@ def test_jobs_of_a_stopped_run_are_stopped(
     become("2", "running")
     come(store, bus_url, begins, "n1")
     for run in (waits, begins):
-        stop(store, bus_url, run, "stopped", ME)
+        stop(store, bus_url, RequestedChange(run, ME), "stopped")
         assert shown(store, run)[0] == "stopped"
     assert any(isinstance(order, Kill) for order in orders(bus, "n1"))
     after(worker, bus, clock, 4)
@@ -613,8 +623,8 @@ def test_a_resumed_run_has_another_job(
     run = begin(store, bus_url)
     worker.look(bus)
     first = TableEngine.orders[0]
-    stop(store, bus_url, run, "stopped", ME)
-    resume(store, bus_url, run, {}, None, ME, start=True)
+    stop(store, bus_url, RequestedChange(run, ME), "stopped")
+    resume(store, bus_url, RequestedChange(run, ME), Resumption(start=True))
     with store.read() as connection:
         holder = tokens.checked(connection, first.token)
     assert holder is not None
@@ -786,25 +796,25 @@ def test_nodes_join_and_leave(
     come(store, bus_url, run, "n1", "n2")
     for node in ("n1", "n2"):
         ready(store, run, node)
-    leave(store, bus_url, run, "n2", ME)
+    leave(store, bus_url, RequestedChange(run, ME), "n2")
     report(store, run, "n2", State.STOPPED)
     assert enlist(store, bus_url, run, "n2").message == "it was asked to leave the run"
     with pytest.raises(ConflictError, match="table chooses the replacement"):
-        replace(store, bus_url, run, "n1", ME, other="n3")
+        replace(store, bus_url, RequestedChange(run, ME), NodeReplacement("n1", other="n3"))
     with pytest.raises(ConflictError, match="give a number"):
-        join(store, bus_url, run, ["n3"], {}, ME)
+        join(store, bus_url, RequestedChange(run, ME), ["n3"], {})
     with pytest.raises(ConflictError, match="at most 2"):
-        join(store, bus_url, run, 2, {}, ME)
-    join(store, bus_url, run, 1, {}, ME)
+        join(store, bus_url, RequestedChange(run, ME), 2, {})
+    join(store, bus_url, RequestedChange(run, ME), 1, {})
     after(worker, bus, clock, 4)
     assert runs.get(store, run)["backend_jobs"]["jobs"] == {"0": "1", "1": "2", "2": "3"}
     assert TableEngine.orders[-1].nodes == 1
     with pytest.raises(ConflictError, match="has 1 nodes and waits for 1 more, and at most 2"):
-        join(store, bus_url, run, 1, {}, ME)
+        join(store, bus_url, RequestedChange(run, ME), 1, {})
     become("3", "ended", "CANCELLED")
     after(worker, bus, clock, 4)
     TableEngine.refuses = "no more"
     report(store, run, "n1", State.RUNNING)
-    join(store, bus_url, run, 1, {}, ME)
+    join(store, bus_url, RequestedChange(run, ME), 1, {})
     after(worker, bus, clock, 4)
     assert shown(store, run) == ("running", "Table refuses the job: no more")

@@ -25,9 +25,18 @@ from paceline.wire.bus import publish
 from paceline_backend.backends import base
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import SILENT_S
-from paceline_backend.requests import join, leave, regroup, resume, sessions, stop, streams
+from paceline_backend.requests import (
+    Resumption,
+    join,
+    leave,
+    regroup,
+    resume,
+    sessions,
+    stop,
+    streams,
+)
 from paceline_backend.store import Store, nodes, runs, schema, telemetry
-from paceline_backend.store.audit import page
+from paceline_backend.store.audit import ChangeFilter, RequestedChange, page
 from paceline_backend.store.nodes import run_nodes
 from support.groups import GONE, ME, answer, launch, orders, ready, report, states
 from support.ingesting import ingesting, reasons
@@ -114,7 +123,7 @@ def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
     report(store, run, "n1", State.STARTING, address=LOOPBACK, port=4000)
     look(meetings, bus)
     answer(store, "n2")
-    join(store, bus_url, run, ["n2"], {}, ME)
+    join(store, bus_url, RequestedChange(run, ME), ["n2"], {})
     ready(store, run, "n2")
     look(meetings, bus)
     order = orders(bus, "n2")[-1]
@@ -279,7 +288,7 @@ def test_what_comes_of_an_earlier_launch_changes_nothing(
     for node in ("n1", "n2", "n3"):
         report(store, run, node, State.FAILED, exit_code=1)
     answer(store, "n3", left=True)
-    resume(store, bus_url, run, {}, None, ME, start=True)
+    resume(store, bus_url, RequestedChange(run, ME), Resumption(start=True))
     assert states(store, run) == {"n1": "pending", "n2": "pending", "n3": "failed"}
     launched = [order for order in orders(bus, "n2") if isinstance(order, Launch)]
     assert [(order.attempt, order.nodes_max) for order in launched] == [(0, 3), (1, 3)]
@@ -296,7 +305,7 @@ def test_a_stop_reaches_all_nodes(
     store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
 ) -> None:
     run = training(store, bus, bus_url, meetings)
-    stop(store, bus_url, run, "enough", ME, force=True)
+    stop(store, bus_url, RequestedChange(run, ME), "enough", force=True)
     for node in ("n1", "n2", "n3"):
         assert orders(bus, node)[-1] == Kill("enough", 0)
     report(store, run, "n1", State.STOPPED)
@@ -415,7 +424,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(
         assert isinstance(order, Launch)
         assert order.attempt == 1
     with store.read() as connection:
-        [change, *_] = page(connection, run=run)[0]
+        [change, *_] = page(connection, ChangeFilter(run))[0]
     assert (change["who"], change["action"]) == ("the control plane", "run.regroup")
     assert change["details"] == {"left": "n1", "nodes": ["n2", "n3"], "first_attempt": 1}
     ready(store, run, "n3", attempt=1)
@@ -537,7 +546,7 @@ def test_a_run_that_is_stopped_as_it_is_launched_anew_is_ended_again(
 
     def publish(*words: Any, **more: Any) -> None:
         if runs.get(store, run)["state"] == "pending":
-            stop(store, bus_url, run, "enough", ME)
+            stop(store, bus_url, RequestedChange(run, ME), "enough")
         wire_publish(*words, **more)
 
     monkeypatch.setattr(base, "publish", publish)
@@ -563,7 +572,7 @@ def test_a_stop_reaches_the_launch_that_is_recorded_meanwhile(
         return real(url)
 
     monkeypatch.setattr(streams, "answering", answering)
-    stop(store, bus_url, run, "enough", ME)
+    stop(store, bus_url, RequestedChange(run, ME), "enough")
     assert runs.get(store, run)["state"] == "stopped"
     for node in ("n2", "n3"):
         assert orders(bus, node)[-1] == Kill("enough", 1)
@@ -686,7 +695,7 @@ def test_a_node_that_was_asked_to_leave_is_left_out(
 ) -> None:
     """Its agent answers, and the others go on, also when it was their host."""
     run = training(store, bus, bus_url, meetings)
-    leave(store, bus_url, run, "n1", ME)
+    leave(store, bus_url, RequestedChange(run, ME), "n1")
     report(store, run, "n1", State.STOPPED)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
@@ -699,7 +708,7 @@ def test_a_node_that_joins_is_told_where_the_others_meet(
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     report(store, run, "n3", State.STOPPED)
-    join(store, bus_url, run, ["n3"], {}, ME)
+    join(store, bus_url, RequestedChange(run, ME), ["n3"], {})
     ready(store, run, "n3")
     look(meetings, bus)
     assert meets(bus, "n3") == [Meet("10.0.0.1", 4001, 0)] * 2

@@ -151,7 +151,7 @@ def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: st
         training.store(store, run)
         until(lambda: replacing(store, key), "the spare", 300)
     with store.read() as connection:
-        change = audit.page(connection, run=run)[0][0]
+        change = audit.page(connection, audit.ChangeFilter(run))[0][0]
         newest = forecasts.newest_step(connection, key)
     assert (change["who"], change["action"]) == ("the control plane", "run.replace")
     assert change["why"].startswith("n2 computes at ")

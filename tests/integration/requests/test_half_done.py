@@ -26,7 +26,7 @@ from paceline_backend.backends.base import Credentials
 from paceline_backend.backends.local import Local
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreUnavailableError, nodes, runs, telemetry
-from paceline_backend.store.audit import Requester, page
+from paceline_backend.store.audit import ChangeFilter, RequestedChange, Requester, page
 from paceline_backend.store.new_runs import NewRun
 from support.records import add_run
 
@@ -113,13 +113,13 @@ def test_a_stop_is_written_down_before_anybody_is_told_and_may_be_asked_for_agai
 
     def publish(*_: object, **__: object) -> None:
         with store.read() as connection:
-            written.append(len(page(connection, run="r", action="run.stop")[0]))
+            written.append(len(page(connection, ChangeFilter("r", action="run.stop"))[0]))
         raise redis.ConnectionError("gone")
 
     monkeypatch.setattr(stopping, "publish", publish)
     for _ in range(2):
         with pytest.raises(redis.ConnectionError):
-            requests.stop(store, bus_url, "r", "by me", ME)
+            requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
     assert written == [1, 2]
 
 
@@ -133,11 +133,11 @@ def test_a_run_that_was_stopped_and_starts_all_the_same_may_be_stopped_again(
     with monkeypatch.context() as away:
         away.setattr(stopping, "publish", publish)
         with pytest.raises(redis.ConnectionError):
-            requests.stop(store, bus_url, "r", "by me", ME)
+            requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
     assert runs.get(store, "r")["state"] == "stopped"
     telemetry.write(store, [("r", RunState(State.STARTING, 5.0, "n1"))])
     assert runs.get(store, "r")["state"] == "starting"
-    requests.stop(store, bus_url, "r", "by me", ME)
+    requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
     assert orders(bus_url) == [Kill("by me", 0)]
 
 
@@ -147,7 +147,7 @@ def test_a_stop_that_is_quicker_than_the_launch_ends_it(
     real = Local.start
 
     def start(self: Local, bus: redis.Redis, run: str, new: NewRun, made: Credentials) -> None:
-        requests.stop(store, bus_url, run, "by me", ME)
+        requests.stop(store, bus_url, RequestedChange(run, ME), "by me")
         real(self, bus, run, new, made)
 
     monkeypatch.setattr(Local, "start", start)
@@ -164,7 +164,7 @@ def test_a_resume_that_worked_is_no_error_although_the_bus_goes_away(
 
     add_run(store, "r", node="n1", state="failed")
     monkeypatch.setattr(streams, "publish", publish)
-    requests.resume(store, bus_url, "r", {}, None, ME, start=True)
+    requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
     assert [type(order) for order in orders(bus_url)] == [Launch]
     assert "run r has changed; open pages show it later: gone" in caplog.text
 
@@ -178,7 +178,7 @@ def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(
     add_run(store, "r", node="n1", state="failed", message="as it was")
     monkeypatch.setattr(streams, "forget_orders", forget)
     with pytest.raises(redis.ConnectionError):
-        requests.resume(store, bus_url, "r", {}, None, ME, start=True)
+        requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
     row = runs.get(store, "r")
     assert (row["state"], row["message"], row["revision"]) == ("failed", "as it was", 0)
 
@@ -191,6 +191,6 @@ def test_a_stop_that_is_stored_is_done_although_the_bus_goes_away(
 
     add_run(store, "r")
     monkeypatch.setattr(streams, "publish", publish)
-    requests.stop(store, bus_url, "r", "by me", ME)
+    requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
     assert runs.get(store, "r")["state"] == "stopped"
     assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text

@@ -19,6 +19,7 @@ from paceline_backend.policies.predict.estimators import EstimatorPredictor
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, reads, runs, segments, telemetry
 from paceline_backend.store.history import RunFilter
+from paceline_backend.store.rollups.reading import RankChoice
 from support.records import add_run, adopted, hello, record
 
 
@@ -115,7 +116,7 @@ def test_thinning_keeps_means_and_extremes(store: Store) -> None:
     assert thin["compute_max_max"][3] == 9.0
     with store.read() as connection:
         cells = reads.worker_step_columns(connection, key, (None, None), 11)
-        only = reads.worker_step_columns(connection, key, (None, None), 11, [1])
+        only = reads.worker_step_columns(connection, key, (None, None), 11, RankChoice([1]))
     assert cells["compute_s_max"][1][3] == 9.0
     assert cells["compute_s"][1][3] == pytest.approx((9.0 + 9 * 0.1) / 10)
     assert cells["step"] == thin["step"]

@@ -67,7 +67,9 @@ def answers(store: Store, key: int, *spans: reads.Range) -> list[Any]:
             for points in (2, 4, 8):
                 given.append(reads.step_columns(connection, key, span, points))
                 given.append(reads.worker_step_columns(connection, key, span, points))
-        given.append(reads.worker_step_columns(connection, key, (None, None), 4, ranks=[1]))
+        given.append(
+            reads.worker_step_columns(connection, key, (None, None), 4, reading.RankChoice([1]))
+        )
         return given
 
 

@@ -391,7 +391,8 @@ def test_a_script_that_ends_well_because_of_a_stop_has_not_finished(
     send(store, hello(epochs=epochs))
     if asked:
         with store.write() as connection:
-            audit.record_change(connection, "r", audit.Requester("ada", why="too hot"), "run.stop")
+            by = audit.Requester("ada", why="too hot")
+            audit.record_change(connection, audit.RequestedChange("r", by), "run.stop")
     # The end comes with the last segment at the latest.
     end = RunState(State.FINISHED, 30.0, "n", exit_code=0)
     written = send(store, adopted(0, 0, epoch_end=through), end)

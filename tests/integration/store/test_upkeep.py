@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from paceline.wire import StepBatch
 from paceline_backend.control import upkeep
 from paceline_backend.store import Store, new_runs, runs, schema, telemetry
-from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.audit import RequestedChange, Requester, record_change
 from paceline_backend.store.fleet.tables import verdicts
 from paceline_backend.store.rollups.tables import step_rollups
 from paceline_backend.store.upkeep import prune as pruning
@@ -165,7 +165,7 @@ def test_a_run_that_is_being_deleted_does_not_go_on(store: Store) -> None:
         with pytest.raises(runs.UnknownRunError):
             new_runs.stored(connection, "old")
         with pytest.raises(runs.UnknownRunError):
-            record_change(connection, "old", Requester("me"), "run.resume")
+            record_change(connection, RequestedChange("old", Requester("me")), "run.resume")
 
 
 def test_others_write_while_a_run_is_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

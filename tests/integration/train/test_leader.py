@@ -23,9 +23,10 @@ import paceline
 from paceline import wire
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
+from paceline.train.checkpoint.position import Position
+from paceline.train.epochs import epoch_order
 from paceline.train.parts import Step
 from paceline.train.plan import leader, waits
-from paceline.train.plan.epochs import epoch_order
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
@@ -33,6 +34,7 @@ from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
 from paceline.wire.synchronisation import convert
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
+from support.contexts import met, run_context
 from support.ranks import Ranks
 from support.waiting import until
 
@@ -57,11 +59,10 @@ class Run:
         store = HashStore()
         self.sizes = np.arange(1.0, self.samples + 1)
         self.leader = Leader(
-            terms,
-            WORLD,
-            self.sizes,
-            store,
-            self.proposals,
+            run_context(terms),
+            met(WORLD, self.sizes, store),
+            Position(),
+            proposals=self.proposals,
             announce=lambda adopted: self.adopted.append(adopted.segment),
         )
         self.ranks = [Follower(store, 0, self.leader), Follower(store, 1, None)]

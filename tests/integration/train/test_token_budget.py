@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.core.amounts.budget import counts_within
-from paceline.train.plan.epochs import epoch_order
+from paceline.train.epochs import epoch_order
 from support import budgets
 from support.budgets import Seen
 from support.ranks import Ranks

@@ -24,7 +24,7 @@ from paceline.core.amounts.budget import (
 )
 from paceline.core.amounts.trained import Trained
 from paceline.core.ledger import Ledger
-from paceline.train.plan.epochs import epoch_order
+from paceline.train.epochs import epoch_order
 from paceline.wire import Segment
 
 SIZES = st.lists(

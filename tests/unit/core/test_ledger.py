@@ -19,10 +19,13 @@ from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train.plan.epochs import epoch_order
+from paceline.train.checkpoint.position import Position
+from paceline.train.epochs import epoch_order
 from paceline.train.plan.leader import Leader, weights_of
+from paceline.train.profile import Limits
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
+from support.contexts import met, run_context
 
 
 @given(data=st.data())
@@ -82,7 +85,8 @@ def test_a_loss_that_is_scaled_for_the_mean_over_ranks_is_left_as_it_is() -> Non
 def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
     adopted: list[Adopted] = []
     terms = Terms(200, 60, 0, False, "samples", 2)
-    leader = Leader(terms, 2, np.ones(200), HashStore(), announce=adopted.append, limits=[8, 60])
+    context, meeting = run_context(terms, limits=Limits([8, 60])), met(2, np.ones(200), HashStore())
+    leader = Leader(context, meeting, Position(), announce=adopted.append)
     leader.advance(0)
     leader.advance(0)
     leader.advance(1)
@@ -97,7 +101,8 @@ def test_a_leader_without_a_controller_plans_a_quarter_of_a_second_at_once(
 ) -> None:
     adopted: list[Adopted] = []
     terms = Terms(10_000, 10, 0, False, "samples", 2)
-    leader = Leader(terms, 2, np.ones(10_000), HashStore(), announce=adopted.append)
+    meeting = met(2, np.ones(10_000), HashStore())
+    leader = Leader(run_context(terms), meeting, Position(), announce=adopted.append)
     trained = [0]
     monkeypatch.setattr(time, "monotonic", lambda: step_s * trained[0])
     for _ in range(12):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from paceline.core.terms import Terms
+from paceline.train.checkpoint.position import Position
 from paceline.train.parts import decode_part, get_part
 from paceline.train.plan.leader import Leader
 from paceline.wire import Moves, Segment, pack_indices
@@ -17,6 +20,7 @@ from paceline_backend import policies
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
 from paceline_backend.planning.offer import offer
+from support.contexts import met, run_context
 from support.records import adopted
 from support.sharded import VirtualRun, sharded_hello, shards
 
@@ -223,7 +227,8 @@ def test_batches_that_ranks_share_have_nothing_that_is_for_one_node() -> None:
     """What nodes hold is as long as the data set, and only its node needs it."""
     store, terms = HashStore(), Terms(8, 4, 0, False, "samples", 2)
     held = shards((0, 1), (99, 99), np.full(8, 10))
-    leader = Leader(terms, 2, np.ones(8), store, shards=held, uneven=lambda: True)
+    context = run_context(terms, data=SimpleNamespace(shards=held))
+    leader = Leader(context, met(2, np.ones(8), store), Position(), uneven=lambda: True)
     synchroniser = Partial(parameters=PartialRules(staleness=None, mean=False, quorum=1))
     counts, indices = pack_indices(np.arange(8).reshape(2, 2, 2))
     own = leader._adopt(

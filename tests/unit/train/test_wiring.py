@@ -16,9 +16,9 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.epochs import EpochSteps
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
-from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
 from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
 

@@ -13,10 +13,12 @@ from torch.distributed import HashStore
 
 from paceline import wire
 from paceline.core.terms import Terms
+from paceline.train.checkpoint.position import Position
 from paceline.train.plan.leader import Leader
 from paceline.wire import Proposal, Segment, StopTraining, WireError, synchronisation
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import sync as models
+from support.contexts import met, run_context
 from support.fuzz import COUNTS, variants
 
 WORLD, SAMPLES, BATCH = 2, 24, 4
@@ -106,11 +108,10 @@ def test_a_leader_adopts_or_coasts_whatever_is_proposed(
         control: Any = Controller(data)
         terms = Terms(SAMPLES, BATCH, 0, False, "samples", 2)
         leader = Leader(
-            terms,
-            WORLD,
-            np.ones(SAMPLES),
-            HashStore(),
-            control,
+            run_context(terms),
+            met(WORLD, np.ones(SAMPLES), HashStore()),
+            Position(),
+            proposals=control,
             announce=lambda adopted: sources.append(adopted.segment.source),
         )
         leader.advance(0)

@@ -24,8 +24,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.data import Sharded, Stream
 from paceline.train.amounts.memory import Learned
+from paceline.train.epochs import EpochSteps
 from paceline.train.meeting import Meeting, shared_sizes
-from paceline.train.plan.epochs import EpochSteps
 from paceline.train.profile import Limits
 from paceline.wire import RankDevice
 

@@ -4,7 +4,7 @@
 segment into the ranks' store. `follower.Follower` yields a rank's steps; on the other ranks
 a `fetcher.Fetcher` reads ahead::
 
-    leader = Leader(terms, world, sizes, store, proposals)  # on rank 0
+    leader = Leader(context, meeting, start, proposals=proposals)  # on rank 0
     for step in Follower(store, rank, leader).steps(epoch):
         ...
 """

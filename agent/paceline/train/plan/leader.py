@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,16 +23,18 @@ from paceline.core.cost import features
 from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
-from paceline.core.terms import Terms
+from paceline.train.checkpoint.position import Position
+from paceline.train.context import RunContext
+from paceline.train.epochs import epoch_order
+from paceline.train.meeting import Meeting
 from paceline.train.parts import Part, left_key, part_key, put_part
 from paceline.train.plan.cutting import cut_part
-from paceline.train.plan.epochs import EpochSteps, epoch_order
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
-from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, Shards, pack_indices
+from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, pack_indices
 
 logger = logging.getLogger(__name__)
 
@@ -68,78 +70,60 @@ class Leader:
     Rank 0 has the only leader. For one thread.
 
     Args:
-        terms: the run's terms.
-        world: number of workers W.
-        sizes: λ of each sample, [N]; empty for a stream.
-        store: the ranks' store.
+        context: the run's terms and limits, and where its data is.
+        meeting: rank 0's result of the rendezvous. If several ranks share each batch, each rank of
+            another lane reads a copy of the part of its group.
+        start: where training begins; `used` are the samples that an earlier attempt used.
         proposals: the controller's proposals; None without a bus.
-        attempt: number of the attempt.
         announce: called with each adopted segment.
-        epoch: number of the epoch in which training begins.
-        step: number of the first step.
-        used: samples of that epoch that an earlier attempt used.
-        limits: maximum of samples of each rank in a step, [W]. Their sum is at least a global
-            batch. Empty: no limits.
-        micro: maximum that each rank computes at once, [W], in samples, or in size units with a
-            token budget. Larger local batches are cut into micro-batches. Empty: no cuts.
-        token_limits: maximum of each rank's local batch in size units, with a token budget, [W].
-            Empty: no limits.
-        epoch_steps: the run's steps, if they are counted already.
-        reforms: returns whether nodes are about to join or leave, so that the plan must end.
         uneven: returns whether ranks may iterate the script's loop differently often.
-        shards: location of each sample, if data lives on nodes.
-        stream: the ranks' samples, if the data is a stream.
-        copies: if several ranks share each batch, the stores of the other lanes; each rank there
-            reads a copy of the part of its group.
     """
 
     def __init__(
         self,
-        terms: Terms,
-        world: int,
-        sizes: Floats,
-        store: Store,
-        proposals: Proposals | None = None,
+        context: RunContext,
+        meeting: Meeting,
+        start: Position,
         *,
-        attempt: int = 0,
+        proposals: Proposals | None = None,
         announce: Callable[[Adopted], None] | None = None,
-        epoch: int = 0,
-        step: int = 0,
-        used: Ints | None = None,
-        limits: Sequence[int] = (),
-        micro: Sequence[float] = (),
-        token_limits: Sequence[float] = (),
-        epoch_steps: EpochSteps | None = None,
-        reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
-        shards: Shards | None = None,
-        stream: Gathering | None = None,
-        copies: Sequence[Store] = (),
     ) -> None:
-        self._homes = Homes(shards) if shards is not None else None
-        self._stream = stream
+        assert meeting.sizes is not None, "rank 0 has the sizes"
+        terms, limits = context.terms, context.limits
+        self._homes = Homes(context.data.shards) if context.data is not None else None
         self._uneven = uneven
-        self._reforms = reforms
+        # Announces that nodes are about to join or leave, so that the plan must end.
+        self._reform = context.environment.reform
         # Any thread may set it: the plan ends as by an operator's stop.
         self.asked_to_end = False
         self._terms = terms
-        self._world = world
-        self._given_sizes = sizes
-        self._store = store
-        self._stores = [store, *copies]
+        self._world = meeting.world
+        # λ of each sample, [N]; empty for a stream.
+        self._given_sizes = meeting.sizes
+        self._store = meeting.store
+        self._stores = [meeting.store, *meeting.stores[1:]]
         self._proposals = proposals
-        self._attempt = attempt
+        self._attempt = context.environment.attempt
         self._announce = announce
-        self._limits: Ints | None = np.array(limits) if limits else None
-        self._micro = micro
-        self._epoch_steps = epoch_steps
+        # The most samples of each rank in a step, [W]. Their sum is at least a global batch.
+        self._limits: Ints | None = np.array(limits.of_parts) if limits.of_parts else None
+        # The most that each rank computes at once, [W], in samples, or in size units with a token
+        # budget. Larger local batches are cut into micro-batches.
+        self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
+        self._epoch_steps = context.epoch_steps
         self._budget: Budget | None = None
         if terms.token_budget is not None:
-            most = np.array(token_limits) if token_limits else None
-            self._budget = Budget(terms.token_budget, sizes, most)
-        self._ledger = self._ledger_of(epoch, used)
+            tokens = limits.tokens_of_parts
+            most = np.array(tokens) if tokens else None
+            self._budget = Budget(terms.token_budget, meeting.sizes, most)
+        self._stream: Gathering | None = None
+        if context.reader is not None:
+            stream = context.reader.stream
+            self._stream = Gathering(stream, terms, meeting.world, meeting.store, self._limits)
+        self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
-        self._step = step
+        self._step = start.step
         self._last: Segment | None = None
         # Number of the newest segment in the store.
         self._newest = -1
@@ -163,7 +147,7 @@ class Leader:
         order = epoch_order(terms.samples, terms.seed, epoch)
         grid = terms.shapes.samples
         batch, limits = terms.global_batch, self._limits
-        ends = None if self._epoch_steps is None else self._epoch_steps.ends(epoch, used)
+        ends = self._epoch_steps.ends(epoch, used)
         return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget, ends)
 
     @property
@@ -186,7 +170,7 @@ class Leader:
             self._ahead.clear()
         if self._homes is not None:
             self._homes.enter(epoch)
-        if self._reforms():
+        if self._reform is not None and self._reform.exists():
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
             return self._end(epoch, reform=True)
         if self._stream is not None and (why := self._stream.gather(self._stops)):

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.core.means import part_due, parted
 from paceline.train.parts import Step
-from paceline.train.sync.base import OnRound, Ranks, Round, no_gradient
+from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
 from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
@@ -40,15 +40,13 @@ class Averaging:
 
     def __init__(
         self,
-        ranks: Ranks,
+        channel: Channel,
         parameters: list[nn.Parameter],
         rules: AveragingRules,
         outer: Outer,
-        prefix: str,
-        on_round: OnRound | None = None,
     ) -> None:
-        self._ranks, self._parameters, self._rules = ranks, parameters, rules
-        self._on_round = on_round
+        self._ranks, self._parameters, self._rules = channel.ranks, parameters, rules
+        self._on_round = channel.on_round
         numbers = parted([p.numel() for p in parameters], rules.parts)
         self._parts = [[parameters[k] for k in part] for part in numbers]
         self._outer = outer
@@ -67,8 +65,8 @@ class Averaging:
         self._flights = 0
         # A reduction that lacks a rank cannot be ended, not even by a rank that leaves. So it
         # begins only when all ranks have called it ready.
-        self._calls = RoundCalls(ranks, f"{prefix}/means")
-        self._mail = Courier(ranks.timeout.total_seconds()) if rules.overlap else None
+        self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
+        self._mail = Courier(channel.ranks.timeout.total_seconds()) if rules.overlap else None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""

@@ -108,6 +108,30 @@ class Round:
 OnRound = Callable[[Round], None]
 
 
+@dataclass(frozen=True)
+class Channel:
+    """Means by which the ranks of a synchroniser exchange vectors in one segment.
+
+    `prefix` (of keys in the store) is new for each segment. `on_round` is called with each round.
+    """
+
+    ranks: Ranks
+    prefix: str
+    on_round: OnRound | None = None
+
+    def reported_once(self) -> Channel:
+        """Return the channel with `on_round` on the first rank only, where all have each round."""
+        return self if self.ranks.rank == 0 else replace(self, on_round=None)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A rank's replica of the model. `parameters` have the same order on all ranks."""
+
+    parameters: list[nn.Parameter]
+    optimiser: torch.optim.Optimizer
+
+
 class Synchroniser(Protocol):
     """One segment's exchange on one rank, from the segment's start until all ranks have met.
 

@@ -24,7 +24,7 @@ from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
-from paceline.train.sync.base import Ranks, Round, Synchroniser, no_gradient
+from paceline.train.sync.base import Channel, Ranks, Replica, Round, Synchroniser, no_gradient
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import Scales, ScriptOptimiser, has_more, unscaled
 from paceline.train.sync.outer import Outer
@@ -333,13 +333,10 @@ class SyncGate:
         self._scales_differ = True
         self._relaxed = make(
             step.synchroniser,
-            self._ranks(),
-            f"rounds/{step.segment}",
-            self._parameters(),
-            self._script.chosen(),
+            Channel(self._ranks(), f"rounds/{step.segment}", self._report),
+            Replica(self._parameters(), self._script.chosen()),
             self._seed + step.segment,
             self.outer,
-            self._report,
         )
         self._reduce(False)
         self._current.weighs = self._relaxed.weighs

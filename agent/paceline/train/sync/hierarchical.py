@@ -13,7 +13,7 @@ from paceline.core.partners.groups import Pushes
 from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import alike
-from paceline.train.sync.base import OnRound, Ranks
+from paceline.train.sync.base import Channel, Ranks, Replica
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.peers import Courier, Peers
@@ -81,24 +81,21 @@ class Hierarchical(Partial):
 
     def __init__(
         self,
-        group: Ranks,
-        prefix: str,
-        parameters: list[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
+        channel: Channel,
+        replica: Replica,
         call: Call,
         drift: Drift,
         server: Server,
         every: int | None,
-        on_round: OnRound | None = None,
     ) -> None:
-        first = joined(parameters)
+        group, first = channel.ranks, joined(replica.parameters)
         # The sum of all applied corrections.
         self._corrections = torch.zeros_like(first)
         self._pushes = group.rank == 0
         # The value of `own` at the latest push.
         self._pushed = first if self._pushes else torch.empty(0)
         extra, share = len(first), group.world / server.ranks.world
-        super().__init__(group, prefix, parameters, optimiser, call, drift, on_round, extra, share)
+        super().__init__(channel, replica, call, drift, extra, share)
         self._server, self._due = server, Pushes(every)
         self._courier = Courier(group.timeout.total_seconds())
 

@@ -7,6 +7,7 @@ Ranks compute on during the exchange. Averaging is atomic: steps made meanwhile 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from paceline.core.partners import pairs
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import Averaging
-from paceline.train.sync.base import OnRound, Ranks, Round
+from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Courier, Peers
@@ -39,16 +40,10 @@ class Pairwise(Averaging):
 
     weighs = True
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        prefix: str,
-        parameters: list[nn.Parameter],
-        seed: int,
-        on_round: OnRound | None = None,
-    ) -> None:
-        super().__init__(ranks, parameters, AveragingRules(every=None), Outer(), prefix)
-        self._on_mean = on_round
+    def __init__(self, channel: Channel, parameters: list[nn.Parameter], seed: int) -> None:
+        unreported = replace(channel, on_round=None)
+        super().__init__(unreported, parameters, AveragingRules(every=None), Outer())
+        ranks, self._on_mean = channel.ranks, channel.on_round
         self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
         self._asks = ranks.rank in pairs.asking(ranks.world)
         self._swaps = self._steps = 0
@@ -59,7 +54,7 @@ class Pairwise(Averaging):
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = pairs.answering(ranks.world)
         self._courier = Courier(ranks.timeout.total_seconds())
-        self._peers = Peers(ranks, prefix, answering, len(self._shadow), self._answer)
+        self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. Waits for the exchange of the previous step."""

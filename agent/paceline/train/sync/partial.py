@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 
 import torch
-from torch import nn
 
 from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
-from paceline.train.sync.base import OnRound, Ranks, kept, no_gradient
+from paceline.train.sync.base import Channel, Replica, kept, no_gradient
 from paceline.train.sync.gradients import Flat, Gradient
 from paceline.train.sync.rounds import Rounds, Sum
 
@@ -19,26 +18,23 @@ class Partial:
 
     Each optimiser step applies the rounds that ended since the last step. A round's step is scaled
     by its contributors' share of the work; see `Flat.applying`. `share` is the fraction of the
-    run's ranks that participates. `on_round` is called in another thread.
+    run's ranks that participates. The channel's `on_round` is called in another thread.
     """
 
     goes_on, weighs = False, True
 
     def __init__(
         self,
-        ranks: Ranks,
-        prefix: str,
-        parameters: list[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
+        channel: Channel,
+        replica: Replica,
         call: Call,
         drift: Drift,
-        on_round: OnRound | None = None,
         extra: int = 0,
         share: float = 1.0,
     ) -> None:
-        self._world, self._share = ranks.world, share
-        self._flat = Flat(parameters, optimiser)
-        self._rounds = Rounds(ranks, prefix, self._flat.length, call, drift, on_round, extra)
+        self._world, self._share = channel.ranks.world, share
+        self._flat = Flat(replica.parameters, replica.optimiser)
+        self._rounds = Rounds(channel, self._flat.length, call, drift, extra)
         # Samples whose gradients are in .grad, and the weights of their steps.
         self._samples = 0
         self._weights: list[float] = []

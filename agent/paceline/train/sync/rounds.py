@@ -23,7 +23,7 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 from paceline.core.member import Member, Says, Tally, WaitReason
 from paceline.core.rounds import Call, Drift, Progress
-from paceline.train.sync.base import OnRound, Ranks, Round
+from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.roundvector import Facts, RoundVector
@@ -55,25 +55,20 @@ class Rounds:
     The thread that trains calls `offer`, `take` and `finish`, which raise a PacelineError if a rank
     has left or was silent for too long; the message names it. Sums come in the order of rounds. A
     rank that lags behind holds the sums that it has not taken yet. No other object may use the
-    ranks' process group, because two threads that use one group get wrong sums. `on_round` is
-    called in the communication thread. `extra` is the length of the vector that rank 0 may `give`.
+    ranks' process group, because two threads that use one group get wrong sums. The channel's
+    `on_round` is called in the communication thread. `extra` is the length of the vector that
+    rank 0 may `give`.
     """
 
     def __init__(
-        self,
-        ranks: Ranks,
-        prefix: str,
-        length: int,
-        call: Call,
-        drift: Drift,
-        on_round: OnRound | None = None,
-        extra: int = 0,
+        self, channel: Channel, length: int, call: Call, drift: Drift, extra: int = 0
     ) -> None:
+        ranks = channel.ranks
         self._rank, self._world = ranks.rank, ranks.world
-        self._ranks, self._calls = ranks, RoundCalls(ranks, prefix)
+        self._ranks, self._calls = ranks, RoundCalls(ranks, channel.prefix)
         self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
-        self._on_round, self._extra = on_round, extra
+        self._on_round, self._extra = channel.on_round, extra
         # A condition's lock is reentrant. It protects all attributes below.
         self._changed = threading.Condition()
         self._progress = Progress(ranks.world, call, drift)

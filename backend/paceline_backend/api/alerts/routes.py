@@ -6,10 +6,11 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from pydantic import BaseModel
 
 from paceline_backend.api.alerts import models
 from paceline_backend.api.audit import etag, requester_of
-from paceline_backend.api.audit.routes import Cursor, Limit
+from paceline_backend.api.audit.routes import Page
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
@@ -18,7 +19,6 @@ from paceline_backend.insight.alerts.rules import Rule, Severity
 from paceline_backend.store import Connection, audit
 from paceline_backend.store.alerts import rows
 from paceline_backend.store.alerts import rules as changed_rules
-from paceline_backend.store.alerts.rows import AlertState
 from paceline_backend.store.runs import CursorError
 
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
@@ -39,40 +39,40 @@ IfMatch = Annotated[
 router = APIRouter(prefix="/alerts", responses=documented(_AWAY))
 
 
+class AlertQuery(BaseModel):
+    """Query parameters that select alerts."""
+
+    state: Annotated[
+        Literal["raised", "resolved"] | None, Query(description="`raised` alerts are still active")
+    ] = None
+    rule: Annotated[str | None, Query(max_length=100, description="only alerts of this rule")] = (
+        None
+    )
+    run: Annotated[str | None, Query(max_length=200, description="only alerts about this run")] = (
+        None
+    )
+    severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None
+    acknowledged: Annotated[
+        bool | None,
+        Query(description="only alerts that are acknowledged, or only those that are not"),
+    ] = None
+    since: Annotated[
+        float | None, Query(description="only alerts raised at this Unix time or later")
+    ] = None
+
+
 @router.get(
     "",
     response_model=models.AlertPage,
     responses=documented(_INVALID),
     dependencies=[Depends(VIEWER)],
 )
-def list_alerts(
-    request: Request,
-    state: Annotated[
-        Literal["raised", "resolved"] | None, Query(description="`raised` alerts are still active")
-    ] = None,
-    rule: Annotated[
-        str | None, Query(max_length=100, description="only alerts of this rule")
-    ] = None,
-    run: Annotated[
-        str | None, Query(max_length=200, description="only alerts about this run")
-    ] = None,
-    severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None,
-    acknowledged: Annotated[
-        bool | None,
-        Query(description="only alerts that are acknowledged, or only those that are not"),
-    ] = None,
-    since: Annotated[
-        float | None, Query(description="only alerts raised at this Unix time or later")
-    ] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Any:
+def list_alerts(request: Request, which: Annotated[AlertQuery, Query()], page: Page) -> Any:
     """List alerts, newest first, including alerts about deleted runs."""
-    wanted: AlertState | None = state
-    which = rows.AlertFilter(wanted, rule, run, severity, acknowledged, since)
+    wanted = rows.AlertFilter(**which.model_dump())
     try:
         with store_of(request).read() as connection:
-            items, following = rows.page(connection, which, limit, cursor)
+            items, following = rows.page(connection, wanted, page.limit, page.cursor)
             counts = rows.counts(connection)
     except CursorError as error:
         errors = [{"field": "cursor", "message": str(error)}]

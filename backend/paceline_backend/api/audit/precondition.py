@@ -6,8 +6,9 @@ import re
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Query, Request
 
+from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.store.audit import Requester
@@ -38,6 +39,18 @@ def requester_of(request: Request, via: str = "", why: str = "", operator: str =
     identity = identity_of(request)
     given = operator.strip() if identity.shared else ""
     return Requester(identity.name, identity.scope, identity.address, via, why, given)
+
+
+def _from_query(
+    request: Request,
+    by: Annotated[models.Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[models.Why, Query(description="reason, for the audit log")] = "",
+) -> Requester:
+    return requester_of(request, by, why)
+
+
+# Requester of a change without a body, such as DELETE.
+QueryRequester = Annotated[Requester, Depends(_from_query)]
 
 
 def _expected(

@@ -13,7 +13,7 @@ from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.evidence.verdict import judged
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import reused_of, store_of
-from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.api.telemetry import Points, Steps
 from paceline_backend.insight import replacements
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.attribution import (
@@ -119,14 +119,12 @@ class RunAttribution(BaseModel):
 
 
 @router.get("/attribution", response_model=RunAttribution)
-def get_attribution(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 200
-) -> Any:
+def get_attribution(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
     """Return why ranks wait, by default in the newest 100 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-    asked = ("attribution", key, first, to, points)
-    return reused_of(request).get(asked, lambda: _attributed(request, key, (first, to), points))
+    asked = ("attribution", key, steps.span, points)
+    return reused_of(request).get(asked, lambda: _attributed(request, key, steps.span, points))
 
 
 def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
-from paceline_backend.api.audit.routes import Cursor, Limit
+from paceline_backend.api.audit.routes import Page
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
@@ -31,27 +31,28 @@ class Scores(BaseModel):
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-@router.get("/forecasts/scores")
-def get_scores(
-    request: Request,
-    since: Annotated[float | None, Query(description="switches at this Unix time or later")] = None,
-    until: Annotated[float | None, Query(description="switches before this Unix time")] = None,
-    policy: Annotated[
-        str | None, Query(max_length=100, description="switches to this preset")
-    ] = None,
+class OutcomeQuery(BaseModel):
+    """Query parameters that select outcomes of forecasts."""
+
+    since: Annotated[float | None, Query(description="switches at this Unix time or later")] = None
+    until: Annotated[float | None, Query(description="switches before this Unix time")] = None
+    policy: Annotated[str | None, Query(max_length=100, description="switches to this preset")] = (
+        None
+    )
     nodes: Annotated[
         int | None,
         Query(ge=1, le=1_000_000, description="switches of runs on this number of nodes"),
-    ] = None,
-    simulated: Annotated[bool, Query(description="include simulated runs")] = False,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Scores:
+    ] = None
+    simulated: Annotated[bool, Query(description="include simulated runs")] = False
+
+
+@router.get("/forecasts/scores")
+def get_scores(request: Request, asked: Annotated[OutcomeQuery, Query()], page: Page) -> Scores:
     """Return the accuracy of forecasts, including those for deleted runs."""
-    which = OutcomeFilter(since, until, policy, nodes, simulated)
+    which = OutcomeFilter(**asked.model_dump())
     try:
         with store_of(request).read() as connection:
-            page, following = scores.outcomes(connection, which, limit, cursor)
+            items, following = scores.outcomes(connection, which, page.limit, page.cursor)
             everything, _ = scores.outcomes(connection, which, scores.MOST)
     except CursorError as error:
         errors = [{"field": "cursor", "message": str(error)}]
@@ -59,6 +60,6 @@ def get_scores(
     return Scores(
         all=scores.score(everything),
         presets=scores.by_policy(everything),
-        items=page,
+        items=items,
         next_cursor=following,
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, To
+from paceline_backend.api.telemetry import Steps
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store import runs
 from paceline_backend.store.telemetry.timeline import newest_steps, timeline
@@ -58,8 +58,7 @@ def get_timeline(
             examples=["0,3"],
         ),
     ],
-    first: From = None,
-    to: To = None,
+    steps: Steps,
 ) -> Any:
     """Return the phases of ranks in at most 50 steps, by default the newest 3."""
     chosen = list(dict.fromkeys(map(int, ranks.split(","))))
@@ -68,6 +67,7 @@ def get_timeline(
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         span = newest_steps(connection, key, _STEPS) or (0, 0)
+        first, to = steps.span
         span = (span[0] if first is None else first, span[1] if to is None else to)
         if not 0 <= span[1] - span[0] < _MOST_STEPS:
             words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"

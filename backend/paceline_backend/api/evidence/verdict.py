@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import reused_of, settings_of, store_of
-from paceline_backend.api.telemetry import From, To
+from paceline_backend.api.telemetry import Steps
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.costs import SIMULATED
 from paceline_backend.store import attempts, runs
@@ -134,12 +134,12 @@ class PricedVerdict(RunVerdict):
 
 
 @router.get("/verdict", response_model=PricedVerdict)
-def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
+def get_verdict(request: Request, run: str, steps: Steps) -> Any:
     """Return the causes of lost time and their costs, by default in the newest 500 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         simulated = runs.terms(connection, [run])[run].backend == SIMULATED
-    _, verdict, _ = judged(request, key, (first, to))
+    _, verdict, _ = judged(request, key, steps.span)
     price = settings_of(request).hour_price
     shown = None if price is None or simulated else vars(price)
     return {**verdicts.facts_of(verdict), "price": shown}

@@ -127,6 +127,8 @@ def set_auto(request: Request, run: str, expected: Expected, body: whatif_models
     with store_of(request).write() as connection:
         if body.mode != "off":
             requests.refuse_observed(run, runs.launched(connection, run).policy)
-        audit.record_change(connection, run, by, "run.auto", expected=expected, details=details)
+        audit.record_change(
+            connection, audit.RequestedChange(run, by, expected), "run.auto", details
+        )
         forecasts.set_auto(connection, run, body.mode, by.name, time.time(), body.relaxed)
     return get_auto(request, run)

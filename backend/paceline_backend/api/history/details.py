@@ -11,7 +11,7 @@ from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.history import models
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, Ranks, To, ranks_of
+from paceline_backend.api.telemetry import Ranks, Steps, ranks_of
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.whatif.answer import Forecast, kept
 from paceline_backend.store import Connection, attempts, reads
@@ -52,8 +52,7 @@ def list_epoch_workers(
 def list_samples(
     request: Request,
     run: str,
-    first: From = None,
-    to: To = None,
+    steps: Steps,
     ranks: Ranks = None,
     sample: Annotated[
         int | None,
@@ -67,7 +66,7 @@ def list_samples(
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         items, following = samples.assigned(
-            connection, key, (first, to), ranks_of(ranks), sample, limit
+            connection, key, steps.span, ranks_of(ranks), sample, limit
         )
     return {"items": items, "next_from": following}
 
@@ -126,8 +125,7 @@ def _past(forecast: Forecast) -> dict[str, Any]:
 def list_verdicts(
     request: Request,
     run: str,
-    first: From = None,
-    to: To = None,
+    steps: Steps,
     parts: Annotated[int, Query(ge=1, le=20, description="number of equal parts of the range")] = 8,
 ) -> Any:
     """List verdicts about a run over time. The range is cut into parts, each with its own verdict.
@@ -136,7 +134,7 @@ def list_verdicts(
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        begin, end = reads.complete_bounds(connection, key, (first, to))
+        begin, end = reads.complete_bounds(connection, key, steps.span)
     if begin is None or end is None:
         return {"items": []}
     size = -(-(end - begin + 1) // parts)

@@ -13,7 +13,7 @@ from paceline_backend.api.history.filters import Moment
 from paceline_backend.api.history.writers import MEDIA_TYPES, Format, MissingPackageError, written
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import From, Ranks, To, ranks_of
+from paceline_backend.api.telemetry import Ranks, StepRange, ranks_of
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
 
@@ -23,6 +23,14 @@ Table = Literal["steps", "worker-steps", "rounds", "segments", "switches"]
 _FILES: dict[str, Any] = {
     media: {"schema": {"type": "string", "format": "binary"}} for media in MEDIA_TYPES.values()
 }
+
+
+class RowQuery(StepRange):
+    """Query parameters that select rows of a table."""
+
+    ranks: Ranks = None
+    since: Moment = None
+    until: Moment = None
 
 
 @router.get(
@@ -38,11 +46,8 @@ def export(
     run: str,
     table: Annotated[Table, Query(description="table to export")] = "steps",
     form: Annotated[Format, Query(alias="format")] = "csv",
-    first: From = None,
-    to: To = None,
-    ranks: Ranks = None,
-    since: Moment = None,
-    until: Moment = None,
+    *,
+    rows: Annotated[RowQuery, Query()],
 ) -> StreamingResponse:
     """Stream all rows of a table as a file, without thinning, at any size.
 
@@ -52,7 +57,7 @@ def export(
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
     chosen = TABLES[table]
-    wanted = Wanted((first, to), ranks_of(ranks), since, until)
+    wanted = Wanted(rows.span, ranks_of(rows.ranks), rows.since, rows.until)
     try:
         pieces = written(form, chosen.kinds, parts(store, key, chosen, wanted))
     except MissingPackageError as error:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, Query
+from pydantic import BaseModel
 
 from paceline.wire import State
 from paceline_backend.requests import InvalidRequestError
@@ -27,12 +28,18 @@ Figure = Annotated[
 ]
 
 
-def _filter(
-    state: Annotated[list[State], Query(description="any of these states")] = [],  # noqa: B006
-    policy: Exact = None,
+class RunQuery(BaseModel):
+    """Query parameters that select runs. A run must satisfy all conditions.
+
+    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
+    time of training. The upper ends are excluded.
+    """
+
+    state: Annotated[list[State], Query(description="any of these states")] = []
+    policy: Exact = None
     used: Annotated[
         str | None, Query(max_length=200, description="a policy that was in force at some time")
-    ] = None,
+    ] = None
     parameter: Annotated[
         list[str],
         Query(
@@ -40,8 +47,8 @@ def _filter(
             description="parameter of the policy in force, as requested: `name=value`",
             examples=[["window=32"]],
         ),
-    ] = [],  # noqa: B006
-    name: Part = None,
+    ] = []
+    name: Part = None
     text: Annotated[
         str | None,
         Query(
@@ -49,45 +56,42 @@ def _filter(
             description="substring of name, script, note, policy, device, a tag or a node, or "
             "prefix of the id",
         ),
-    ] = None,
-    node: Exact = None,
-    device: Part = None,
-    backend: Exact = None,
-    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = [],  # noqa: B006
-    since: Moment = None,
-    until: Moment = None,
-    active_since: Moment = None,
-    active_until: Moment = None,
-    step_s_min: Figure = None,
-    step_s_max: Figure = None,
-    se_min: Figure = None,
-    se_max: Figure = None,
-    waste_min: Figure = None,
-    waste_max: Figure = None,
-) -> RunFilter:
-    """Build a filter from the query. A run must satisfy all conditions.
+    ] = None
+    node: Exact = None
+    device: Part = None
+    backend: Exact = None
+    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = []
+    since: Moment = None
+    until: Moment = None
+    active_since: Moment = None
+    active_until: Moment = None
+    step_s_min: Figure = None
+    step_s_max: Figure = None
+    se_min: Figure = None
+    se_max: Figure = None
+    waste_min: Figure = None
+    waste_max: Figure = None
 
-    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
-    time of training. The upper ends are excluded.
-    """
+
+def _filter(query: Annotated[RunQuery, Query()]) -> RunFilter:
     return RunFilter(
-        states=state,
-        policy=policy,
-        used=used,
-        parameters=_parameters(parameter),
-        name=name,
-        text=text,
-        node=node,
-        device=device,
-        backend=backend,
-        tags=tag,
-        since=since,
-        until=until,
-        active_since=active_since,
-        active_until=active_until,
-        step_s=FigureBounds(step_s_min, step_s_max),
-        se=FigureBounds(se_min, se_max),
-        waste=FigureBounds(waste_min, waste_max),
+        states=query.state,
+        policy=query.policy,
+        used=query.used,
+        parameters=_parameters(query.parameter),
+        name=query.name,
+        text=query.text,
+        node=query.node,
+        device=query.device,
+        backend=query.backend,
+        tags=query.tag,
+        since=query.since,
+        until=query.until,
+        active_since=query.active_since,
+        active_until=query.active_until,
+        step_s=FigureBounds(query.step_s_min, query.step_s_max),
+        se=FigureBounds(query.se_min, query.se_max),
+        waste=FigureBounds(query.waste_min, query.waste_max),
     )
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, QueryRequester, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.history.models import Note, Tag, TagCount
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.requests import labels
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
-
-By = Annotated[models.Name, Query(description="client program, for the audit log")]
-Why = Annotated[models.Why, Query(description="reason, for the audit log")]
 
 
 @router.get(
@@ -41,9 +39,9 @@ def list_tags(request: Request) -> Any:
     responses={**RUN_REFUSALS, **documented(HTTPStatus.CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
-def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
+def add_tag(request: Request, run: str, tag: Tag, by: QueryRequester) -> Any:
     """Add a tag to a run. Repeating the request changes nothing, so it needs no `If-Match`."""
-    labels.tag(store_of(request), run, tag, requester_of(request, by, why))
+    labels.tag(store_of(request), run, tag, by)
     return runs_store.get(store_of(request), run)
 
 
@@ -53,9 +51,9 @@ def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "")
     responses=RUN_REFUSALS,
     dependencies=[Depends(OPERATOR)],
 )
-def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
+def remove_tag(request: Request, run: str, tag: Tag, by: QueryRequester) -> Any:
     """Remove a tag from a run. Nothing changes if the run does not have the tag."""
-    labels.untag(store_of(request), run, tag, requester_of(request, by, why))
+    labels.untag(store_of(request), run, tag, by)
     return runs_store.get(store_of(request), run)
 
 
@@ -68,7 +66,7 @@ def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = 
 def set_note(request: Request, response: Response, run: str, expected: Expected, body: Note) -> Any:
     """Replace the note of a run."""
     by = requester_of(request, body.by, body.why, body.operator)
-    labels.annotate(store_of(request), run, body.note, by, expected=expected)
+    labels.annotate(store_of(request), RequestedChange(run, by, expected), body.note)
     row = runs_store.get(store_of(request), run)
     response.headers["ETag"] = etag(row["revision"])
     return row

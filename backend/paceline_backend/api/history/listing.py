@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 
 from paceline_backend.api import models
-from paceline_backend.api.audit.routes import Cursor, Limit
+from paceline_backend.api.audit.routes import Page
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.history.filters import Filter
 from paceline_backend.api.rules import VIEWER
@@ -58,13 +58,13 @@ def list_runs(
     sort: Annotated[
         Sort, Query(description="with `-`: descending; unknown values come last")
     ] = "-created_at",
-    limit: Limit = 50,
-    cursor: Cursor = None,
+    *,
+    page: Page,
 ) -> Any:
     """List runs, newest first unless `sort` gives another order."""
     try:
         items, following = runs_store.page(
-            store_of(request), which, sort=sort, limit=limit, cursor=cursor
+            store_of(request), which, sort=sort, limit=page.limit, cursor=page.cursor
         )
     except runs_store.CursorError as error:
         errors = [{"field": "cursor", "message": str(error)}]

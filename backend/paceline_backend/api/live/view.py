@@ -12,7 +12,7 @@ from paceline_backend.api import step_models
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import BIGGEST, From, To
+from paceline_backend.api.telemetry import BIGGEST, StepRange
 from paceline_backend.store import attempts, reads, switches, views
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.quality import evaluations
@@ -30,24 +30,21 @@ _NEW_EVALUATIONS = 20
 _LEVEL = 5
 
 
-@router.get("/view", response_model=step_models.RangeView, response_model_exclude_unset=True)
-def view(
-    request: Request,
-    run: str,
-    first: From = None,
-    to: To = None,
+class ViewQuery(StepRange):
+    """Query parameters that select what a view shows."""
+
     since: Annotated[
         int | None,
         Query(ge=-1, le=BIGGEST, description="only the steps after this one, without averaging"),
-    ] = None,
+    ] = None
     last: Annotated[
         int | None,
         Query(ge=1, le=_STEPS, description="only this number of newest steps, without averaging"),
-    ] = None,
+    ] = None
     points: Annotated[
         int,
         Query(ge=2, le=2000, description="maximum number of points per line of the step charts"),
-    ] = views.POINTS,
+    ] = views.POINTS
     columns: Annotated[
         int,
         Query(
@@ -55,8 +52,11 @@ def view(
             le=views.COLUMNS,
             description="maximum number of columns of the ranks' lines and the heat map",
         ),
-    ] = views.COLUMNS,
-) -> Any:
+    ] = views.COLUMNS
+
+
+@router.get("/view", response_model=step_models.RangeView, response_model_exclude_unset=True)
+def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> Any:
     """Return the data of charts for a range of steps: at most 300 kB, compressed, for any run.
 
     The response is thinned out so that each column keeps its minimum and maximum. The event stream
@@ -64,6 +64,7 @@ def view(
     view up to that step.
     """
     store = store_of(request)
+    since, last = asked.since, asked.last
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
         row = runs_store.get(store, run)
@@ -72,16 +73,16 @@ def view(
             newest = reads.complete_bounds(connection, key, (None, None))[1]
             last = max(0, min(_STEPS, -1 if newest is None else newest - since))
         if last is None:
-            shown = views.view(connection, key, world, (first, to), points, columns)
+            shown = views.view(connection, key, world, asked.span, asked.points, asked.columns)
         else:
-            shown = views.newest(connection, key, world, last, columns)
+            shown = views.newest(connection, key, world, last, asked.columns)
         body = {
             "run": row,
             "begins": reads.first_step(connection, key),
             **shown,
             "switches": switches.rows(store, run),
             "segments": reads.segment_rows(
-                connection, key, (None, to), _SEGMENTS if since is None else _NEW_SEGMENTS
+                connection, key, (None, asked.to), _SEGMENTS if since is None else _NEW_SEGMENTS
             ),
         }
         if since is not None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from paceline_backend import requests
 from paceline_backend.api import models as common
-from paceline_backend.api.audit import requester_of
+from paceline_backend.api.audit import QueryRequester, requester_of
 from paceline_backend.api.errors import documented
 from paceline_backend.api.nodes import models
 from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER
@@ -43,32 +43,22 @@ def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
 @router.delete(
     "/cordon", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
 )
-def uncordon_node(
-    request: Request,
-    node: str,
-    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
-) -> Any:
+def uncordon_node(request: Request, node: str, by: QueryRequester) -> Any:
     """Lift the cordon of a node. 409: the node is not cordoned."""
-    requests.uncordon(store_of(request), node, requester_of(request, by, why))
+    requests.uncordon(store_of(request), node, by)
     return _node(request, node)
 
 
 @router.delete(
     "", response_model=common.NodeInfo, responses=_CHANGES, dependencies=[Depends(ADMIN)]
 )
-def forget_node(
-    request: Request,
-    node: str,
-    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
-) -> Any:
+def forget_node(request: Request, node: str, by: QueryRequester) -> Any:
     """Delete a node from the list, and revoke its key and its user of the bus.
 
     Its cordons and its part in runs are kept. 409: its agent answers, or a run uses the node.
     """
     bus = settings_of(request).bus
-    return requests.sessions.forget(store_of(request), bus, node, requester_of(request, by, why))
+    return requests.sessions.forget(store_of(request), bus, node, by)
 
 
 @router.post(
@@ -78,19 +68,14 @@ def forget_node(
     responses=_CHANGES,
     dependencies=[Depends(OPERATOR)],
 )
-def check_node(
-    request: Request,
-    node: str,
-    by: Annotated[common.Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[common.Why, Query(description="reason, for the audit log")] = "",
-) -> Any:
+def check_node(request: Request, node: str, by: QueryRequester) -> Any:
     """Ask a node's agent to measure the machine again.
 
     The result arrives in a few seconds and changes `checked_at`. 409: the agent does not answer, or
     ranks train on the node.
     """
     bus = settings_of(request).bus
-    requests.check_node(store_of(request), bus, node, requester_of(request, by, why))
+    requests.check_node(store_of(request), bus, node, by)
     return _node(request, node)
 
 

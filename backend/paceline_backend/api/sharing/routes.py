@@ -12,7 +12,7 @@ from paceline_backend.api import report_models
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import settings_of, store_of
-from paceline_backend.api.telemetry import From, To
+from paceline_backend.api.telemetry import Steps
 from paceline_backend.insight import costs, document, quality, trace
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 from paceline_backend.store import runs
@@ -53,11 +53,12 @@ def get_report(
 
 
 @router.get("/trace", responses=_TRACE)
-def get_trace(request: Request, run: str, first: From = None, to: To = None) -> StreamingResponse:
+def get_trace(request: Request, run: str, steps: Steps) -> StreamingResponse:
     """Return a range of steps as a trace for Perfetto; by default the newest 100."""
+    first, to = steps.span
     if first is not None and to is not None and first > to:
         errors = [{"field": "to", "message": "is before `from`"}]
         message = f"to: step {to} is before from, step {first}"
         raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, message, errors=errors)
-    traced = trace.begin(store_of(request), run, (first, to))
+    traced = trace.begin(store_of(request), run, steps.span)
     return StreamingResponse(trace.stream(traced), media_type="application/json")

@@ -78,7 +78,8 @@ def _switched(
 ) -> dict[str, Any]:
     by = requester_of(request, body.by, body.why, body.operator)
     store, bus = store_of(request), settings_of(request).bus
-    made = requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
+    change = audit.RequestedChange(run, by, expected)
+    made = requests.switch(store, bus, change, body.policy, body.parameters)
     # `requests.switch` returns None only for requests of `auto`.
     assert made is not None
     return made

@@ -30,7 +30,7 @@ from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
-from paceline_backend.store.audit import Requester
+from paceline_backend.store.audit import RequestedChange, Requester
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
@@ -205,8 +205,8 @@ class Advisor:
             return False
 
         policy, parameters = decision.policy, decision.parameters
-        by = Requester(BY, why=decision.reason)
-        switch(self._store, self._bus_url, run.id, policy, parameters, by, unless=unless)
+        change = RequestedChange(run.id, Requester(BY, why=decision.reason))
+        switch(self._store, self._bus_url, change, policy, parameters, unless=unless)
 
 
 def _start(forecaster: Forecaster) -> None:

@@ -22,7 +22,7 @@ from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares
 from paceline_backend.store import Store, StoreUnavailableError, attempts, nodes
-from paceline_backend.store.audit import CONTROL_PLANE, Requester
+from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, Requester
 from paceline_backend.store.nodes import slowness
 from paceline_backend.store.nodes.slowness import RunOnNodes, Slow
 from paceline_backend.store.outcomes import forecasts
@@ -162,7 +162,8 @@ class Watch:
             return False
         by = Requester(CONTROL_PLANE.name, why=f"{slow.words} {forecast.words}")
         try:
-            requests.replace(self._store, self._bus_url, run.id, slow.node, by, other=names[0])
+            wanted = requests.NodeReplacement(slow.node, other=names[0])
+            requests.replace(self._store, self._bus_url, RequestedChange(run.id, by), wanted)
             log.warning("run %s: %s replaces %s", run.id, names[0], slow.node)
         except (ConflictError, InvalidRequestError) as error:
             log.warning("run %s: %s is not replaced: %s", run.id, slow.node, error)

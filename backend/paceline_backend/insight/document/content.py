@@ -27,6 +27,7 @@ from paceline_backend.store import (
     switches,
 )
 from paceline_backend.store.outcomes import forecasts
+from paceline_backend.store.rollups.reading import RankChoice
 
 # A line has at most this many points.
 POINTS = 600
@@ -92,7 +93,7 @@ def read(
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         placement = attempts.placement(connection, key)
-        every = reads.shown_every(run["world"])
+        which = RankChoice(every=reads.shown_every(run["world"]))
         columns = reads.shown_steps(run["world"], COLUMNS)
         whole = (None, None)
         past = kept(forecasts.bodies(connection, key))
@@ -103,7 +104,7 @@ def read(
             totals=_totals(connection, key, run["world"]),
             figures=figures,
             steps=reads.step_columns(connection, key, whole, POINTS),
-            cells=reads.worker_step_columns(connection, key, whole, columns, every=every),
+            cells=reads.worker_step_columns(connection, key, whole, columns, which),
             workers=workers.summary(connection, key, _LAST, None),
             switches=asked,
             effects={each.version: each for each in effects.effects_of(connection, key)},

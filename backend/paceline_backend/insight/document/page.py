@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -201,7 +202,6 @@ def charts(content: Content) -> list[Markup]:
     steps = content.steps
     if not steps["step"]:
         return []
-    x = _floats(steps["step"])
     switched = [
         Mark(change["effective_step"], change["policy"])
         for change in content.switches
@@ -209,39 +209,46 @@ def charts(content: Content) -> list[Markup]:
     ]
     limit = _limit(content.figures)
     level = None if limit is None else (limit, f"fluid limit {seconds(limit)}")
+    courses = _Courses(steps, switched)
     drawn = [
-        _course("Time per step", "s", steps, "step_s", x, switched, level=level),
+        courses.drawn("Time per step", "s", "step_s", level=level),
         heatmap.svg(content.cells, switched),
         svg(_workers(content, switched)),
-        _course("Waste: share of the ranks' time that waits", "%", steps, "waste", x, switched),
-        _course("Loss", "", steps, "loss", x, switched, zero=False),
+        courses.drawn("Waste: share of the ranks' time that waits", "%", "waste"),
+        courses.drawn("Loss", "", "loss", zero=False),
         *_evaluations(content, switched),
     ]
     return [drawing for drawing in drawn if drawing]
 
 
-def _course(
-    title: str,
-    unit: str,
-    steps: Mapping[str, Any],
-    name: str,
-    x: Floats,
-    switched: Sequence[Mark],
-    *,
-    level: tuple[float, str] | None = None,
-    zero: bool = True,
-) -> Markup:
-    factor = 100.0 if unit == "%" else 1.0
-    y = factor * _floats(steps[name])
-    if steps["bucket"] > 1:
-        low, high = (factor * _floats(steps[f"{name}_{bound}"]) for bound in ("min", "max"))
-        band = Band(low, high, "least to greatest")
-        lines = [ChartLine(y, "main", f"mean of {steps['bucket']:,} steps")]
-    else:
-        window = max(_FEWEST, len(y) // 30)
-        band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
-        lines = [ChartLine(y, "raw"), ChartLine(rolling(y, window, 0.5), "main", "running median")]
-    return svg(Chart(title, unit, x, lines, [band], switched, level, zero))
+@dataclass(frozen=True)
+class _Courses:
+    """Charts over steps, with the same marks."""
+
+    steps: Mapping[str, Any]
+    switched: Sequence[Mark]
+
+    def drawn(
+        self,
+        title: str,
+        unit: str,
+        name: str,
+        *,
+        level: tuple[float, str] | None = None,
+        zero: bool = True,
+    ) -> Markup:
+        steps, factor = self.steps, 100.0 if unit == "%" else 1.0
+        x, y = _floats(steps["step"]), factor * _floats(steps[name])
+        if steps["bucket"] > 1:
+            low, high = (factor * _floats(steps[f"{name}_{bound}"]) for bound in ("min", "max"))
+            band = Band(low, high, "least to greatest")
+            lines = [ChartLine(y, "main", f"mean of {steps['bucket']:,} steps")]
+        else:
+            window = max(_FEWEST, len(y) // 30)
+            band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
+            median = ChartLine(rolling(y, window, 0.5), "main", "running median")
+            lines = [ChartLine(y, "raw"), median]
+        return svg(Chart(title, unit, x, lines, [band], self.switched, level, zero))
 
 
 def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:

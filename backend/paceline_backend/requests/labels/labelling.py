@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, runs
-from paceline_backend.store.audit import Requester, record, record_change
+from paceline_backend.store.audit import RequestedChange, Requester, record, record_change
 from paceline_backend.store.history import labels
 
 
@@ -31,10 +31,8 @@ def untag(store: Store, run: str, word: str, by: Requester) -> None:
             record(connection, by, "run.untag", run=run, target=word)
 
 
-def annotate(
-    store: Store, run: str, note: str, by: Requester, *, expected: int | None = None
-) -> None:
+def annotate(store: Store, change: RequestedChange, note: str) -> None:
     """Replace the note of a run. An empty text removes it."""
     with store.write() as connection:
-        record_change(connection, run, by, "run.note", expected=expected)
-        labels.set_note(connection, runs.key_of(connection, run), note)
+        record_change(connection, change, "run.note")
+        labels.set_note(connection, runs.key_of(connection, change.run), note)

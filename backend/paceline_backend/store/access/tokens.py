@@ -81,16 +81,14 @@ def create(
     created_by: str,
     *,
     expires_at: float | None = None,
-    made: Secret | None = None,
     node: str | None = None,
 ) -> Secret:
     """Store a new token and return it with its secret, which cannot be read again later.
 
-    `created_by` is the requester's name, `expires_at` a Unix time (None: never), `made` an id and
-    secret to use instead of random ones, and `node` the only node that may use the token (None:
-    all).
+    `created_by` is the requester's name, `expires_at` a Unix time (None: never), and `node` the
+    only node that may use the token (None: all).
     """
-    made = made or _new()
+    made = _new()
     rights = {"name": name, "scope": scope, "node": node, "created_by": created_by}
     _add(connection, made, kind="token", expires_at=expires_at, **rights)
     return made
@@ -254,7 +252,9 @@ def embedded(store: Store) -> Secret:
         connection.execute(
             query.on_conflict_do_update(index_elements=["name"], set_={"value": made.id})
         )
-        return create(connection, "owner", "admin", "server", made=made)
+        rights = {"name": "owner", "scope": "admin", "created_by": "server"}
+        _add(connection, made, kind="token", **rights)
+        return made
 
 
 def of_run(store: Store, run: str) -> Secret:

@@ -5,7 +5,7 @@ change of a run also increments the run's revision. A client sends the revision 
 another client was faster, the change fails with `RevisionError`, which names that client.
 
     with store.write() as connection:
-        record_change(connection, run, requester, "run.policy", expected=3)  # a run's change
+        record_change(connection, RequestedChange(run, requester, expected=3), "run.policy")
         ...
     with store.write() as connection:
         record(connection, requester, "token.create", target="ci")  # any other change
@@ -17,6 +17,7 @@ from paceline_backend.store.audit.log import (
     CONTROL_PLANE,
     RESERVED,
     UNKNOWN,
+    ChangeFilter,
     Requester,
     newest,
     owners,
@@ -25,12 +26,19 @@ from paceline_backend.store.audit.log import (
     stop_asked,
     stop_of,
 )
-from paceline_backend.store.audit.revisions import RevisionError, record_change, revision_of
+from paceline_backend.store.audit.revisions import (
+    RequestedChange,
+    RevisionError,
+    record_change,
+    revision_of,
+)
 
 __all__ = [
     "CONTROL_PLANE",
     "RESERVED",
     "UNKNOWN",
+    "ChangeFilter",
+    "RequestedChange",
     "Requester",
     "RevisionError",
     "newest",

@@ -56,6 +56,26 @@ RESERVED = (
 )
 
 
+@dataclass(frozen=True)
+class ChangeFilter:
+    """Filter for rows of the audit log; None accepts all.
+
+    Args:
+        run: public id of the changed run.
+        who: name of the requester.
+        action: kind of change.
+        since: at this Unix time or later.
+    """
+
+    run: str | None = None
+    who: str | None = None
+    action: str | None = None
+    since: float | None = None
+
+
+_ALL = ChangeFilter()
+
+
 def record(
     connection: sa.Connection,
     by: Requester,
@@ -127,28 +147,22 @@ def stop_asked(connection: sa.Connection, run: str) -> bool:
 
 def page(
     connection: sa.Connection,
-    *,
-    run: str | None = None,
-    who: str | None = None,
-    action: str | None = None,
-    since: float | None = None,
+    which: ChangeFilter = _ALL,
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return rows, newest first, and the cursor of the next page (None at the end).
-
-    The filters are `run` (public id), `who` (requester), `action`, and `since` (Unix time).
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.
     """
     c = audit.c
     query = sa.select(audit).order_by(c.key.desc()).limit(limit + 1)
-    for column, value in ((c.run, run), (c.who, who), (c.action, action)):
+    for column, value in ((c.run, which.run), (c.who, which.who), (c.action, which.action)):
         if value is not None:
             query = query.where(column == value)
-    if since is not None:
-        query = query.where(c.at >= since)
+    if which.since is not None:
+        query = query.where(c.at >= which.since)
     if cursor is not None:
         query = query.where(c.key < key_at(cursor, "an earlier page"))
     rows = [_plain(row) for row in connection.execute(query).mappings()]

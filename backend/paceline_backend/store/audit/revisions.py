@@ -7,6 +7,7 @@ read can change the run only if it is still at this revision.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,21 @@ from paceline_backend.store.schema import runs
 NOTE = "run.note"
 # Changes of tags do not conflict with other changes.
 _TAGS = ("run.tag", "run.untag")
+
+
+@dataclass(frozen=True)
+class RequestedChange:
+    """Requested change of a run.
+
+    Args:
+        run: public id of the run.
+        by: who requests the change, and why.
+        expected: revision of the run that the requester has read; None: any.
+    """
+
+    run: str
+    by: log.Requester
+    expected: int | None = None
 
 
 class RevisionError(PacelineError):
@@ -45,35 +61,33 @@ class RevisionError(PacelineError):
 
 def record_change(
     connection: sa.Connection,
-    run: str,
-    by: log.Requester,
+    change: RequestedChange,
     action: str,
-    *,
-    expected: int | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> int:
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change: it locks the run's row, so that of two concurrent changes only one
     passes. `action` is the kind of change (``run.policy``, ``run.stop``, …); `details` has plain
-    values, never a secret. `expected` is the revision that the caller has read, None for any. Notes
-    written since then conflict only with another note, because they do not change the training.
+    values, never a secret. Notes that were written since the expected revision conflict only with
+    another note, because they do not change the training.
 
     Raises:
         UnknownRunError: no such run.
         RevisionError: the run has another revision.
     """
+    run = change.run
     kept = sa.update(runs).where(runs.c.id == run, runs.c.pruned_at.is_(None))
     update = kept.values(revision=runs.c.revision + 1)
-    if expected is not None:
-        update = update.where(runs.c.revision == _as_seen(run, action, expected))
+    if change.expected is not None:
+        update = update.where(runs.c.revision == _as_seen(run, action, change.expected))
     revision = connection.execute(update.returning(runs.c.revision)).scalar()
     if revision is None:
         key_of(connection, run)
         labels = _TAGS if action == NOTE else (*_TAGS, NOTE)
         newest = log.newest(connection, run, without=labels)
         raise RevisionError(run, revision_of(connection, run), newest)
-    log.record(connection, by, action, run=run, revision=revision, details=details)
+    log.record(connection, change.by, action, run=run, revision=revision, details=details)
     return int(revision)
 
 

@@ -109,12 +109,33 @@ def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[
     return connection.execute(sa.select(*columns).group_by(cell).order_by(cell)).all()
 
 
+@dataclass(frozen=True)
+class RankChoice:
+    """Ranks that a result has: some, or every n-th rank.
+
+    Args:
+        ranks: only these ranks; None: all.
+        every: only every n-th of all ranks.
+    """
+
+    ranks: Sequence[int] | None = None
+    every: int = 1
+
+    def conditions(self, column: sa.ColumnElement[int]) -> _Where:
+        """Return the condition for a column of ranks."""
+        if self.ranks is not None:
+            return [column.in_(self.ranks)]
+        return [column % self.every == 0] if self.every > 1 else []
+
+
+ALL_RANKS = RankChoice()
+
+
 def rank_buckets(
     connection: sa.Connection,
     of: Cover,
     bucket: int,
-    ranks: Sequence[int] | None,
-    every: int,
+    which: RankChoice,
     cells: Sequence[str] = tuple(CELLS),
     together: int = 1,
 ) -> Sequence[Any]:
@@ -124,15 +145,14 @@ def rank_buckets(
         connection: to read from.
         of: the range of steps.
         bucket: size of a bucket, in steps.
-        ranks: only these ranks; None: all.
-        every: only every n-th rank.
+        which: the ranks.
         cells: names of `CELLS`.
         together: number of consecutive ranks that are combined; the rank is then the group's index.
     """
     w, r = worker_steps.c, rank_rollups.c
     joined = worker_steps.outerjoin(steps, of_same_step)
     query = sa.select(w.step, w.rank, *named(CELLS)).select_from(joined)
-    row = query.where(*of.single(worker_steps), *chosen(w.rank, ranks, every)).subquery().c
+    row = query.where(*of.single(worker_steps), *which.conditions(w.rank)).subquery().c
     single: list[Any] = [row.step, row.rank]
     single += [row.compute_s.label("compute_s_min"), row.compute_s.label("compute_s_max")]
     rolled: list[Any] = [r.step, r.rank, r.compute_s_min, r.compute_s_max]
@@ -141,7 +161,7 @@ def rank_buckets(
         single += [row[name].label(f"{name}_sum"), known.label(f"{name}_count")]
         count = r[f"{name}_count"] if name in _OWN_COUNT else r["count"]
         rolled += [r[f"{name}_sum"], count.label(f"{name}_count")]
-    whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *chosen(r.rank, ranks, every))
+    whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *which.conditions(r.rank))
     # Without a union, the database reads in the order of the key, in two thirds of the time.
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
     # Each bucket is exactly one roll-up, so no aggregation is needed.
@@ -184,13 +204,6 @@ def fit_sums(
     c = whole.union_all(single).subquery().c
     sums = [sa.func.sum(c[name]) for name in names]
     return connection.execute(sa.select(c.rank, *sums).group_by(c.rank).order_by(c.rank)).all()
-
-
-def chosen(column: sa.ColumnElement[int], ranks: Sequence[int] | None, every: int) -> _Where:
-    """Return the condition for some ranks, or for every n-th rank."""
-    if ranks is not None:
-        return [column.in_(ranks)]
-    return [column % every == 0] if every > 1 else []
 
 
 def _mean(total: sa.ColumnElement[Any], count: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -109,7 +109,7 @@ def _rows(
     covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
     if covered is not None:
         return rollups.rank_buckets(
-            connection, covered, bucket, None, 1, _SHOWN, together=together(world)
+            connection, covered, bucket, rollups.ALL_RANKS, _SHOWN, together=together(world)
         )
     where = [worker_steps.c.run == run, *reads.within(worker_steps.c.step, span)]
     return connection.execute(_single(where, bucket, together(world))).all()
