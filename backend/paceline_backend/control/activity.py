@@ -41,7 +41,8 @@ class Activity:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        self._quiet = False
+        # Nothing has happened for `QUIET_AFTER_S`, and no run is active.
+        self.quiet = False
         self._changed = threading.Condition()
 
     def run(self, stop: threading.Event) -> None:
@@ -63,7 +64,7 @@ class Activity:
                     self._set(quiet=False)
                 elif time.monotonic() >= quiet_at:
                     quiet_at = time.monotonic() + QUIET_AFTER_S
-                    self._set(quiet=not self._is_any_active())
+                    self._set(quiet=not self.is_any_active())
         self.end()
 
     def end(self) -> None:
@@ -75,15 +76,16 @@ class Activity:
         if stop.wait(seconds):
             return True
         with self._changed:
-            self._changed.wait_for(lambda: not self._quiet, max(0.0, quiet_s - seconds))
+            self._changed.wait_for(lambda: not self.quiet, max(0.0, quiet_s - seconds))
         return stop.is_set()
 
     def _set(self, *, quiet: bool) -> None:
         with self._changed:
-            self._quiet = quiet
+            self.quiet = quiet
             self._changed.notify_all()
 
-    def _is_any_active(self) -> bool:
+    def is_any_active(self) -> bool:
+        """Return whether any run has not ended; True if the database does not answer."""
         try:
             with self._store.read() as connection:
                 return bool(runs.unfinished(connection))

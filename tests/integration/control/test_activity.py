@@ -1,0 +1,99 @@
+"""An idle worker pauses for long, and the first change ends its pauses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from paceline.wire import CHANGES
+from paceline_backend.control import activity
+from paceline_backend.control.activity import Activity
+from paceline_backend.requests import streams
+from paceline_backend.store import Store, runs
+from support.records import add_run
+from support.waiting import DEADLINE_S, until
+from support.web import ANY, serving
+
+NEVER_S = 3_600.0
+
+
+@contextmanager
+def following(store: Store, bus_url: str) -> Iterator[Activity]:
+    followed, stop = Activity(store, bus_url), threading.Event()
+    thread = threading.Thread(target=followed.run, args=[stop])
+    thread.start()
+    yield followed
+    stop.set()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_a_change_ends_the_pauses_of_a_quiet_worker(
+    monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str, bus: redis.Redis
+) -> None:
+    monkeypatch.setattr(activity, "QUIET_AFTER_S", 0.0)
+    with following(store, bus_url) as followed:
+        until(lambda: followed.quiet, "the quiet")
+        woken, stop = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            followed.pause(0.0, NEVER_S, stop)
+            woken.set()
+
+        thread = threading.Thread(target=pause)
+        thread.start()
+        streams.wake(bus)
+        assert woken.wait(DEADLINE_S)
+        thread.join()
+
+
+def test_it_is_not_quiet_while_a_run_is_active(
+    monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str
+) -> None:
+    checks = threading.Semaphore(0)
+
+    class Checked(Activity):
+        def is_any_active(self) -> bool:
+            checks.release()
+            return super().is_any_active()
+
+    monkeypatch.setattr(activity, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setitem(globals(), "Activity", Checked)
+    add_run(store, "r", state="running")
+    with following(store, bus_url) as followed:
+        for _ in range(3):
+            assert checks.acquire(timeout=DEADLINE_S)
+        assert not followed.quiet
+        with store.write() as connection:
+            runs.end(connection, "r", "stopped", "")
+        until(lambda: followed.quiet, "the quiet after the run's end")
+
+
+def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> None:
+    stop, ended = threading.Event(), list[bool]()
+    followed = Activity(store, bus_url)
+    thread = threading.Thread(target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)))
+    thread.start()
+    stop.set()
+    followed.end()
+    thread.join(DEADLINE_S)
+    assert ended == [True]
+
+
+def test_a_request_that_is_no_read_wakes_the_workers(
+    store: Store, bus_url: str, bus: redis.Redis
+) -> None:
+    def newest() -> object:
+        return bus.xrevrange(CHANGES, count=1)
+
+    before = newest()
+    body = {"script": "/x/train.py", "nproc": 1, "launch": False}
+    with serving(store, bus_url) as client:
+        client.get("/api/v1/runs")
+        assert newest() == before
+        assert client.post("/api/v1/runs", json=body, headers=ANY).status_code == 201
+        until(lambda: newest() != before, "the entry that wakes workers")
