@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from paceline.commands.starting import run
+from paceline.cli import app
 from paceline.node.starting import several
 
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ({}, {}),
-        ({"spares": 1}, {"spares": 1}),
-        ({"spares": 2, "replace_slow_nodes": True}, {"spares": 2, "replace_slow_nodes": True}),
+        ([], {}),
+        (["--spares", "1"], {"spares": 1}),
         (
-            {"backend": "slurm", "backend_option": ["partition=gpu", "nodes_each=2"]},
+            ["--spares", "2", "--replace-slow-nodes"],
+            {"spares": 2, "replace_slow_nodes": True},
+        ),
+        (
+            [
+                *("--backend", "slurm"),
+                *("--backend-option", "partition=gpu", "--backend-option", "nodes_each=2"),
+            ],
             {"backend": "slurm", "backend_options": {"partition": "gpu", "nodes_each": 2}},
         ),
-        ({"policy": "bsp"}, {"policy": "bsp"}),
+        (["--policy", "bsp"], {"policy": "bsp"}),
     ],
 )
 def test_only_what_was_given_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, options: list[str], wanted: dict[str, Any]
 ) -> None:
     choices: list[dict[str, Any]] = []
 
@@ -33,6 +40,7 @@ def test_only_what_was_given_is_asked_for(
         return 0
 
     monkeypatch.setattr(several, "train", train)
-    with pytest.raises(run.typer.Exit):
-        run.run("train.py", nodes="2:3", server="http://127.0.0.1:9", token="t", **options)
+    place = ["--nodes", "2:3", "--server", "http://127.0.0.1:9", "--token", "t"]
+    result = CliRunner().invoke(app, ["run", *place, *options, "train.py"])
+    assert (result.exit_code, result.output) == (0, "")
     assert choices == [{"nodes": "2:3", "name": "train", "parameters": {}, **wanted}]

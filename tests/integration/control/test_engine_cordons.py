@@ -156,7 +156,7 @@ def test_a_node_that_does_not_say_where_it_is(
     cordon(store, "n1", ADA)
     worker.look(bus)
     assert TableEngine.cordons == []
-    assert "did not say" in shown(store)["n1"][1]
+    assert "did not report" in shown(store)["n1"][1]
     assert shown(store)["n2"] == (False, None)
     uncordon(store, "n1", ADA)
     assert shown(store)["n1"] == (False, None)

@@ -125,7 +125,7 @@ LIES = {
         forged(msgspec.msgpack.encode(StepBatch([record(s, 0) for s in range(3_000)]))),
         "Invalid value 'steps'",
     ),
-    "more ranks than the run has": (in_parts(large(world=77)), "the run has 2 ranks"),
+    "more ranks than the run has": (in_parts(large(world=77)), "the run has at most 2 ranks"),
     "sizes that are no numbers": (
         in_parts(hello(sizes=np.full(50_000, np.nan).tobytes())),
         "sizes must contain finite numbers",

@@ -147,7 +147,7 @@ def test_rest_and_report_tell_the_same(store: Store, training: Training, bus_url
         best = client.get("/api/v1/runs/r/best").json()
     assert [len(each["metrics"]) for each in effects] == [1, 1, 0]
     assert effects[0]["metrics"][0]["after_evaluations"] == 2
-    assert effects[0]["metrics_words"].startswith("Accuracy was 0.3 (mean of 3 evaluations)")
+    assert effects[0]["metrics_words"].startswith("Accuracy: 0.3 (mean of 3 evaluations)")
     assert report["target"] == run["target"]
     assert run["target"]["met"]["after_s"] == pytest.approx(119)
     assert (report["jct_s"], len(report["evaluations"])) == (run["jct_s"], 7)
@@ -162,4 +162,4 @@ def test_rest_and_report_tell_the_same(store: Store, training: Training, bus_url
     assert "119 s" in page
     assert "0.5 after step 19, epoch 0, with 1,280 samples." in page
     assert f"Job completion time: {seconds(run['jct_s'])}" in page
-    assert "Accuracy was 0.3 (mean of 3 evaluations) before" in page
+    assert "Accuracy: 0.3 (mean of 3 evaluations) before" in page

@@ -340,7 +340,7 @@ def test_wrong_arguments_of_a_stream_are_told() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (Numbers(range(0)), "the stream gave 0 samples in epoch 0"),
+        (Numbers(range(0)), "the stream returned 0 samples in epoch 0"),
         (Numbers(range(100), fails_at=50), "rank 0 cannot read the stream: OSError"),
     ],
 )

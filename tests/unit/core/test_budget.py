@@ -198,7 +198,7 @@ def test_a_plan_of_other_samples_or_above_a_limit_is_refused() -> None:
     assert ledger.refusal(segment([[1, 1], [0, 2], [1, 0]], [0, 1, 2, 3, 4], over=True), 2) is None
     refused = {
         "its steps have": segment([[1, 2]], [0, 1, 2]),
-        "other samples": segment([[1, 1]], [0, 2]),
+        "do not follow the epoch's order": segment([[1, 1]], [0, 2]),
         "rank 0 gets 7 in a step; its limit is 5": segment([[2, 0]], [0, 1]),
         "epoch_end": msgspec.structs.replace(segment([[1, 1]], [0, 1]), epoch_end=True),
     }
@@ -250,6 +250,6 @@ def test_what_a_message_asks_for_is_enough() -> None:
         refuse_larger(sizes, 1_234_560.0)
     refuse_larger(sizes, 1_234_567.0)
     limits = np.array([1_000_001.5, 2_000_002.25])
-    with pytest.raises(ValueError, match=r"steps of up to 3000001\.75 fit"):
+    with pytest.raises(ValueError, match=r"steps of up to 3000001\.75 are sure to fit"):
         refuse_tight(limits, 2.0, 3_000_010.0)
     refuse_tight(limits, 2.0, 3_000_001.75)

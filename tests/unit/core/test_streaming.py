@@ -189,9 +189,9 @@ def test_a_proposal_is_filled_and_what_has_samples_is_refused() -> None:
     made = ledger(2, 4, 16)
     for rank in range(2):
         made.tell(rank, np.arange(1.0, 7.0), ended=True)
-    assert "has samples" in str(made.refusal(proposal(counts=[[1, 0]], indices=b"\0\0\0\0"), 2))
-    assert "this is 0" in str(made.refusal(proposal(epoch=1), 2))
-    assert "paces.a are of 1 of 2" in str(
+    assert "lists samples" in str(made.refusal(proposal(counts=[[1, 0]], indices=b"\0\0\0\0"), 2))
+    assert "epoch 1, not 0" in str(made.refusal(proposal(epoch=1), 2))
+    assert "paces.a has 1 values for 2 ranks" in str(
         made.refusal(proposal(paces=Paces([1.0], [0.0], [0.0])), 2)
     )
     asked = proposal(paces=equal(2, [1.0, 3.0]), shares=[0.75, 0.25])

@@ -153,7 +153,7 @@ def test_what_is_no_answer_is_told_once_and_takes_nothing_back(
     notices = asking(at("ec2", base))
     until(lambda: len(service.headers) >= 5, "five questions")
     assert notices.words() is None
-    [warning] = [record for record in caplog.records if "not known" in record.message]
+    [warning] = [record for record in caplog.records if "cannot check" in record.message]
     assert f"{base}/ec2" in warning.message
     service.answers["/ec2"] = (200, json.dumps(EC2))
     until(notices.words, "the notice, all the same")

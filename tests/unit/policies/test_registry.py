@@ -214,7 +214,7 @@ def test_groups_are_those_of_the_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> 
     preset = replace(policies.get("bsp"), name="pairs", make=lambda parameters: made)
     monkeypatch.setattr(_registry, "_presets", lambda: {"pairs": preset})
     assert policies.make("pairs", world=3) == policies.make("pairs") == made
-    with pytest.raises(ValueError, match=r"policy: pairs: .*\[\[0, 1\], \[2\]\].* of 4 ranks"):
+    with pytest.raises(ValueError, match=r"pairs: .*\[\[0, 1\], \[2\]\] do not match 4 ranks"):
         policies.make("pairs", world=4)
 
 

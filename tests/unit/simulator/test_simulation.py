@@ -241,5 +241,5 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         simulate(str(path), "--policy", "fast")
     assert simulate(str(path), "--compare", "bsp", "--policy", "bsp").exit_code == 2
     for how in ([], ["--policy", "bsp"], ["--compare", "bsp,chronica"]):
-        with pytest.raises(ScenarioError, match="--warmup: 64 steps leave none"):
+        with pytest.raises(ScenarioError, match="--warmup: 64 steps leave nothing to measure"):
             simulate(str(path), "--warmup", "64", *how)

@@ -26,7 +26,7 @@ SIZES = np.array([1.0, 3.0, 2.0], "<f8").tobytes()
         ({"limits": [2, 2]}, "cannot be combined with drop_last, grid, limits"),
         ({"token_limits": [4.0]}, "token_limits has 1 values for 2 ranks"),
         ({"token_limits": [4.0, -1.0]}, "token_limits contains a number"),
-        ({"token_limits": [4.0, 4.0]}, "steps of up to 5 fit"),
+        ({"token_limits": [4.0, 4.0]}, "steps of up to 5 are sure to fit"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
         ({"steps_per_epoch": 3}, None),
         ({"steps_per_epoch": 4}, "steps_per_epoch is 4: it must be 1 to 3"),

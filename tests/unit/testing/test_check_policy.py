@@ -121,7 +121,7 @@ def policy_of(**changes: Any) -> Policy:
         (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return each remaining"),
         (
             preset_of(policy_of(scheduler=Unshuffled(), plain_batches=True)),
-            r"plain_batches: step \d+ has other samples than plain DDP",
+            r"plain_batches: step \d+ has other samples than under plain DDP",
         ),
         (preset_of(policy_of(shuffler=Misplaces())), "shuffle.. "),
         (

@@ -146,7 +146,9 @@ def test_learned_limits_are_the_least_and_others_stay_unbound() -> None:
 
 def test_a_step_that_fits_nowhere_any_more_is_refused() -> None:
     learned = [Learned(11.0, 12.0, 11.0), Learned(8.0, 10.0, 8.0)]
-    with pytest.raises(PacelineError, match=r"on ranks \[0, 1\].*of up to 15 fit.*micro_batches"):
+    with pytest.raises(
+        PacelineError, match=r"\[0, 1\].*of up to 15 are sure to fit.*micro_batches"
+    ):
         with_learned(Limits([]), learned, BUDGET)
     assert with_learned(Limits([], True), learned, BUDGET).tokens_of_micro_batches == [11.0, 8.0]
     assert with_learned(Limits([], True), learned, BUDGET).tokens_of_parts == []

@@ -200,7 +200,7 @@ def test_the_slowest_rank_counts_where_ranks_do_not_share_batches() -> None:
     alone = [0.025, 0.025, 0.025, 0.055]
     made = trial(one_slow, 0.02, alone, 20, uneven=False)
     assert tries(made) == [(4, 4)]
-    assert "takes 55 ms, under the all-reduce it would take 60 ms: 1.09 times" in made[7].why
+    assert "takes 55 ms; with all-reduce it would take 60 ms: 1.09 times" in made[7].why
 
 
 @pytest.mark.parametrize("uneven", [True, False])
