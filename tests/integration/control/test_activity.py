@@ -76,6 +76,7 @@ def test_it_is_not_quiet_while_a_run_is_active(
 def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> None:
     stop, ended = threading.Event(), list[bool]()
     followed = Activity(store, bus_url)
+    followed.quiet = True
     thread = threading.Thread(target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)))
     thread.start()
     stop.set()
